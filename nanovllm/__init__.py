@@ -1,0 +1,11 @@
+"""nanovllm: an LLM inference engine small enough to read in an afternoon.
+
+`import nanovllm` is light: torch and transformers load when an `LLM` is built.
+"""
+
+from nanovllm.llm import LLM
+from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from nanovllm.sampling_params import SamplingParams
+
+__all__ = ["LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"]
+__version__ = "0.1.0"

@@ -1,0 +1,354 @@
+"""BlockManager: who owns which block of the KV pool, and which blocks can be found again (chapters 4 and 7).
+
+The pool is a list of blocks, made once. A block is *referenced* (some running sequence has it in its table),
+*unreferenced* (in the free queue, but still named: its K/V can be found and reused until the block is taken) or *free*
+(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next
+whatever its state. That single order is the eviction policy. Freed blocks enter at the tail, the last block of a
+sequence first, so the head is the block released longest ago and, among those released together, the deepest.
+
+Invariants, asserted by check_integrity():
+- a block is in the free queue if and only if its ref_count is 0;
+- hash_to_block holds exactly the named blocks, and all blocks under one name have the same content;
+- a named block is full and is never written again: this is why sharing needs no copy-on-write;
+- a named block's parent is named too (some copy of it), so that probing from the front finds all there is to find.
+
+Two sequences that compute the same tokens side by side fill two blocks with the same content. Both get the name; either
+can serve, and either can be evicted alone. vLLM v0 instead freed the second and pointed its owner at the first; that
+saves a block for a while and costs append-only block tables, on which everything that holds a table relies.
+
+This file never sees a tensor: it hands out numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
+from nanovllm.core.sequence import Sequence
+
+
+class Block:
+    """One block of the pool. Parent's name, token ids and extra keys are set while it has a name, to verify hits."""
+
+    __slots__ = (
+        "block_id",
+        "ref_count",
+        "block_hash",
+        "parent_hash",
+        "token_ids",
+        "extra_keys",
+        "prev_free",
+        "next_free",
+    )
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: bytes | None = None
+        self.parent_hash: bytes | None = None
+        self.token_ids: list[int] = []
+        self.extra_keys: ExtraKeys = ()
+        self.prev_free: Block | None = None
+        self.next_free: Block | None = None
+
+    def holds(self, parent_hash: bytes | None, token_ids: list[int], extra: ExtraKeys) -> bool:
+        return self.token_ids == token_ids and self.parent_hash == parent_hash and self.extra_keys == extra
+
+
+class FreeBlockQueue:
+    """A doubly linked list threaded through the blocks: every operation is O(1), removal from the middle included."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        # A sentinel closes the ring, so that no operation has a special case for the ends.
+        self._ring = Block(-1)
+        self._ring.prev_free = self._ring.next_free = self._ring
+        self._len = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[int]:
+        """Block ids from the head (taken next) to the tail."""
+        block = self._ring.next_free
+        while block is not self._ring:
+            assert block is not None
+            yield block.block_id
+            block = block.next_free
+
+    def append(self, block: Block) -> None:
+        last = self._ring.prev_free
+        assert last is not None and block.next_free is None
+        last.next_free, block.prev_free = block, last
+        block.next_free, self._ring.prev_free = self._ring, block
+        self._len += 1
+
+    def remove(self, block: Block) -> None:
+        before, after = block.prev_free, block.next_free
+        assert before is not None and after is not None
+        before.next_free, after.prev_free = after, before
+        block.prev_free = block.next_free = None
+        self._len -= 1
+
+    def popleft(self) -> Block:
+        block = self._ring.next_free
+        assert block is not None and block is not self._ring, "the free queue is empty"
+        self.remove(block)
+        return block
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Counters in blocks. Every full block of an allocation that succeeded is one query: a hit or a miss."""
+
+    queries: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    collisions: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+    def snapshot(self) -> "PrefixCacheStats":
+        return replace(self)
+
+
+class BlockEvent(NamedTuple):
+    """kind is "hit", "allocate", "register", "evict" or "free" (nobody references the block any more)."""
+
+    kind: str
+    block_id: int
+    seq_id: int
+
+
+class _Plan(NamedTuple):
+    hits: list[Block]
+    num_fresh: int
+    contested: bool  # the first miss was a name that stands for other content
+
+
+class BlockManager:
+    """Allocates blocks to sequences and keeps the prefix cache.
+
+    blocks          the pool; index == block_id
+    free_blocks     the free queue
+    hash_to_block   name -> {block_id: Block}, the blocks that hold it
+    on_event        observer of BlockEvents. It is called with the structures half changed: look, don't touch.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, hash_algo: str = "xxh64"
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs at least one block of one token, found {num_blocks} x {block_size}")
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self.free_blocks = FreeBlockQueue(self.blocks)
+        self.hash_to_block: dict[bytes, dict[int, Block]] = {}
+        self.stats = PrefixCacheStats()
+        self.on_event: Callable[[BlockEvent], None] | None = None
+        self._hasher = BlockHasher(block_size, hash_algo)
+
+    # -- what the scheduler calls ---------------------------------------------------------------------------------
+
+    def allocate_with_prefix(self, seq: Sequence) -> bool:
+        """Reuse the longest cached prefix of seq.tokens and reserve fresh blocks for the rest.
+
+        Sets block_table, num_cached_tokens and num_computed_tokens. A fully cached sequence still computes its last
+        token, to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
+        """
+        assert seq.tokens and not seq.block_table, f"{seq} is empty or already holds blocks"
+        plan = self._plan(seq)
+        if plan is None:
+            return False
+        for block in plan.hits:
+            if block.ref_count == 0:
+                self.free_blocks.remove(block)
+            block.ref_count += 1
+            seq.block_table.append(block.block_id)
+            if self.on_event is not None:
+                self.on_event(BlockEvent("hit", block.block_id, seq.seq_id))
+        self._take_fresh(seq, plan.num_fresh)
+
+        num_hits = len(plan.hits)
+        seq.num_cached_tokens = min(num_hits * self.block_size, len(seq.tokens) - 1)
+        seq.num_computed_tokens = seq.num_cached_tokens
+        seq.num_registered_blocks = num_hits
+        seq.name_contested = plan.contested
+        if self.enable_prefix_caching:
+            num_full = len(seq.tokens) // self.block_size
+            self.stats.queries += num_full
+            self.stats.hits += num_hits
+            self.stats.misses += num_full - num_hits
+            self.stats.collisions += plan.contested
+        return True
+
+    def register_prefix(self, seq: Sequence) -> None:
+        """Make every full block among the first num_computed_tokens findable. Stops at a contested name."""
+        if not self.enable_prefix_caching:
+            return
+        size = self.block_size
+        for index in range(seq.num_registered_blocks, seq.num_computed_tokens // size):
+            if seq.name_contested:
+                return
+            block_hash = self._block_hash(seq, index)
+            parent = seq.block_hashes[index - 1] if index else None
+            token_ids = seq.tokens[index * size : (index + 1) * size]
+            extra = extra_keys(index, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+            block = self.blocks[seq.block_table[index]]
+            copies = self.hash_to_block.get(block_hash)
+            if copies is None:
+                self.hash_to_block[block_hash] = {block.block_id: block}
+            elif next(iter(copies.values())).holds(parent, token_ids, extra):
+                copies[block.block_id] = block
+            else:
+                self.stats.collisions += 1
+                seq.name_contested = True
+                return
+            block.block_hash, block.parent_hash = block_hash, parent
+            block.token_ids, block.extra_keys = token_ids, extra
+            seq.num_registered_blocks = index + 1
+            if self.on_event is not None:
+                self.on_event(BlockEvent("register", block.block_id, seq.seq_id))
+
+    def append_slots(self, seq: Sequence, num_tokens: int = 1) -> bool:
+        """Grow the table to hold num_computed_tokens + num_tokens. False, with nothing changed, when it can't."""
+        num_needed = self.num_blocks_for(seq.num_computed_tokens + num_tokens) - len(seq.block_table)
+        if num_needed > len(self.free_blocks):
+            return False
+        self._take_fresh(seq, num_needed)
+        return True
+
+    def free(self, seq: Sequence) -> None:
+        """Drop the sequence's references, last block first. Named blocks stay findable until they are taken."""
+        for block_id in reversed(seq.block_table):
+            block = self.blocks[block_id]
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self.free_blocks.append(block)
+                if self.on_event is not None:
+                    self.on_event(BlockEvent("free", block_id, seq.seq_id))
+        seq.block_table = []
+
+    def unregister(self, seq: Sequence, first_block: int) -> None:
+        """Take the names off the sequence's blocks from first_block on: their K/V was never written."""
+        for block_id in seq.block_table[first_block:]:
+            self._forget(self.blocks[block_id])
+        seq.num_registered_blocks = min(seq.num_registered_blocks, first_block)
+
+    # -- questions that change nothing ----------------------------------------------------------------------------
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def can_allocate(self, seq: Sequence) -> bool:
+        """Exactly: would allocate_with_prefix succeed now?"""
+        return self._plan(seq) is not None
+
+    def is_cached(self, seq: Sequence, position: int) -> bool:
+        """Is the K/V of this position already in a named block of the sequence's table?"""
+        return self.blocks[seq.block_table[position // self.block_size]].block_hash is not None
+
+    def eviction_candidates(self, n: int) -> list[int]:
+        """The next n blocks to be taken, in that order."""
+        return [block_id for block_id, _ in zip(self.free_blocks, range(n))]
+
+    # -- the cache as a whole -------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every name. False, with nothing changed, while any block is in use."""
+        if len(self.free_blocks) != len(self.blocks):
+            return False
+        for block in self.blocks:
+            self._forget(block)
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise an AssertionError that names the broken invariant."""
+        queue = list(self.free_blocks)
+        assert len(queue) == len(self.free_blocks) == len(set(queue)), "the free queue's length is wrong"
+        free = set(queue)
+        named = {}
+        for index, block in enumerate(self.blocks):
+            assert block.block_id == index, f"block {index} says it is {block.block_id}"
+            assert block.ref_count >= 0, f"block {index} has ref_count {block.ref_count}"
+            assert (block.ref_count == 0) == (index in free), f"block {index}: ref_count and free queue disagree"
+            if block.block_hash is None:
+                continue
+            named[index] = block.block_hash
+            assert self.hash_to_block.get(block.block_hash, {}).get(index) is block, f"block {index} is not findable"
+            assert len(block.token_ids) == self.block_size, f"block {index} is named but not full"
+            name = self._hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
+            assert block.block_hash == name, f"block {index} does not bear the name of its content"
+            parent = block.parent_hash
+            assert parent is None or parent in self.hash_to_block, f"block {index} is cached, its parent is not"
+            first = next(iter(self.hash_to_block[name].values()))
+            assert first.holds(parent, block.token_ids, block.extra_keys), f"block {index} shares a contested name"
+        num_listed = sum(map(len, self.hash_to_block.values()))
+        assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
+        assert all(self.hash_to_block.values()), "hash_to_block keeps an empty entry"
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _plan(self, seq: Sequence) -> _Plan | None:
+        """Count first: hits, and fresh blocks beside them. None when the free queue is too short for both."""
+        hits: list[Block] = []
+        contested = False
+        size = self.block_size
+        num_full = len(seq.tokens) // size if self.enable_prefix_caching else 0
+        for index in range(num_full):
+            copies = self.hash_to_block.get(self._block_hash(seq, index))
+            if copies is None:
+                break
+            block = next(iter(copies.values()))
+            parent = seq.block_hashes[index - 1] if index else None
+            extra = extra_keys(index, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+            if not block.holds(parent, seq.tokens[index * size : (index + 1) * size], extra):
+                contested = True
+                break
+            hits.append(block)
+        num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
+        # A hit that waits in the free queue is not also free for a fresh block.
+        num_free_hits = sum(block.ref_count == 0 for block in hits)
+        if num_fresh + num_free_hits > len(self.free_blocks):
+            return None
+        return _Plan(hits, num_fresh, contested)
+
+    def _block_hash(self, seq: Sequence, index: int) -> bytes:
+        """Name of the sequence's full block `index`; each is hashed once and kept on the sequence."""
+        size = self.block_size
+        chain = seq.block_hashes
+        while len(chain) <= index:
+            i = len(chain)
+            extra = extra_keys(i, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+            chain.append(
+                self._hasher.name(chain[-1] if chain else None, seq.tokens[i * size : (i + 1) * size], extra)
+            )
+        return chain[index]
+
+    def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            block = self.free_blocks.popleft()
+            if block.block_hash is not None:
+                self._forget(block)
+                self.stats.evictions += 1
+                if self.on_event is not None:
+                    self.on_event(BlockEvent("evict", block.block_id, seq.seq_id))
+            block.ref_count = 1
+            seq.block_table.append(block.block_id)
+            if self.on_event is not None:
+                self.on_event(BlockEvent("allocate", block.block_id, seq.seq_id))
+
+    def _forget(self, block: Block) -> None:
+        if block.block_hash is None:
+            return
+        copies = self.hash_to_block[block.block_hash]
+        del copies[block.block_id]
+        if not copies:
+            del self.hash_to_block[block.block_hash]
+        block.block_hash = block.parent_hash = None
+        block.token_ids, block.extra_keys = [], ()

@@ -1,0 +1,219 @@
+"""Scheduler: which tokens of which sequences are computed in the next step (chapters 5 and 6).
+
+There is no prefill step and no decode step. Each sequence has tokens and a count of those computed; a step gives
+it some more, within a budget of tokens, and when the count reaches the end the step samples one. A whole prompt, a
+chunk of one, the tail after a prefix hit, a sequence resumed after preemption and an ordinary decode differ in numbers
+only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orca, OSDI 2022).
+
+Invariants:
+- a sequence in `waiting` holds no blocks and has computed nothing; `running` is in order of admission;
+- at most one running sequence is mid-prompt, the last one: admission stops as soon as the budget cuts a prompt;
+- the pool can hold one sequence of max_model_len tokens, so the oldest running sequence always makes progress.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.sequence import Sequence, SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Positions [start, end) of one sequence, to be computed in this step.
+
+    write_start is the first position whose K/V is written. It exceeds start only for the last token of a fully
+    cached prompt: its K/V is in a shared block already, and only its logits are wanted.
+    """
+
+    seq: Sequence
+    start: int
+    end: int
+    write_start: int
+
+    @property
+    def samples(self) -> bool:
+        """Does this chunk reach the end of what is known, so that its last row gives the next token?"""
+        return self.end == len(self.seq.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work: all that the data plane is told."""
+
+    chunks: list[ScheduledChunk]
+    preempted: list[Sequence]
+    num_tokens: int
+
+
+class Scheduler:
+    """Decides each step's chunks and keeps the sequences' states.
+
+    max_num_seqs            sequences that may run at a time
+    max_num_batched_tokens  tokens computed in one step, over all sequences
+    max_model_len           tokens of one sequence, prompt and output together
+    eos_token_ids           end a sequence unless it ignores EOS
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        num_needed = block_manager.num_blocks_for(max_model_len)
+        if num_needed > len(block_manager.blocks):
+            raise ValueError(
+                f"one sequence of max_model_len={max_model_len} tokens needs {num_needed} blocks of "
+                f"{block_manager.block_size}, and the pool has {len(block_manager.blocks)}; "
+                "enlarge the pool or lower max_model_len"
+            )
+        self.block_manager = block_manager
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    # -- the queue ------------------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Put a sequence at the end of the queue. ValueError when no step could ever sample for it."""
+        if not 0 < len(seq.tokens) < self.max_model_len:
+            raise ValueError(
+                f"a prompt must have 1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len} "
+                f"counts prompt and output), found {len(seq.tokens)}"
+            )
+        self.waiting.append(seq)
+
+    def abort(self, seq_id: int) -> None:
+        """Drop a sequence, waiting or running. Unknown and finished ids are ignored: it may just have finished."""
+        for seq in [*self.running, *self.waiting]:
+            if seq.seq_id == seq_id:
+                self.finish(seq, "abort")
+                return
+
+    def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        """End a sequence and give its blocks back."""
+        (self.waiting if seq.status is SequenceStatus.WAITING else self.running).remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason, seq.stop_reason = reason, stop_reason
+        self.block_manager.free(seq)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's chunks: running sequences first, oldest first, then admissions."""
+        chunks: list[ScheduledChunk] = []
+        preempted: list[Sequence] = []
+        budget = self.max_num_batched_tokens
+
+        while len(chunks) < len(self.running) and budget > 0:
+            seq = self.running[len(chunks)]
+            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+            if not self.block_manager.append_slots(seq, num_tokens):
+                # The youngest gives way. It was not scheduled in this step: that would come after `seq`.
+                preempted.append(self._preempt_last())
+                continue
+            chunks.append(self._chunk(seq, num_tokens))
+            budget -= num_tokens
+
+        # Whoever was preempted needs the room more than a newcomer.
+        while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[0]
+            if not self.block_manager.allocate_with_prefix(seq):
+                break
+            self.running.append(self.waiting.popleft())
+            seq.status = SequenceStatus.PREFILL
+            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+            chunks.append(self._chunk(seq, num_tokens))
+            budget -= num_tokens
+
+        return SchedulerOutput(chunks, preempted, self.max_num_batched_tokens - budget)
+
+    def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
+        """Append the sampled tokens, one for each chunk that samples, in order. Returns the sequences that ended."""
+        finished = []
+        sampling = [chunk.seq for chunk in output.chunks if chunk.samples]
+        for seq, token_id in zip(sampling, token_ids, strict=True):
+            seq.append(token_id)
+            seq.status = SequenceStatus.DECODE
+            reason, stop_reason = self._why_finished(seq, token_id)
+            if reason is not None:
+                self.finish(seq, reason, stop_reason)
+                finished.append(seq)
+        return finished
+
+    def roll_back(self, output: SchedulerOutput) -> None:
+        """The step failed: nothing it promised to compute is in the cache. Its sequences wait again, in their order.
+
+        First every name goes that this step gave, only then the blocks: a sequence may have hit a block that
+        another one of the same step was to fill.
+        """
+        chunks = [chunk for chunk in output.chunks if chunk.seq in self.running]
+        for chunk in chunks:
+            if chunk.write_start < chunk.end:
+                self.block_manager.unregister(chunk.seq, chunk.start // self.block_manager.block_size)
+        for chunk in reversed(chunks):
+            self.running.remove(chunk.seq)
+            self._to_waiting(chunk.seq)
+
+    def check_integrity(self) -> None:
+        """Raise an AssertionError that names the broken invariant; checks the block manager too."""
+        self.block_manager.check_integrity()
+        refs = [0] * len(self.block_manager.blocks)
+        for seq in self.running:
+            assert seq.status in (SequenceStatus.PREFILL, SequenceStatus.DECODE), f"{seq} runs"
+            assert len(seq.block_table) * self.block_manager.block_size >= seq.num_computed_tokens, f"{seq}: table"
+            for block_id in seq.block_table:
+                refs[block_id] += 1
+        for seq in self.waiting:
+            assert seq.status is SequenceStatus.WAITING, f"{seq} waits"
+            assert not seq.block_table and seq.num_computed_tokens == 0, f"{seq} waits and holds something"
+        held = [block.ref_count for block in self.block_manager.blocks]
+        assert refs == held, "reference counts differ from the block tables of the running sequences"
+        mid_prompt = [seq for seq in self.running[:-1] if len(seq.tokens) - seq.num_computed_tokens > 1]
+        assert not mid_prompt, f"mid-prompt, but not the last of running: {mid_prompt}"
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
+        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
+        write_start = end if self.block_manager.is_cached(seq, start) else start
+        seq.num_computed_tokens = end
+        # Registered before it is computed: within a step all K/V is written before any is read, so a sequence
+        # admitted later in this same step may already share these blocks.
+        self.block_manager.register_prefix(seq)
+        return ScheduledChunk(seq, start, end, write_start)
+
+    def _preempt_last(self) -> Sequence:
+        seq = self.running.pop()
+        self._to_waiting(seq)
+        self.num_preemptions += 1
+        return seq
+
+    def _to_waiting(self, seq: Sequence) -> None:
+        """Its cached blocks stay findable; on re-admission it starts from what is left of them."""
+        self.block_manager.free(seq)
+        seq.num_computed_tokens = seq.num_cached_tokens = 0
+        seq.status = SequenceStatus.WAITING
+        self.waiting.appendleft(seq)
+
+    def _why_finished(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
+        params = seq.sampling_params
+        if seq.num_generated_tokens >= params.min_tokens:
+            if token_id in self.eos_token_ids and not params.ignore_eos:
+                return "stop", None
+            if token_id in params.stop_token_ids:  # type: ignore[operator]
+                return "stop", token_id
+        if seq.num_generated_tokens == params.max_tokens or len(seq.tokens) >= self.max_model_len:
+            return "length", None
+        return None, None

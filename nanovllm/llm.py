@@ -1,0 +1,274 @@
+"""LLM: the public API, shaped like vLLM's offline one, so that a script moves between the two by its import.
+
+    llm = LLM("path/or/hub-id")
+    for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+        print(output.outputs[0].text)
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from nanovllm.config import EngineConfig
+from nanovllm.engine import LLMEngine, Prompt, Request
+from nanovllm.outputs import RequestOutput
+from nanovllm.sampling_params import SamplingParams
+
+Message = dict[str, Any]
+MAX_LISTED_ERRORS = 20
+
+
+class LLM:
+    """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig.
+
+    Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.engine = LLMEngine(EngineConfig(model=model, **options))
+        self._outputs: dict[str, RequestOutput] = {}  # newest output of each request, until its caller takes it
+
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; outputs are in their order.
+
+        A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and, if its prefix is
+        to be shared only with requests of the same salt, "cache_salt". sampling_params is one for all or one for each;
+        None takes the checkpoint's defaults. use_tqdm shows a progress bar, if there is a terminal to show it on.
+
+        Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
+        between two steps: the call's requests are dropped, the LLM stays usable.
+        """
+        prompt_list = _as_list(prompts)
+        params_list = self._params_list(sampling_params, len(prompt_list))
+        requests: list[Request] = []
+        errors: list[str] = []
+        for index, (prompt, params) in enumerate(zip(prompt_list, params_list, strict=True)):
+            try:
+                requests.append(self.engine.make_request(prompt, params))
+            except ValueError as error:
+                errors.append(f"prompts[{index}]: {error}")
+        _raise_all(errors)
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template."""
+        several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
+        conversations: list[Any] = messages if several else [messages]
+        prompts: list[Prompt] = []
+        errors: list[str] = []
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(self.chat_prompt(conversation, add_generation_prompt, cache_salt))
+            except ValueError as error:
+                errors.append(f"messages[{index}]: {error}" if several else str(error))
+        _raise_all(errors)
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def chat_prompt(
+        self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
+        if not isinstance(messages, list) or not messages:
+            raise ValueError(f"a conversation is a list of messages, not empty; found {messages!r}")
+        for index, message in enumerate(messages):
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                raise ValueError(f"message {index} must be a dict with strings 'role' and 'content', found {message!r}")
+        tokenizer = self.get_tokenizer()
+        if not tokenizer.chat_template:
+            raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # whatever the checkpoint's template raises
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
+        # The template has written the special tokens already.
+        token_ids = tokenizer(text, add_special_tokens=False).input_ids
+        prompt = {"prompt": text, "prompt_token_ids": token_ids}
+        return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Yield growing outputs of one prompt, the last with finished=True. Text only ever grows.
+
+        The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
+        """
+        request = self.engine.make_request(prompt, self._params_list(sampling_params, 1)[0], stream=True)
+        return self._stream(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request that is being streamed; its iterator yields what there is and stops. Unknown ids are ignored."""
+        if (output := self.engine.abort_request(request_id)) is not None:
+            self._outputs[request_id] = output
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built."""
+        engine, scheduler, manager = self.engine, self.engine.scheduler, self.engine.block_manager
+        num_free, num_blocks = len(manager.free_blocks), len(manager.blocks)
+        return {
+            **asdict(engine.stats),
+            "num_waiting": len(scheduler.waiting),
+            "num_running": len(scheduler.running),
+            "num_preemptions": scheduler.num_preemptions,
+            "prefix_cache": {**asdict(manager.stats), "hit_rate": manager.stats.hit_rate},
+            "kv_pool": {
+                "num_blocks": num_blocks,
+                "block_size": manager.block_size,
+                "num_bytes": engine.model_runner.kv_cache.num_bytes,
+                "num_used_blocks": num_blocks - num_free,
+                "num_cached_blocks": sum(map(len, manager.hash_to_block.values())),
+                "usage": (num_blocks - num_free) / num_blocks,
+            },
+        }
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, with nothing changed, while any request holds blocks."""
+        return self.engine.block_manager.reset_prefix_cache()
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.engine.tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
+        generation = self.engine.model_config.generation
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        chosen = {name: generation[name] for name in names if generation.get(name) is not None}
+        if generation.get("max_new_tokens") is not None:
+            chosen["max_tokens"] = generation["max_new_tokens"]
+        if generation.get("do_sample") is False:
+            chosen["temperature"] = 0.0
+        return SamplingParams(**chosen)
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.default_sampling_params()
+        if not isinstance(params, list | tuple):
+            return [params] * num
+        if len(params) != num:
+            raise ValueError(f"{num} prompts need {num} sampling_params (or one for all), found {len(params)}")
+        return list(params)
+
+    def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
+        request_ids: list[str] = [""] * len(requests)
+        done: dict[str, RequestOutput] = {}
+        try:
+            with _progress(self, len(requests), show_progress) as advance:
+                request_ids = self.engine.enqueue(requests)
+                while len(done) < len(requests):
+                    self._step()
+                    finished = [i for i in self._outputs.keys() & set(request_ids)]
+                    done.update((i, self._outputs.pop(i)) for i in finished)
+                    advance(len(done))
+        except BaseException:
+            for request in requests:
+                self.engine.abort_request(request.request_id)
+                self._outputs.pop(request.request_id, None)
+            raise
+        return [done[i] for i in request_ids]
+
+    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+        try:
+            [request_id] = self.engine.enqueue([request])
+            finished = False
+            while not finished:
+                while request_id not in self._outputs:
+                    self._step()
+                output = self._outputs.pop(request_id)
+                finished = output.finished
+                yield output
+        finally:
+            self.engine.abort_request(request.request_id)
+            self._outputs.pop(request.request_id, None)
+
+    def _step(self) -> None:
+        """One step for everybody: a stream being read and a generate() called inside its loop share the engine."""
+        with _ctrl_c_after_step():
+            for output in self.engine.step():
+                self._outputs[output.request_id] = output
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """A list of token ids is one prompt, any other list is many."""
+    if not isinstance(prompts, list | tuple):
+        return [prompts]
+    is_token_ids = bool(prompts) and all(isinstance(p, int) for p in prompts)
+    return [list(prompts)] if is_token_ids else list(prompts)
+
+
+def _raise_all(errors: list[str]) -> None:
+    if len(errors) > MAX_LISTED_ERRORS:
+        errors = errors[:MAX_LISTED_ERRORS] + [f"and {len(errors) - MAX_LISTED_ERRORS} more"]
+    if errors:
+        raise ValueError("\n".join(errors))
+
+
+@contextmanager
+def _ctrl_c_after_step() -> Iterator[None]:
+    """Hold the first Ctrl-C back until the step is over, so that no structure is torn; a second one acts at once.
+
+    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupted = False
+
+    def handler(signum: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _progress(llm: LLM, total: int, show: bool) -> Iterator[Any]:
+    """A function to call with the number of finished requests; it draws a bar if there is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not show or not console.is_terminal or total == 0:
+        yield lambda num_done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=False) as progress:
+        task = progress.add_task("requests", total=total, rates="")
+        before, cache_before = asdict(llm.engine.stats), llm.engine.block_manager.stats.snapshot()
+
+        def advance(num_done: int) -> None:
+            stats, cache = llm.engine.stats, llm.engine.block_manager.stats
+            seconds = max(stats.step_time_s - before["step_time_s"], 1e-9)
+            prefill = (stats.num_prefill_tokens - before["num_prefill_tokens"]) / seconds
+            decode = (stats.num_decode_tokens - before["num_decode_tokens"]) / seconds
+            hit_rate = (cache.hits - cache_before.hits) / max(cache.queries - cache_before.queries, 1)
+            rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s, prefix hits {hit_rate:.0%}"
+            progress.update(task, completed=num_done, rates=rates)
+
+        yield advance

@@ -1,0 +1,74 @@
+"""What a request gives back. Shaped like vLLM's classes of the same names."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of one token under the raw logits; rank 1 is the most likely token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One sample of a request.
+
+    token_ids includes the token that ended the sequence, text does not. finish_reason is None while running, then
+    "stop" (stop_reason: the stop string or token id; None for EOS), "length" or "abort". logprobs holds one dict per
+    generated token, {token_id: Logprob}, and cumulative_logprob their sum over the chosen tokens.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Points in time of a request, in seconds of time.perf_counter(); None until they have happened."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_output_tokens: int = 0
+
+    @property
+    def queue_time_s(self) -> float | None:
+        """Seconds between arrival and the first step that worked on the request."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token: seconds between arrival and the first token of the first sample."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first, in seconds, of the first sample; None below two tokens."""
+        if self.first_token_time is None or self.last_token_time is None or self.num_output_tokens < 2:
+            return None
+        return (self.last_token_time - self.first_token_time) / (self.num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request and its samples so far. prompt is None where token ids were given.
+
+    num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics

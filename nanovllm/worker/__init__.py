@@ -1,0 +1,1 @@
+"""The data plane: a SchedulerOutput becomes tensors, logits and token ids."""

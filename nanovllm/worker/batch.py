@@ -1,0 +1,86 @@
+"""Batch: one step's work as packed tensors (chapter 6).
+
+The tokens of all sequences lie one after another, without padding; cu_seqlens_q says where each sequence's begin.
+This is the layout of FlashAttention's varlen functions.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from nanovllm.core.scheduler import SchedulerOutput
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of B sequences.
+
+    input_ids, positions   [T]
+    slot_mapping           [T]       block_id * block_size + offset of each token's K/V; -1: do not write
+    cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
+    seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
+    block_tables           [B, max_blocks]   padded with 0, which is never read
+    logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seqlens_k: torch.Tensor
+    block_tables: torch.Tensor
+    logits_rows: torch.Tensor
+
+    @classmethod
+    def from_scheduler_output(cls, output: SchedulerOutput, block_size: int, device: torch.device) -> "Batch":
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        cu_seqlens_q, seqlens_k, tables, logits_rows = [0], [], [], []
+        for chunk in output.chunks:
+            tokens, table = chunk.seq.tokens, chunk.seq.block_table
+            input_ids += tokens[chunk.start : chunk.end]
+            positions += range(chunk.start, chunk.end)
+            slots += [
+                table[i // block_size] * block_size + i % block_size if i >= chunk.write_start else -1
+                for i in range(chunk.start, chunk.end)
+            ]
+            cu_seqlens_q.append(len(input_ids))
+            seqlens_k.append(chunk.end)
+            tables.append(table[: -(-chunk.end // block_size)])
+            if chunk.samples:
+                logits_rows.append(len(input_ids) - 1)
+        width = max(map(len, tables))
+        padded = [table + [0] * (width - len(table)) for table in tables]
+
+        def tensor(values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype).to(device)
+
+        return cls(
+            input_ids=tensor(input_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slots),
+            cu_seqlens_q=tensor(cu_seqlens_q, torch.int32),
+            seqlens_k=tensor(seqlens_k, torch.int32),
+            block_tables=tensor(padded, torch.int32),
+            logits_rows=tensor(logits_rows),
+        )
+
+    # What several layers need is worked out once a step, at the first layer that asks.
+
+    @cached_property
+    def written(self) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """(rows, slots) to write; rows is None when every row is written, which is nearly always."""
+        if bool((self.slot_mapping >= 0).all()):
+            return None, self.slot_mapping
+        rows = (self.slot_mapping >= 0).nonzero().squeeze(1)
+        return rows, self.slot_mapping[rows]
+
+    @cached_property
+    def query_lens(self) -> list[int]:
+        return self.cu_seqlens_q.diff().tolist()
+
+    @cached_property
+    def key_lens(self) -> list[int]:
+        return self.seqlens_k.tolist()

@@ -1,0 +1,72 @@
+"""The parts of the decoder: norm, rotary embedding, linear layers (chapters 1, 9 and 10)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanovllm.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (arXiv:1910.07467); the statistics are taken in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b. Projections that read the same input are packed into one weight, one matrix product."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class RotaryEmbedding:
+    """Rotary position embedding (arXiv:2104.09864), with the scalings "default", "linear" and "llama3".
+
+    The table of cosines and sines is made once for all positions; layers share what one step looks up in it.
+    """
+
+    def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        inv_freq = _inverse_frequencies(config)  # [head_dim / 2]
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq  # [max_len, head_dim / 2]
+        self.table = torch.stack([angles.cos(), angles.sin()]).to(dtype).to(device)
+
+    def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin for these positions, each [T, 1, head_dim / 2]."""
+        cos, sin = self.table[:, positions, None]
+        return cos, sin
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x [T, heads, head_dim]: number i of the first half and number i of the second are one pair."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+
+
+def _inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inv_freq = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling
+    if scaling["rope_type"] == "default":
+        return inv_freq
+    if scaling["rope_type"] == "linear":
+        return inv_freq / scaling["factor"]
+    # llama3: long wavelengths are stretched by the factor, short ones stay, those between are blended.
+    original_len = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = original_len / (2 * math.pi / inv_freq)  # full turns within the original context
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: stretched, 1: as it was
+    return (1 - kept) * inv_freq / scaling["factor"] + kept * inv_freq

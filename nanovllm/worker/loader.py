@@ -1,0 +1,115 @@
+"""From a checkpoint on disk to parameters in place.
+
+Files are memory-mapped, and each tensor is copied once, from the map into its place (converted on the way if the
+dtypes differ). No second copy of the weights ever exists in anonymous memory.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from nanovllm.config import ModelConfig
+from nanovllm.worker.model import Decoder
+
+# Written by old exporters; computed here from the config.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+def resolve_checkpoint(model: str) -> Path:
+    """The directory of a checkpoint: `model` itself, or where the hub's copy of it was downloaded to."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    looks_local = path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
+    if looks_local:
+        found = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"model {model!r} {found}; give a checkpoint's directory or a hub id like 'owner/name'")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
+        ) from error
+
+
+def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Build the decoder and read the weights into it. ValueError lists missing, extra and wrongly shaped tensors."""
+    files = _tensor_files(directory)
+    model = _uninitialised(config, dtype, device)
+    wanted = dict(model.checkpoint_tensors())
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+    extra = [n for n in files if n not in wanted and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
+    problems = [f"missing: {name}" for name in wanted if name not in files]
+    problems += [f"not part of a {config.architecture}: {name}" for name in extra]
+    for path, names in _by_file(files, wanted).items():
+        with _open(path) as file:
+            for name in names:
+                found, expected = file.get_slice(name).get_shape(), list(wanted[name].shape)
+                if found != expected:
+                    problems.append(f"wrong shape: {name} is {found}, config.json implies {expected}")
+    if problems:
+        shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
+        raise ValueError(f"the tensors in {directory} do not fit its config.json:\n  {shown}")
+
+    with torch.no_grad():
+        for path, names in _by_file(files, wanted).items():
+            with _open(path) as file:
+                for name in names:
+                    wanted[name].copy_(file.get_tensor(name))
+    return model.eval().requires_grad_(False)
+
+
+def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Parameters of the right shapes; their memory is reserved, but not touched before the weights come in."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Decoder(config)
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def _tensor_files(directory: Path) -> dict[str, Path]:
+    """{tensor name: the file that holds it}."""
+    index_path = directory / "model.safetensors.index.json"
+    if index_path.is_file():
+        try:
+            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+            paths = sorted({directory / name for name in weight_map.values()})
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{index_path} is not an index of safetensors files: {error!r}") from error
+    else:
+        single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
+        paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
+        raise FileNotFoundError(f"{directory} has no *.safetensors file, only {others}; other formats are not read")
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise FileNotFoundError(f"{index_path} names files that are not there: {', '.join(missing)}")
+    files: dict[str, Path] = {}
+    for path in paths:
+        with _open(path) as file:
+            files.update(dict.fromkeys(file.keys(), path))
+    return files
+
+
+def _by_file(files: dict[str, Path], names: dict[str, torch.Tensor]) -> dict[Path, list[str]]:
+    grouped: dict[Path, list[str]] = {}
+    for name in names:
+        if name in files:
+            grouped.setdefault(files[name], []).append(name)
+    return grouped
+
+
+def _open(path: Path):
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again") from error

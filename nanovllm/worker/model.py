@@ -1,0 +1,118 @@
+"""One decoder for Llama, Qwen2 and Qwen3 (chapter 1).
+
+The three differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), a norm on each query and key head
+(Qwen3), tied embeddings, rotary scaling. Attribute names follow the checkpoints', with two exceptions: q, k and v
+are packed into qkv_proj, gate and up into gate_up_proj. checkpoint_tensors() says where each tensor of a file goes.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanovllm.config import ModelConfig
+from nanovllm.worker.attention import PagedAttention
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.kv_cache import KVCache, write_kv
+from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding, apply_rotary
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.split_sizes = (q_size, kv_size, kv_size)
+        self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, config.qkv_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv_layer: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+        paged_attention: PagedAttention,
+    ) -> torch.Tensor:
+        q, k, v = self.qkv_proj(x).split(self.split_sizes, dim=-1)
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [T, num_heads, head_dim]
+        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))  # [T, num_kv_heads, head_dim]
+        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = apply_rotary(q, *cos_sin), apply_rotary(k, *cos_sin)
+        # All K/V of the step goes into the cache before any attention reads it: sequences of one step may share blocks.
+        write_kv(k, v, *kv_layer, batch)
+        return self.o_proj(paged_attention(q, *kv_layer, batch).flatten(1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: torch.Tensor, *attention_args) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *attention_args)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """The whole network: token ids in, logits of the wanted rows out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens
+
+    def forward(
+        self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, paged_attention: PagedAttention
+    ) -> torch.Tensor:
+        """Run one step, writing K/V. Returns float32 logits [R, vocab_size] of batch.logits_rows."""
+        x = F.embedding(batch.input_ids, self.embed_tokens)  # [T, hidden_size]
+        cos_sin = rotary.lookup(batch.positions)
+        for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
+            x = layer(x, cos_sin, kv_layer, batch, paged_attention)
+        return self.lm_head(self.norm(x[batch.logits_rows])).float()
+
+    def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name in the checkpoint, the place it is read into) for every tensor; packed weights give one view a part."""
+        yield "model.embed_tokens.weight", self.embed_tokens
+        yield "model.norm.weight", self.norm.weight
+        if not self.config.tie_word_embeddings:
+            yield "lm_head.weight", self.lm_head.weight
+        for i, layer in enumerate(self.layers):
+            prefix = f"model.layers.{i}."
+            for name, tensor in layer.named_parameters():
+                parent, _, kind = name.rpartition(".")
+                if parent == "self_attn.qkv_proj":
+                    parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(layer.self_attn.split_sizes), strict=True)
+                elif parent == "mlp.gate_up_proj":
+                    parts = zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True)
+                else:
+                    yield prefix + name, tensor
+                    continue
+                for part, view in parts:
+                    yield f"{prefix}{parent.split('.')[0]}.{part}.{kind}", view

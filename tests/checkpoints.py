@@ -1,0 +1,126 @@
+"""Tiny random checkpoints of every supported architecture, and transformers' answers for them."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
+BOS, EOS = 0, 1
+CORPUS = ["the quick brown fox jumps over the lazy dog", "a gentle breeze stirred the leaves as children laughed"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}"
+    "{% if loop.index > 9 %}{{ raise_exception('at most 9 messages') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+SIZES = dict(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    initializer_range=0.4,  # wide margins between logits
+    bos_token_id=BOS,
+    eos_token_id=EOS,
+    pad_token_id=EOS,
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+VARIANTS = {
+    "llama": (LlamaConfig, dict(tie_word_embeddings=False)),
+    "llama-mha-tied": (LlamaConfig, dict(num_key_value_heads=4, tie_word_embeddings=True)),
+    "llama-biases": (LlamaConfig, dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)),
+    "llama-llama3-rope": (LlamaConfig, dict(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False)),
+    "llama-linear-rope": (
+        LlamaConfig,
+        dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0), head_dim=32),
+    ),
+    "qwen2": (Qwen2Config, dict(tie_word_embeddings=True)),
+    "qwen3": (Qwen3Config, dict(head_dim=24, tie_word_embeddings=False)),
+}
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZES["vocab_size"],
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", chat_template=CHAT_TEMPLATE
+    )
+
+
+def make_checkpoint(folder: Path, variant: str, *, shards: bool = False, **changes) -> Path:
+    """Write a checkpoint directory. Biases and norms are random, too, so that leaving one out shows."""
+    config_class, options = VARIANTS[variant]
+    config = config_class(**{**SIZES, **options, **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.6, 1.4)
+    model.generation_config.eos_token_id = [EOS, 3]  # a list, as chat checkpoints have it
+    model.save_pretrained(folder, max_shard_size="60KB" if shards else "5GB")
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
+def reference_model(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def reference_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """transformers' logits at every position: [len(token_ids), vocab_size]."""
+    return reference_model(folder)(torch.tensor([token_ids])).logits[0]
+
+
+@cache
+def reference_greedy(folder: Path, token_ids: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
+    """Greedy tokens by transformers, each from a full forward pass, and how far the best was ahead of the second."""
+    tokens, margins = list(token_ids), []
+    for _ in range(num_tokens):
+        best = reference_logits(folder, tokens)[-1].topk(2)
+        tokens.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+    return tokens[len(token_ids) :], margins
+
+
+def assert_greedy(found: list[int], expected: list[int], margins: list[float]) -> None:
+    """Equal, up to where the reference itself had a tie."""
+    for position, (a, b, margin) in enumerate(zip(found, expected, margins, strict=True)):
+        if a != b:
+            assert margin < 1e-4, f"token {position} is {a}, expected {b} (margin {margin:.4f})"
+            return

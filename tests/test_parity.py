@@ -1,0 +1,185 @@
+"""The last word on correctness: transformers on the same checkpoint, in float32."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoints import assert_greedy, make_checkpoint, reference_greedy, reference_logits
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker.batch import Batch
+
+NUM_OUTPUT = 16
+
+
+def greedy(num_tokens: int = NUM_OUTPUT) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def make_prompts(num: int, seed: int = 0) -> list[list[int]]:
+    """Mixed lengths, multiples of the block sizes among them, half of them with a common beginning."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(4, 320) for _ in range(24)]
+    lengths = [1, 2, 4, 8, 15, 16, 17, 32, 33, 48]
+    prompts = []
+    for i in range(num):
+        prompt = [rng.randrange(4, 320) for _ in range(lengths[i % len(lengths)])]
+        prompts.append(shared + prompt if i % 2 else prompt)
+    return prompts
+
+
+def check(llm: LLM, folder, prompts: list[list[int]]) -> None:
+    outputs = llm.generate(prompts, greedy())
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert_greedy(output.outputs[0].token_ids, *reference_greedy(folder, tuple(prompt), NUM_OUTPUT))
+    llm.engine.scheduler.check_integrity()
+    assert len(llm.engine.block_manager.free_blocks) == len(llm.engine.block_manager.blocks)
+
+
+def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
+    """The engine's logits at every position, computed in chunks that end at `ends`."""
+    seq = Sequence(token_ids)
+    assert llm.engine.block_manager.allocate_with_prefix(seq)
+    runner, rows, start = llm.engine.model_runner, [], 0
+    with torch.inference_mode():
+        for end in ends:
+            output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
+            batch = Batch.from_scheduler_output(output, runner.block_size, runner.device)
+            batch = replace(batch, logits_rows=torch.arange(end - start))
+            rows.append(runner.model(batch, runner.rotary, runner.kv_cache, runner.paged_attention))
+            start = end
+    llm.engine.block_manager.free(seq)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_logits_at_every_position(every_checkpoint, block_size):
+    llm = LLM(str(every_checkpoint), dtype="float32", block_size=block_size, num_gpu_blocks_override=512 // block_size)
+    token_ids = random.Random(1).choices(range(320), k=150)
+    expected = reference_logits(every_checkpoint, token_ids)
+    for ends in ([150], [1, 16, 17, 80, 149, 150]):
+        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
+
+
+def test_sharded_checkpoint_is_the_same_model(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3", shards=True)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
+    token_ids = random.Random(2).choices(range(320), k=40)
+    torch.testing.assert_close(
+        logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close(checkpoint, dtype):
+    folder = checkpoint("llama")
+    llm = LLM(str(folder), dtype=dtype, num_gpu_blocks_override=64)
+    token_ids = random.Random(3).choices(range(320), k=60)
+    expected = reference_logits(folder, token_ids)
+    error = (logits_of(llm, token_ids, [60]) - expected).abs().mean() / expected.abs().mean()
+    assert error < (0.05 if dtype == "bfloat16" else 0.01)
+
+
+def test_greedy_batch_of_32(every_checkpoint):
+    llm = LLM(str(every_checkpoint), dtype="float32", num_gpu_blocks_override=256)
+    prompts = make_prompts(32)
+    check(llm, every_checkpoint, prompts)  # cold
+    hits = llm.engine.block_manager.stats.hits
+    check(llm, every_checkpoint, prompts)  # warm: prompts and answers are in the cache now
+    assert llm.engine.block_manager.stats.hits > hits
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
+@pytest.mark.parametrize("setting", ["alone", "batch", "tiny budget", "tiny pool"])
+def test_greedy_matrix(checkpoint, setting, block_size, caching):
+    folder = checkpoint("llama")
+    options = dict(dtype="float32", block_size=block_size, enable_prefix_caching=caching, max_model_len=96)
+    num_blocks_of_one = -(-96 // block_size)
+    if setting == "tiny budget":
+        options |= dict(max_num_batched_tokens=5, max_num_seqs=8)
+    if setting == "tiny pool":
+        options |= dict(num_gpu_blocks_override=num_blocks_of_one + (1 if block_size == 256 else 20 // block_size))
+    llm = LLM(str(folder), **options)
+    prompts = make_prompts(10)
+    for _ in ("cold", "warm"):
+        if setting == "alone":
+            for prompt in prompts[:4]:
+                check(llm, folder, [prompt])
+        else:
+            check(llm, folder, prompts)
+    if setting == "tiny pool" and block_size < 256:
+        assert llm.stats()["num_preemptions"] > 3
+    if setting == "tiny budget":
+        assert llm.stats()["num_steps"] > llm.stats()["num_prefill_tokens"] / 5
+    stats = llm.engine.block_manager.stats
+    assert (stats.queries > 0 and block_size == 256 or stats.hits > 0) if caching and block_size < 256 else True
+    if not caching:
+        assert stats.queries == 0
+
+
+@pytest.mark.parametrize("num_tokens", [16, 32])
+def test_fully_cached_prompt_computes_one_token_and_writes_nothing(checkpoint, num_tokens):
+    """A prompt that is a multiple of the block size: with every block cached there are zero tokens left to query."""
+    folder = checkpoint("llama")
+    llm = LLM(str(folder), dtype="float32", block_size=16, num_gpu_blocks_override=32)
+    prompt = make_prompts(1, seed=5)[0] * num_tokens
+    [cold] = llm.generate([prompt], greedy(1))
+    before = llm.engine.model_runner.kv_cache.data.clone()
+    computed = llm.stats()["num_prefill_tokens"]
+    [warm] = llm.generate([prompt], greedy(1))
+    assert llm.stats()["num_prefill_tokens"] - computed == 1
+    assert warm.num_cached_tokens == num_tokens - 1
+    assert torch.equal(before, llm.engine.model_runner.kv_cache.data)
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+    check(llm, folder, [prompt])
+
+
+def test_answers_are_cached_too(checkpoint):
+    """Turn two of a conversation finds turn one's answer: generated tokens fill blocks that are registered."""
+    folder = checkpoint("llama")
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks_override=64)
+    prompt = make_prompts(2)[1]
+    [first] = llm.generate([prompt], greedy())
+    turn_two = prompt + first.outputs[0].token_ids + [7, 8, 9]
+    [second] = llm.generate([turn_two], greedy())
+    assert second.num_cached_tokens >= len(prompt) + NUM_OUTPUT - 4
+    assert_greedy(second.outputs[0].token_ids, *reference_greedy(folder, tuple(turn_two), NUM_OUTPUT))
+
+
+def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
+    """8 prompts, 64 tokens each, on real weights in float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    texts = [
+        "The capital of France is",
+        "Once upon a time, in a village by the sea,",
+        "def fibonacci(n):",
+        "The three laws of thermodynamics say that",
+        "Q: What is 12 times 12?\nA:",
+        "Dear Sir or Madam,",
+        "In 1969,",
+        "Photosynthesis is the process by which plants use sunlight, water and carbon dioxide to",
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(demo_checkpoint, dtype=torch.float32)
+    llm = LLM(str(demo_checkpoint), dtype="float32", max_num_batched_tokens=40, max_model_len=256)
+    outputs = llm.generate(texts, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+    for text, output in zip(texts, outputs, strict=True):
+        ids = tokenizer(text, return_tensors="pt")
+        result = model.generate(
+            **ids,
+            max_new_tokens=64,
+            min_new_tokens=64,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            eos_token_id=-1,
+        )
+        best = [step[0].topk(2).values for step in result.logits]
+        expected = result.sequences[0, ids.input_ids.shape[1] :].tolist()
+        assert_greedy(output.outputs[0].token_ids, expected, [float(b[0] - b[1]) for b in best])

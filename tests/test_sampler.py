@@ -1,0 +1,151 @@
+"""The sampler against the exact distribution, computed the slow way on a small vocabulary."""
+
+import math
+
+import pytest
+import torch
+
+from nanovllm.core.sequence import Sequence
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, sample, uniform_noise
+
+CPU = torch.device("cpu")
+LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
+NUM_DRAWS = 20_000
+
+
+def exact_probs(logits: list[float], p: SamplingParams, prompt=(), output=()) -> list[float]:
+    """Penalties, temperature, min_p, top_k, top_p, in plain Python."""
+    logits = list(logits)
+    for t in set(prompt) | set(output):
+        logits[t] = logits[t] / p.repetition_penalty if logits[t] > 0 else logits[t] * p.repetition_penalty
+    for t in set(output):
+        logits[t] -= p.frequency_penalty * list(output).count(t) + p.presence_penalty
+    weights = [math.exp(x / p.temperature) for x in logits]
+    kept = {i: w / sum(weights) for i, w in enumerate(weights)}
+    kept = {i: w for i, w in kept.items() if w >= p.min_p * max(kept.values())}
+    order = sorted(kept, key=lambda i: -kept[i])
+    if p.top_k > 0:
+        order = order[: p.top_k]
+    total, mass, nucleus = sum(kept[i] for i in order), 0.0, []
+    for i in order:
+        if mass < p.top_p * total:
+            nucleus.append(i)
+        mass += kept[i]
+    total = sum(kept[i] for i in nucleus)
+    return [kept[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
+
+
+def draw(logits: list[list[float]], seqs: list[Sequence], eos=frozenset()) -> list[int]:
+    return sample(torch.tensor(logits), SamplingBatch.from_sequences(seqs, eos, CPU))[0]
+
+
+def chi_square(counts: list[int], probs: list[float]) -> tuple[float, int]:
+    num = sum(counts)
+    assert all(c == 0 for c, p in zip(counts, probs, strict=True) if p == 0), "a token was sampled that may not be"
+    cells = [(c, p * num) for c, p in zip(counts, probs, strict=True) if p > 0]
+    return sum((c - e) ** 2 / e for c, e in cells), len(cells) - 1
+
+
+CASES = {
+    "plain": dict(),
+    "cold": dict(temperature=0.5),
+    "hot": dict(temperature=1.7),
+    "top_k": dict(top_k=3),
+    "top_p": dict(top_p=0.7),
+    "min_p": dict(min_p=0.2),
+    "all three": dict(temperature=1.3, top_k=6, top_p=0.8, min_p=0.05),
+    "min_p before top_p": dict(min_p=0.3, top_p=0.95),
+    "top_k before top_p": dict(top_k=4, top_p=0.75),
+    "top_p keeps at least one": dict(top_p=0.01),
+    "repetition": dict(repetition_penalty=1.8),
+    "presence": dict(presence_penalty=1.5),
+    "frequency": dict(frequency_penalty=0.7),
+    "penalties before temperature": dict(frequency_penalty=0.7, repetition_penalty=1.3, temperature=0.6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_distribution(name):
+    params = SamplingParams(**CASES[name], max_tokens=None)
+    prompt, output = [0, 1, 1], [3, 3, 6]
+    seqs = []
+    for seed in range(NUM_DRAWS):
+        seq = Sequence(prompt, params)
+        seq.tokens += output
+        seq.seed = seed
+        seqs.append(seq)
+    counts = [0] * len(LOGITS)
+    for token_id in draw([LOGITS] * NUM_DRAWS, seqs):
+        counts[token_id] += 1
+    statistic, freedom = chi_square(counts, exact_probs(LOGITS, params, prompt, output))
+    # Wilson-Hilferty: the 99.99 % quantile of chi-square, without scipy.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 0.0
+    assert statistic <= limit
+
+
+def test_a_vocabulary_larger_than_the_candidates():
+    """A flat distribution over many tokens: top_p must look past the candidates, and min_p or top_k must not."""
+    torch.manual_seed(0)
+    vocab = 3 * NUM_CANDIDATES
+    logits = torch.randn(vocab) * 0.01
+    for options in (dict(top_p=0.9), dict(top_p=0.9, min_p=0.98), dict(top_k=5), dict(top_k=2000, top_p=0.5)):
+        params = SamplingParams(**options)
+        allowed = {i for i, p in enumerate(exact_probs(logits.tolist(), params)) if p > 0}
+        seqs = [Sequence([1], params) for _ in range(3000)]
+        found = set(draw([logits.tolist()] * 3000, seqs))
+        # float32 and float64 may disagree on the one token at the border.
+        assert len(found - allowed) <= 1
+        assert len(found) > 0.5 * min(len(allowed), 1800)
+
+
+def test_greedy_and_top_k_1_take_the_most_likely_token():
+    params = [SamplingParams(temperature=0), SamplingParams(top_k=1), SamplingParams(temperature=0, top_p=0.1)]
+    assert draw([LOGITS] * 3, [Sequence([1], p) for p in params]) == [0, 0, 0]
+
+
+def test_same_seed_same_token_whatever_else_is_in_the_batch():
+    def seq(seed, **options):
+        return Sequence([1], SamplingParams(seed=seed, **options))
+
+    logits = torch.randn(5, 2000, generator=torch.Generator().manual_seed(1)).tolist()
+    alone = draw(logits[:1], [seq(42, top_p=0.9)])
+    others = [seq(1), seq(2, temperature=0), seq(3, top_k=1500, min_p=0.001), seq(4, repetition_penalty=2.0)]
+    for place in range(5):
+        rows = [*logits[1:]]
+        rows.insert(place, logits[0])
+        batch = [*others]
+        batch.insert(place, seq(42, top_p=0.9))
+        assert draw(rows, batch)[place] == alone[0]
+
+
+def test_noise_depends_on_seed_sample_and_position():
+    def noise(seed, sample_index, num_generated):
+        seq = Sequence([1], SamplingParams(seed=seed))
+        seq.sample_index, seq.tokens = sample_index, [1] * (1 + num_generated)
+        return uniform_noise(seq)
+
+    values = [noise(s, i, n) for s in (0, 1, -1, 2**70) for i in range(5) for n in range(50)]
+    assert len(set(values)) == len(values) and all(0 <= v < 1 for v in values)
+    assert abs(sum(values) / len(values) - 0.5) < 0.05
+    assert noise(3, 1, 4) == noise(3, 1, 4)
+
+
+def test_min_tokens_forbids_what_would_stop():
+    seq = Sequence([1], SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[3]))
+    assert draw([LOGITS], [seq], frozenset([0])) == [6], "0 is EOS, 3 a stop token"
+    seq.append(6)
+    assert draw([LOGITS], [seq], frozenset([0])) == [0], "the second token may stop"
+
+
+def test_logprobs_are_of_the_raw_logits():
+    params = SamplingParams(temperature=0, logprobs=3, repetition_penalty=5.0)
+    seq, silent = Sequence([0], params), Sequence([0], SamplingParams(temperature=0))
+    tokens, [found, nothing] = sample(
+        torch.tensor([LOGITS, LOGITS]), SamplingBatch.from_sequences([seq, silent], frozenset(), CPU)
+    )
+    exact = torch.tensor(LOGITS).log_softmax(0)
+    assert tokens[0] == 3 and nothing is None
+    assert (found.rank, found.top_token_ids) == (2, [0, 3, 6])
+    assert found.logprob == pytest.approx(float(exact[3]))
+    assert found.top_logprobs == pytest.approx(exact[[0, 3, 6]].tolist())

@@ -1,0 +1,245 @@
+"""Scheduler without a model: the next token is a function of the tokens so far."""
+
+import random
+
+import pytest
+
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.sampling_params import SamplingParams
+
+
+def make(num_blocks=64, block_size=4, **options) -> Scheduler:
+    options = dict(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64) | options
+    return Scheduler(BlockManager(num_blocks, block_size), **options)
+
+
+def sequence(tokens, max_tokens=8, **params) -> Sequence:
+    return Sequence(list(tokens), SamplingParams(max_tokens=max_tokens, **params))
+
+
+def next_token(tokens: list[int]) -> int:
+    return hash(tuple(tokens)) % 1000
+
+
+class CacheModel:
+    """Stands in for the data plane: keeps what each slot holds and checks that a chunk can see all it attends to."""
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self.slots: dict[int, tuple] = {}
+
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        for chunk in output.chunks:  # all K/V is written first
+            for position in range(chunk.write_start, chunk.end):
+                self.slots[self._slot(chunk.seq, position)] = tuple(chunk.seq.tokens[: position + 1])
+        for chunk in output.chunks:
+            for position in range(chunk.end):
+                expected = tuple(chunk.seq.tokens[: position + 1])
+                assert self.slots.get(self._slot(chunk.seq, position)) == expected, f"{chunk}: wrong K/V at {position}"
+        return [next_token(chunk.seq.tokens) for chunk in output.chunks if chunk.samples]
+
+    def _slot(self, seq: Sequence, position: int) -> int:
+        return seq.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def run(scheduler: Scheduler, model: CacheModel) -> SchedulerOutput:
+    output = scheduler.schedule()
+    scheduler.check_integrity()
+    assert output.num_tokens == sum(c.end - c.start for c in output.chunks) <= scheduler.max_num_batched_tokens
+    scheduler.update(output, model.execute(output))
+    scheduler.check_integrity()
+    return output
+
+
+def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
+    return [(c.start, c.end) for c in output.chunks]
+
+
+def test_long_prompt_is_chunked_and_decodes_ride_along():
+    scheduler, model = make(max_num_batched_tokens=10), CacheModel(4)
+    first, second = sequence(range(4)), sequence(range(100, 125))
+    scheduler.add(first)
+    assert chunks(run(scheduler, model)) == [(0, 4)]
+    scheduler.add(second)
+    assert chunks(run(scheduler, model)) == [(4, 5), (0, 9)]
+    assert second.status is SequenceStatus.PREFILL and first.status is SequenceStatus.DECODE
+    assert chunks(run(scheduler, model)) == [(5, 6), (9, 18)]
+    assert chunks(run(scheduler, model)) == [(6, 7), (18, 25)]
+    assert second.status is SequenceStatus.DECODE and second.num_generated_tokens == 1
+
+
+def test_admission_stops_at_the_first_that_does_not_fit():
+    scheduler = make(num_blocks=16, max_model_len=64)
+    big, bigger, small = sequence(range(30)), sequence(range(100, 140)), sequence([7])
+    for seq in (big, bigger, small):
+        scheduler.add(seq)
+    scheduler.schedule()
+    assert scheduler.running == [big] and list(scheduler.waiting) == [bigger, small]
+
+
+def test_two_sequences_of_one_step_share_what_is_being_computed():
+    scheduler, model = make(max_num_batched_tokens=64), CacheModel(4)
+    a, b = sequence(range(10)), sequence([*range(8), 50, 51])
+    scheduler.add(a)
+    scheduler.add(b)
+    assert chunks(run(scheduler, model)) == [(0, 10), (8, 10)]
+    assert a.block_table[:2] == b.block_table[:2]
+
+
+def test_budget_smaller_than_max_num_seqs():
+    scheduler, model = make(max_num_batched_tokens=3, max_num_seqs=8), CacheModel(4)
+    seqs = [sequence([i]) for i in range(6)]
+    for seq in seqs:
+        scheduler.add(seq)
+    while scheduler.has_unfinished():
+        run(scheduler, model)
+    assert all(seq.num_generated_tokens == 8 for seq in seqs)
+
+
+def test_the_youngest_is_preempted_and_resumes_from_the_cache():
+    scheduler, model = make(num_blocks=6, block_size=4, max_model_len=24), CacheModel(4)
+    a, b = sequence(range(11), max_tokens=6), sequence(range(50, 61), max_tokens=12)
+    scheduler.add(a)
+    scheduler.add(b)
+    run(scheduler, model)
+    run(scheduler, model)
+    output = run(scheduler, model)  # both need a fourth block and there is none
+    assert output.preempted == [b] and chunks(output) == [(12, 13)]
+    assert scheduler.waiting[0] is b and b.status is SequenceStatus.WAITING and b.num_computed_tokens == 0
+    assert b.num_generated_tokens == 2, "what it generated is kept"
+    while not b.block_table:
+        run(scheduler, model)
+    assert b.num_cached_tokens > 0, "it starts from what is still cached"
+    while scheduler.has_unfinished():
+        run(scheduler, model)
+    assert scheduler.num_preemptions == 1
+
+
+def test_a_sequence_may_have_to_preempt_itself():
+    scheduler, model = make(num_blocks=4, block_size=4, max_model_len=16), CacheModel(4)
+    a, b = sequence(range(6), max_tokens=9), sequence(range(50, 57), max_tokens=9)
+    scheduler.add(a)
+    scheduler.add(b)
+    run(scheduler, model)
+    run(scheduler, model)
+    output = run(scheduler, model)  # b is last and asks first: a still has room
+    assert output.preempted == [b] and [c.seq for c in output.chunks] == [a]
+
+
+def test_fully_cached_prompt_writes_nothing():
+    scheduler, model = make(), CacheModel(4)
+    scheduler.add(sequence(range(8)))
+    run(scheduler, model)
+    scheduler.add(sequence(range(8)))
+    [_, chunk] = run(scheduler, model).chunks
+    assert (chunk.start, chunk.end, chunk.write_start) == (7, 8, 8)
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_last_token_of_a_nearly_cached_prompt_is_written(block_size):
+    """One token short of fully cached looks alike (start == len - 1), but its K/V is not there yet."""
+    scheduler, model = make(block_size=block_size), CacheModel(block_size)
+    scheduler.add(sequence(range(8)))
+    run(scheduler, model)
+    scheduler.add(sequence([*range(8), 99]))
+    [_, chunk] = run(scheduler, model).chunks
+    assert (chunk.start, chunk.end, chunk.write_start) == (8, 9, 8)
+
+
+def test_roll_back_forgets_the_step_and_only_the_step():
+    scheduler, model = make(max_num_batched_tokens=64), CacheModel(4)
+    old = sequence(range(10))
+    scheduler.add(old)
+    run(scheduler, model)
+    names_before = set(scheduler.block_manager.hash_to_block)
+    a, b = sequence(range(100, 110)), sequence([*range(100, 108), 5])
+    scheduler.add(a)
+    scheduler.add(b)
+    scheduler.roll_back(scheduler.schedule())
+    scheduler.check_integrity()
+    assert list(scheduler.waiting) == [old, a, b] and scheduler.running == []
+    assert all(seq.num_computed_tokens == 0 and seq.status is SequenceStatus.WAITING for seq in (old, a, b))
+    assert set(scheduler.block_manager.hash_to_block) == names_before
+    while scheduler.has_unfinished():
+        run(scheduler, model)  # CacheModel would notice a block whose K/V was never written
+
+
+def test_abort_waiting_running_and_unknown():
+    scheduler, model = make(max_num_seqs=1), CacheModel(4)
+    a, b = sequence(range(5)), sequence(range(5))
+    scheduler.add(a)
+    scheduler.add(b)
+    run(scheduler, model)
+    scheduler.abort(b.seq_id)
+    scheduler.abort(a.seq_id)
+    scheduler.abort(12345678)
+    assert not scheduler.has_unfinished() and a.finish_reason == b.finish_reason == "abort"
+    assert len(scheduler.block_manager.free_blocks) == 64
+    scheduler.check_integrity()
+
+
+def test_finish_reasons():
+    scheduler = make(max_model_len=16, eos_token_ids=frozenset([2]))
+    cases = [
+        (sequence([5], max_tokens=1), 9, ("length", None)),
+        (sequence([5]), 2, ("stop", None)),
+        (sequence([5], ignore_eos=True), 2, (None, None)),
+        (sequence([5], stop_token_ids=[7]), 7, ("stop", 7)),
+        (sequence([5], stop_token_ids=[7], min_tokens=2), 7, (None, None)),
+        (sequence(range(15), max_tokens=None), 9, ("length", None)),
+    ]
+    for seq, token_id, expected in cases:
+        scheduler.add(seq)
+        scheduler.update(scheduler.schedule(), [token_id])
+        assert (seq.finish_reason, seq.stop_reason) == expected
+        scheduler.abort(seq.seq_id)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 64, 100])
+def test_add_refuses_what_can_never_run(num_tokens):
+    scheduler = make(max_model_len=64)
+    with pytest.raises(ValueError, match=f"found {num_tokens}"):
+        scheduler.add(sequence(range(num_tokens)))
+    assert not scheduler.waiting
+
+
+def test_a_pool_too_small_for_one_sequence_is_refused():
+    with pytest.raises(ValueError, match="needs 16 blocks of 4"):
+        make(num_blocks=15, block_size=4, max_model_len=64)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_workloads_compute_the_right_tokens(seed):
+    """Tiny pools, budgets and block sizes, failing steps and aborts; every slot read holds what it should."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 3, 4])
+    scheduler = make(
+        num_blocks=-(-40 // block_size) + rng.randrange(4),
+        block_size=block_size,
+        max_model_len=40,
+        max_num_batched_tokens=rng.choice([1, 3, 7, 30]),
+        max_num_seqs=rng.choice([1, 3, 8]),
+    )
+    model, everything = CacheModel(block_size), []
+    for _ in range(25):
+        start = rng.randrange(3)
+        seq = sequence(range(start, start + rng.randrange(1, 24)), max_tokens=rng.randrange(1, 14))
+        everything.append(seq)
+        scheduler.add(seq)
+    for step in range(5000):
+        if not scheduler.has_unfinished():
+            break
+        output = scheduler.schedule()
+        if step % 11 == 10:
+            scheduler.roll_back(output)
+        else:
+            scheduler.update(output, model.execute(output))
+        if step % 17 == 16:
+            scheduler.abort(rng.choice(everything).seq_id)
+        scheduler.check_integrity()
+    assert not scheduler.has_unfinished()
+    for seq in everything:
+        for position in range(seq.num_prompt_tokens, len(seq.tokens)):
+            assert seq.tokens[position] == next_token(seq.tokens[:position])
