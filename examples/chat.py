@@ -14,7 +14,7 @@ from nanovllm.tools.demo_model import demo_model_path
 def main() -> None:
     console = Console(highlight=False)
     llm = LLM(sys.argv[1] if len(sys.argv) > 1 else str(demo_model_path()))
-    params = SamplingParams(temperature=0.2, top_p=0.9, seed=0, max_tokens=256)
+    params = SamplingParams(temperature=0, max_tokens=256)  # a very small model rambles when it is sampled
     messages: list[dict[str, str]] = []
     console.print("Say something. [dim]/reset starts over, /quit leaves[/]")
     while True:

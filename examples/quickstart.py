@@ -34,8 +34,8 @@ English, French, German, Polish and Turkish.
 Food: the cafe Rope Walk in the courtyard serves soup, sandwiches and cake from 11 to 5. Food and drink are not allowed
 in the exhibition. There are picnic tables at the quay, and a drinking fountain beside the cloakroom.
 Practical things: large bags go into the cloakroom, which is free. Photographs are welcome, without flash. Dogs have to
-stay outside, except guide dogs. Wheelchairs can be borrowed at the desk. The nearest tram stop is Old Dock, line 4, five
-minutes on foot; there is no car park. The shop sells books, model ships and real rope, and closes with the museum.
+stay outside, except guide dogs. Wheelchairs can be borrowed at the desk. The nearest tram stop is Old Dock, line 4,
+five minutes on foot; there is no car park. The shop sells books, model ships and real rope, and closes with the museum.
 """
 FIRST_QUESTIONS = [
     "What is the name of the cafe?",
@@ -72,12 +72,12 @@ def main() -> None:
         Panel(
             f"Every prompt is the same long guide and then a question. Before a model can write its first word it must "
             f"compute a key and a value vector, in every layer, for each token it has read. The engine keeps them in "
-            f"blocks of {llm.engine.block_manager.block_size} tokens, the [bold]KV cache[/], and finds them again when a "
-            f"prompt begins with the same tokens.\n\n"
+            f"blocks of {llm.engine.block_manager.block_size} tokens, the [bold]KV cache[/], and finds them again when "
+            f"a prompt begins with the same tokens.\n\n"
             f"[bold]Cold[/]: {num_cold:,} prompt tokens came in, [bold]{cold_computed:,}[/] were computed. One request "
             f"computed the guide; the others, in the same batch, shared its blocks.\n"
-            f"[bold]Warm[/]: {num_warm:,} prompt tokens came in, [bold]{warm_computed:,}[/] were computed: the questions "
-            f"alone.\n\n"
+            f"[bold]Warm[/]: {num_warm:,} prompt tokens came in, [bold]{warm_computed:,}[/] were computed: the "
+            f"questions alone.\n\n"
             f"The mean time to the first token went from [bold]{cold_ttft_s * 1e3:,.0f} ms[/] to "
             f"[bold]{warm_ttft_s * 1e3:,.0f} ms[/]: {cold_ttft_s / warm_ttft_s:.1f} times faster; the whole batch took "
             f"{cold_s:.1f} s cold and {warm_s:.1f} s warm. The answers would be the same without the cache. Only the "

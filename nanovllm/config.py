@@ -1,4 +1,4 @@
-"""EngineConfig: what the caller chooses. ModelConfig: what the checkpoint says. Both checked before any work is done."""
+"""EngineConfig: what the caller chooses. ModelConfig: what the checkpoint says. Both are checked before any work."""
 
 import json
 import math
@@ -71,7 +71,9 @@ class EngineConfig:
         check_number("seed", self.seed, Integral)
         if self.prefix_caching_hash_algo not in HASH_FUNCTIONS:
             known = ", ".join(HASH_FUNCTIONS)
-            raise ValueError(f"prefix_caching_hash_algo must be one of {known}, found {self.prefix_caching_hash_algo!r}")
+            raise ValueError(
+                f"prefix_caching_hash_algo must be one of {known}, found {self.prefix_caching_hash_algo!r}"
+            )
         if self.tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size must be 1 so far, found {self.tensor_parallel_size}")
         for name in ("enable_prefix_caching", "enforce_eager"):
@@ -186,7 +188,9 @@ def _reject_unimplemented(config: dict[str, Any], path: Path) -> None:
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown method")
-        raise ValueError(f"{path}: the checkpoint is quantized ({method}); use an unquantized one in bf16, fp16 or fp32")
+        raise ValueError(
+            f"{path}: the checkpoint is quantized ({method}); use an unquantized one in bf16, fp16 or fp32"
+        )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"{path}: hidden_act is {activation!r}, only 'silu' is supported")

@@ -285,8 +285,10 @@ class LLMEngine:
     def _output(self, request: Request) -> RequestOutput:
         completions = []
         for index, seq in enumerate(request.seqs):
-            chosen = request.logprobs[index] if request.logprobs else None
-            ids = seq.generated_token_ids
+            ids, logprobs, total = seq.generated_token_ids, None, None
+            if request.logprobs:
+                logprobs = list(request.logprobs[index])
+                total = sum(entries[t].logprob for t, entries in zip(ids, logprobs, strict=True))
             completions.append(
                 CompletionOutput(
                     index=index,
@@ -294,8 +296,8 @@ class LLMEngine:
                     token_ids=ids,
                     finish_reason=seq.finish_reason,
                     stop_reason=seq.stop_reason,
-                    cumulative_logprob=sum(d[t].logprob for d, t in zip(chosen, ids)) if chosen is not None else None,
-                    logprobs=list(chosen) if chosen is not None else None,
+                    cumulative_logprob=total,
+                    logprobs=logprobs,
                 )
             )
         return RequestOutput(

@@ -1,13 +1,13 @@
 """LLM: the public API, shaped like vLLM's offline one, so that a script moves between the two by its import.
 
-    llm = LLM("path/or/hub-id")
-    for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
-        print(output.outputs[0].text)
+llm = LLM("path/or/hub-id")
+for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+    print(output.outputs[0].text)
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -33,7 +33,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | list[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -93,9 +93,7 @@ class LLM:
         if not tokenizer.chat_template:
             raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # whatever the checkpoint's template raises
             raise ValueError(f"the chat template does not take these messages: {error}") from error
         # The template has written the special tokens already.
@@ -112,7 +110,7 @@ class LLM:
         return self._stream(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request that is being streamed; its iterator yields what there is and stops. Unknown ids are ignored."""
+        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
         if (output := self.engine.abort_request(request_id)) is not None:
             self._outputs[request_id] = output
 
@@ -174,7 +172,7 @@ class LLM:
                 request_ids = self.engine.enqueue(requests)
                 while len(done) < len(requests):
                     self._step()
-                    finished = [i for i in self._outputs.keys() & set(request_ids)]
+                    finished = self._outputs.keys() & set(request_ids)
                     done.update((i, self._outputs.pop(i)) for i in finished)
                     advance(len(done))
         except BaseException:
@@ -215,7 +213,7 @@ def _as_list(prompts: Any) -> list[Any]:
 
 def _raise_all(errors: list[str]) -> None:
     if len(errors) > MAX_LISTED_ERRORS:
-        errors = errors[:MAX_LISTED_ERRORS] + [f"and {len(errors) - MAX_LISTED_ERRORS} more"]
+        errors = [*errors[:MAX_LISTED_ERRORS], f"and {len(errors) - MAX_LISTED_ERRORS} more"]
     if errors:
         raise ValueError("\n".join(errors))
 

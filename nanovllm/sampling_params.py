@@ -17,9 +17,7 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
     for name in given:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"{what} has no argument {name!r}; did you mean {nearest!r}? It takes: {', '.join(names)}"
-            )
+            raise ValueError(f"{what} has no argument {name!r}; did you mean {nearest!r}? It takes: {', '.join(names)}")
 
 
 def check_number(name: str, value: Any, kind: type, low: float = -math.inf, high: float = math.inf) -> None:

@@ -69,9 +69,7 @@ def test_sharded_checkpoint_is_the_same_model(tmp_path):
     assert len(list(folder.glob("*.safetensors"))) > 2
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
     token_ids = random.Random(2).choices(range(320), k=40)
-    torch.testing.assert_close(
-        logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -117,7 +115,7 @@ def test_greedy_matrix(checkpoint, setting, block_size, caching):
     if setting == "tiny budget":
         assert llm.stats()["num_steps"] > llm.stats()["num_prefill_tokens"] / 5
     stats = llm.engine.block_manager.stats
-    assert (stats.queries > 0 and block_size == 256 or stats.hits > 0) if caching and block_size < 256 else True
+    assert ((stats.queries > 0 and block_size == 256) or stats.hits > 0) if caching and block_size < 256 else True
     if not caching:
         assert stats.queries == 0
 

@@ -255,7 +255,7 @@ class BlockManager:
 
     def eviction_candidates(self, n: int) -> list[int]:
         """The next n blocks to be taken, in that order."""
-        return [block_id for block_id, _ in zip(self.free_blocks, range(n))]
+        return [block_id for block_id, _ in zip(self.free_blocks, range(n), strict=False)]
 
     # -- the cache as a whole -------------------------------------------------------------------------------------
 
@@ -325,9 +325,7 @@ class BlockManager:
         while len(chain) <= index:
             i = len(chain)
             extra = extra_keys(i, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
-            chain.append(
-                self._hasher.name(chain[-1] if chain else None, seq.tokens[i * size : (i + 1) * size], extra)
-            )
+            chain.append(self._hasher.name(chain[-1] if chain else None, seq.tokens[i * size : (i + 1) * size], extra))
         return chain[index]
 
     def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:

@@ -103,6 +103,7 @@ def _download(folder: Path) -> Path:
 def _convert(source: Path, destination: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     model = AutoModelForCausalLM.from_pretrained(
         source,
         gguf_file=GGUF_FILE,

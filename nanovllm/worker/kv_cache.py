@@ -24,7 +24,9 @@ class KVCache:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (2, config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.data = _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        self.data = (
+            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self.layers = [(self.data[0, i], self.data[1, i]) for i in range(config.num_hidden_layers)]
 
     @property
@@ -32,9 +34,7 @@ class KVCache:
         return self.data.nbytes
 
 
-def write_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch
-) -> None:
+def write_kv(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch) -> None:
     """Store k and v [T, num_kv_heads, head_dim] at batch.slot_mapping; slot -1 is not written."""
     rows, slots = batch.written
     if rows is not None:

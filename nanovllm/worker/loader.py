@@ -6,6 +6,7 @@ dtypes differ). No second copy of the weights ever exists in anonymous memory.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -108,7 +109,7 @@ def _by_file(files: dict[str, Path], names: dict[str, torch.Tensor]) -> dict[Pat
     return grouped
 
 
-def _open(path: Path):
+def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -6,6 +6,7 @@ are packed into qkv_proj, gate and up into gate_up_proj. checkpoint_tensors() sa
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +70,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, *attention_args) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *attention_args: Any) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *attention_args)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -81,7 +82,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

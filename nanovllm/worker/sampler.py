@@ -112,11 +112,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     for row, token_ids in batch.forbidden:
         logits[row, token_ids] = -torch.inf
 
-    if batch.temperature is None:
-        token_ids = logits.argmax(-1)
-    else:
-        token_ids = torch.where(batch.temperature == 0, logits.argmax(-1), _sample_randomly(logits, batch))
-    chosen = token_ids.tolist()
+    tokens = logits.argmax(-1)
+    if batch.temperature is not None:
+        tokens = torch.where(batch.temperature == 0, tokens, _sample_randomly(logits, batch))
+    chosen = tokens.tolist()
     return chosen, _logprobs(raw, chosen, batch.logprobs)
 
 

@@ -55,9 +55,7 @@ def _decode(
     return out.reshape(n, num_heads, head_dim)
 
 
-def _prefill(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch, b: int
-) -> torch.Tensor:
+def _prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch, b: int) -> torch.Tensor:
     """The rows of one sequence. q: [rows, num_heads, head_dim]."""
     num_rows, num_heads, head_dim = q.shape
     num_keys, (block_size, num_kv_heads) = batch.key_lens[b], k_cache.shape[1:3]

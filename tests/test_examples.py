@@ -1,0 +1,55 @@
+"""Every example runs as its user runs it: python examples/NAME.py, without arguments, on the demo checkpoint."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run(demo_checkpoint):
+    def run(name: str, *args: str, stdin: str = "") -> str:
+        command = [sys.executable, str(ROOT / "examples" / name), *args]
+        result = subprocess.run(command, capture_output=True, text=True, input=stdin, cwd=ROOT, timeout=180)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
+
+
+def test_quickstart(run):
+    out = run("quickstart.py")
+    cold, warm = out.split("Second batch")
+    assert "Rope Walk" in cold and "Old Dock" in warm
+    computed = [
+        int(n.replace(",", ""))
+        for n in re.findall(r"([\d,]+) were computed", " ".join(out.split("│")).replace("\n", ""))
+    ]
+    assert len(computed) == 2 and computed[1] < computed[0] / 5
+    assert "times faster" in re.sub(r"[\s│]+", " ", out)
+
+
+def test_offline_inference(run):
+    lines = run("offline_inference.py").splitlines()
+    assert sum(" -> " in line for line in lines) == 3
+    assert "Paris" in lines[0]
+
+
+def test_chat(run):
+    out = run("chat.py", stdin="What is the capital of France?\nAnd of Italy?\n/reset\n/quit\n")
+    assert "Paris" in out
+    cached = [int(n) for n in re.findall(r"(\d+) of them cached", out)]
+    assert len(cached) == 2 and cached[0] == 0 and cached[1] > 32
+
+
+def test_bench_throughput(run, demo_checkpoint):
+    out = run("bench_throughput.py")
+    assert "32 requests, 4,217 prompt tokens" in out
+    for name in ("start (import to ready)", "prefill", "decode", "output", "mean batch", "peak memory"):
+        assert name in out
+    small = run("bench_throughput.py", str(demo_checkpoint), "--num-requests", "2", "--max-output", "32")
+    assert "2 requests" in small
