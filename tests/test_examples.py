@@ -43,7 +43,7 @@ def test_chat(run):
     out = run("chat.py", stdin="What is the capital of France?\nAnd of Italy?\n/reset\n/quit\n")
     assert "Paris" in out
     cached = [int(n) for n in re.findall(r"(\d+) of them cached", out)]
-    assert len(cached) == 2 and cached[0] == 0 and cached[1] > 32
+    assert len(cached) == 2 and cached[0] == 0 and cached[1] >= 32
 
 
 def test_bench_throughput(run, demo_checkpoint):
