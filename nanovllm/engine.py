@@ -97,7 +97,7 @@ class LLMEngine:
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = False
     ) -> Request:
         """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError."""
-        text, token_ids, cache_salt = self._parse_prompt(prompt)
+        text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
         vocab_size, max_model_len = self.model_config.vocab_size, self.scheduler.max_model_len
@@ -212,36 +212,6 @@ class LLMEngine:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _parse_prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
-        """(text, token ids, cache salt) of a prompt in any of its forms."""
-        fields = prompt if isinstance(prompt, dict) else {}
-        for key in fields:
-            if key not in PROMPT_KEYS:
-                nearest = difflib.get_close_matches(str(key), PROMPT_KEYS, n=1, cutoff=0.0)[0]
-                raise ValueError(f"a prompt has no key {key!r}; did you mean {nearest!r}?")
-        salt = fields.get("cache_salt")
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
-        text = prompt if isinstance(prompt, str) else fields.get("prompt")
-        token_ids = prompt if isinstance(prompt, list | tuple) else fields.get("prompt_token_ids")
-        if text is not None and not isinstance(text, str):
-            raise ValueError(f"prompt must be a string, found {type(text).__name__}")
-        if token_ids is not None:
-            if not isinstance(token_ids, list | tuple) or any(
-                not isinstance(t, Integral) or isinstance(t, bool) for t in token_ids
-            ):
-                raise ValueError(f"prompt token ids must be a list of whole numbers, found {_shorten(token_ids)}")
-            return text, [int(t) for t in token_ids], salt
-        if text is None:
-            raise ValueError(
-                "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
-                f"found {_shorten(prompt)}"
-            )
-        try:
-            return text, self.tokenizer(text).input_ids, salt
-        except (TypeError, UnicodeError) as error:
-            raise ValueError(f"the prompt is not valid Unicode text: {_shorten(text)}") from error
-
     def _note_scheduled(self, chunks: list, now: float) -> None:
         for chunk in chunks:
             request, sample_index = self._request_of_seq[chunk.seq.seq_id]
@@ -329,6 +299,56 @@ def load_tokenizer(directory: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(directory))
     except Exception as error:
         raise ValueError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+
+
+def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+    """(text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
+    fields = prompt if isinstance(prompt, dict) else {}
+    for key in fields:
+        if key not in PROMPT_KEYS:
+            nearest = difflib.get_close_matches(str(key), PROMPT_KEYS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"a prompt has no key {key!r}; did you mean {nearest!r}?")
+    salt = fields.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
+    text = prompt if isinstance(prompt, str) else fields.get("prompt")
+    token_ids = prompt if isinstance(prompt, list | tuple) else fields.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"prompt must be a string, found {type(text).__name__}")
+    if token_ids is not None:
+        if not isinstance(token_ids, list | tuple) or any(
+            not isinstance(t, Integral) or isinstance(t, bool) for t in token_ids
+        ):
+            raise ValueError(f"prompt token ids must be a list of whole numbers, found {_shorten(token_ids)}")
+        return text, [int(t) for t in token_ids], salt
+    if text is None:
+        raise ValueError(
+            "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
+            f"found {_shorten(prompt)}"
+        )
+    try:
+        return text, tokenizer(text).input_ids, salt
+    except (TypeError, UnicodeError) as error:
+        raise ValueError(f"the prompt is not valid Unicode text: {_shorten(text)}") from error
+
+
+def render_chat(tokenizer: Any, messages: Any, add_generation_prompt: bool = True) -> dict[str, Any]:
+    """One conversation as a prompt, by the checkpoint's chat template. Raises ValueError if the template refuses it."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"a conversation is a list of messages, not empty; found {_shorten(messages)}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(
+                f"message {index} must be a dict with strings 'role' and 'content', found {_shorten(message)}"
+            )
+    if not tokenizer.chat_template:
+        raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        # The template has written the special tokens already.
+        return {"prompt": text, "prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids}
+    except Exception as error:  # whatever the checkpoint's template raises
+        raise ValueError(f"the chat template does not take these messages: {error}") from error
 
 
 def _shorten(value: Any, limit: int = 80) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nanovllm.config import EngineConfig
-from nanovllm.engine import LLMEngine, Prompt, Request
+from nanovllm.engine import LLMEngine, Prompt, Request, render_chat
 from nanovllm.outputs import RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
@@ -39,9 +39,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
 
-        A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and, if its prefix is
-        to be shared only with requests of the same salt, "cache_salt". sampling_params is one for all or one for each;
-        None takes the checkpoint's defaults. use_tqdm shows a progress bar, if there is a terminal to show it on.
+        A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
+        "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
+        shows a progress bar, if there is a terminal to show it on.
+
+        A salt says who may share: requests reuse each other's K/V only if their salts are equal, no salt being one of
+        its own. So nobody learns from a fast first token that another tenant has sent the same text. It does not hide
+        load: another tenant's requests still queue before yours and still evict your blocks, and both can be timed.
 
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
@@ -84,21 +88,7 @@ class LLM:
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None
     ) -> dict[str, Any]:
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
-        if not isinstance(messages, list) or not messages:
-            raise ValueError(f"a conversation is a list of messages, not empty; found {messages!r}")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-                raise ValueError(f"message {index} must be a dict with strings 'role' and 'content', found {message!r}")
-        tokenizer = self.get_tokenizer()
-        if not tokenizer.chat_template:
-            raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # whatever the checkpoint's template raises
-            raise ValueError(f"the chat template does not take these messages: {error}") from error
-        # The template has written the special tokens already.
-        token_ids = tokenizer(text, add_special_tokens=False).input_ids
-        prompt = {"prompt": text, "prompt_token_ids": token_ids}
+        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -115,22 +105,35 @@ class LLM:
             self._outputs[request_id] = output
 
     def stats(self) -> dict[str, Any]:
-        """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built."""
+        """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
+
+        prefix_cache counts blocks; recent_hit_rate is that of the last 1,000 requests, utilization the share of the
+        pool that is cached. For an interval, subtract two engine.block_manager.stats.snapshot().
+        """
         engine, scheduler, manager = self.engine, self.engine.scheduler, self.engine.block_manager
-        num_free, num_blocks = len(manager.free_blocks), len(manager.blocks)
+        cache, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
         return {
             **asdict(engine.stats),
             "num_waiting": len(scheduler.waiting),
             "num_running": len(scheduler.running),
             "num_preemptions": scheduler.num_preemptions,
-            "prefix_cache": {**asdict(manager.stats), "hit_rate": manager.stats.hit_rate},
+            "prefix_cache": {
+                "queries": cache.queries,
+                "hits": cache.hits,
+                "misses": cache.misses,
+                "evictions": cache.evictions,
+                "collisions": cache.collisions,
+                "hit_rate": cache.hit_rate,
+                "recent_hit_rate": cache.recent_hit_rate,
+                "evictions_per_s": cache.evictions_per_s,
+                "utilization": states["cached"] / num_blocks,
+            },
             "kv_pool": {
                 "num_blocks": num_blocks,
                 "block_size": manager.block_size,
                 "num_bytes": engine.model_runner.kv_cache.num_bytes,
-                "num_used_blocks": num_blocks - num_free,
-                "num_cached_blocks": sum(map(len, manager.hash_to_block.values())),
-                "usage": (num_blocks - num_free) / num_blocks,
+                **{f"num_{state}_blocks": count for state, count in states.items()},
+                "usage": states["referenced"] / num_blocks,
             },
         }
 

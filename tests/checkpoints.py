@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
 BOS, EOS = 0, 1
-CORPUS = ["the quick brown fox jumps over the lazy dog", "a gentle breeze stirred the leaves as children laughed"]
+CORPUS = ["the quick brown fox jumps over the lazy dog", "two gulls circled above a red boat in the fog"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}"

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -137,6 +138,47 @@ def test_cache_salt_separates(llm):
     assert [cached(s) for s in (None, "a", "b", "a", None, "b")] == [0, 0, 0, 19, 19, 19]
 
 
+def test_what_other_salts_hold_changes_neither_hits_nor_work(llm):
+    def work(salts):
+        """Per request of salt "a": tokens cached, and tokens computed for it."""
+        llm.reset_prefix_cache()
+        seen = []
+        for salt in salts:
+            before = llm.stats()["num_prefill_tokens"]
+            prompt = {"prompt_token_ids": list(range(40, 60)), "cache_salt": salt}
+            [output] = llm.generate([prompt], sampled(temperature=0, max_tokens=3))
+            if salt == "a":
+                seen.append((output.num_cached_tokens, llm.stats()["num_prefill_tokens"] - before))
+        return seen
+
+    assert work(["a", "a"]) == work(["b", "a", "b", "c", "a"]) == [(0, 20), (19, 1)]
+
+
+def test_chat_takes_a_salt(llm):
+    conversation = [{"role": "user", "content": "two gulls circled above a red boat"}]
+    cached = [llm.chat(conversation, sampled(), cache_salt=s)[0].num_cached_tokens for s in ("a", "b", "a", None)]
+    assert cached[2] > 0 and cached[:2] == [0, 0] and cached[3] == 0
+
+
+def test_a_shuffled_retrieval_workload_reuses_what_a_small_pool_allows(checkpoint):
+    """12 documents of 20 blocks, 10 questions each, shuffled; the pool holds fewer than three documents."""
+    rng = random.Random(0)
+    documents = [[rng.randrange(4, 320) for _ in range(80)] for _ in range(12)]
+    prompts = [document + [rng.randrange(4, 320) for _ in range(6)] for document in documents for _ in range(10)]
+    rng.shuffle(prompts)
+
+    def hits(num_blocks):
+        options = dict(block_size=4, num_gpu_blocks_override=num_blocks, max_model_len=96, max_num_seqs=4)
+        llm = LLM(str(checkpoint()), **options)
+        outputs = llm.generate(prompts, sampled(temperature=0, max_tokens=4))
+        assert [o.prompt_token_ids for o in outputs] == prompts
+        return llm.stats()["prefix_cache"]["hits"]
+
+    unlimited = hits(12 * 20 + 120 * 3)
+    assert unlimited == 12 * 9 * 20
+    assert hits(56) >= 0.95 * unlimited
+
+
 def test_stream_grows_and_agrees_with_generate(llm):
     params = sampled(temperature=1.2, seed=4, max_tokens=40)
     [whole] = llm.generate([TEXT], params)
@@ -152,9 +194,9 @@ def test_stream_grows_and_agrees_with_generate(llm):
 
 def test_streams_interleave_with_each_other_and_with_generate(llm):
     params = sampled(temperature=0)
-    expected = [o.outputs[0].text for o in llm.generate([TEXT, "a gentle"], params)]
+    expected = [o.outputs[0].text for o in llm.generate([TEXT, "two gulls"], params)]
     last = [None, None]
-    for pair in itertools.zip_longest(llm.stream(TEXT, params), llm.stream("a gentle", params)):
+    for pair in itertools.zip_longest(llm.stream(TEXT, params), llm.stream("two gulls", params)):
         last = [new or old for new, old in zip(pair, last, strict=True)]
         llm.generate(["in between"], sampled(max_tokens=1))
     assert [output.outputs[0].text for output in last] == expected
@@ -192,7 +234,7 @@ def test_metrics_and_stats(llm):
     assert stats["num_prefill_tokens"] == num_computed and stats["num_decode_tokens"] == 3 * 4
     assert stats["num_steps"] == 5 and stats["num_finished_requests"] == 3
     assert stats["prefix_cache"]["hits"] == 2 * (shared // 4)
-    assert stats["kv_pool"]["num_used_blocks"] == 0 and stats["kv_pool"]["num_cached_blocks"] > 0
+    assert stats["kv_pool"]["num_referenced_blocks"] == 0 and stats["kv_pool"]["num_cached_blocks"] > 0
     assert llm.reset_prefix_cache() and llm.stats()["kv_pool"]["num_cached_blocks"] == 0
 
 

@@ -53,3 +53,21 @@ def test_bench_throughput(run, demo_checkpoint):
         assert name in out
     small = run("bench_throughput.py", str(demo_checkpoint), "--num-requests", "2", "--max-output", "32")
     assert "2 requests" in small
+
+
+def test_prefix_cache_walkthrough(run):
+    out = run("prefix_cache_walkthrough.py")
+    assert "request 2: blocks [0, 1, 2, 7, 8, 9, 4, 3], 12 tokens cached" in out
+    queues = [
+        [int(n) for n in line.split(":")[1].split() if n.isdigit()]
+        for line in out.splitlines()
+        if "queue, head" in line
+    ]
+    assert queues[-3:] == [[7, 8, 9, 4, 3, 2], [7, 8, 9, 4, 3, 2, 6, 5, 1, 0], [6, 5]]
+
+
+def test_bench_prefix_cache(run):
+    out = run("bench_prefix_cache.py", "--requests", "5")
+    for name in ("chatbot", "multi-turn", "retrieval", "completion", "summarization", "random"):
+        assert name in out
+    assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())

@@ -117,6 +117,17 @@ def test_the_youngest_is_preempted_and_resumes_from_the_cache():
     assert scheduler.num_preemptions == 1
 
 
+def test_a_step_that_preempts_admits_nobody():
+    scheduler, model = make(num_blocks=6, block_size=4, max_model_len=24), CacheModel(4)
+    a, b = sequence(range(12)), sequence(range(50, 62))
+    scheduler.add(a)
+    scheduler.add(b)
+    run(scheduler, model)
+    scheduler.add(sequence([7]))  # one block would do, and the preemption frees three
+    output = run(scheduler, model)
+    assert output.preempted == [b] and [c.seq for c in output.chunks] == [a]
+
+
 def test_a_sequence_may_have_to_preempt_itself():
     scheduler, model = make(num_blocks=4, block_size=4, max_model_len=16), CacheModel(4)
     a, b = sequence(range(6), max_tokens=9), sequence(range(50, 57), max_tokens=9)

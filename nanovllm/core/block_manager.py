@@ -4,7 +4,10 @@ The pool is a list of blocks, made once. A block is *referenced* (some running s
 *unreferenced* (in the free queue, but still named: its K/V can be found and reused until the block is taken) or *free*
 (in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next
 whatever its state. That single order is the eviction policy. Freed blocks enter at the tail, the last block of a
-sequence first, so the head is the block released longest ago and, among those released together, the deepest.
+sequence first, so the head is the block released longest ago and, among those released together, the deepest. This
+evicts exactly what a radix tree evicts that removes its least recently used leaf (RadixAttention, arXiv:2312.07104), on
+one condition: no two running sequences fill the same block. A tree keeps one node where we then keep two copies, which
+take room (tests/test_prefix_properties.py compares the two, operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;
@@ -19,12 +22,16 @@ saves a block for a while and costs append-only block tables, on which everythin
 This file never sees a tensor: it hands out numbers.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
 from nanovllm.core.sequence import Sequence
+
+RECENT_ALLOCATIONS = 1000
 
 
 class Block:
@@ -100,20 +107,52 @@ class FreeBlockQueue:
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counters in blocks. Every full block of an allocation that succeeded is one query: a hit or a miss."""
+    """Counters in blocks. Every full block of an allocation that succeeded is one query: a hit or a miss.
+
+    A snapshot stands still, and a later one minus an earlier one is what happened between the two.
+    """
 
     queries: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
     collisions: int = 0
+    seconds: float = field(default=0.0, compare=False)  # that the counters cover; set in snapshots
+    recent_queries: int = 0  # of the last RECENT_ALLOCATIONS allocations
+    recent_hits: int = 0
+    _recent: deque[tuple[int, int]] = field(default_factory=deque, repr=False, compare=False)
+    _started: float = field(default_factory=time.perf_counter, repr=False, compare=False)
 
     @property
     def hit_rate(self) -> float:
         return self.hits / self.queries if self.queries else 0.0
 
+    @property
+    def recent_hit_rate(self) -> float:
+        return self.recent_hits / self.recent_queries if self.recent_queries else 0.0
+
+    @property
+    def evictions_per_s(self) -> float:
+        return self.evictions / self.seconds if self.seconds else 0.0
+
+    def record(self, queries: int, hits: int, collisions: int) -> None:
+        """Count one allocation that succeeded."""
+        self.queries += queries
+        self.hits += hits
+        self.misses += queries - hits
+        self.collisions += collisions
+        self._recent.append((queries, hits))
+        oldest = self._recent.popleft() if len(self._recent) > RECENT_ALLOCATIONS else (0, 0)
+        self.recent_queries += queries - oldest[0]
+        self.recent_hits += hits - oldest[1]
+
     def snapshot(self) -> "PrefixCacheStats":
-        return replace(self)
+        return replace(self, seconds=time.perf_counter() - self._started, _recent=deque())
+
+    def __sub__(self, earlier: "PrefixCacheStats") -> "PrefixCacheStats":
+        """Between two snapshots. What is recent stays that of the later one."""
+        counters = ("queries", "hits", "misses", "evictions", "collisions", "seconds")
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counters})
 
 
 class BlockEvent(NamedTuple):
@@ -180,11 +219,7 @@ class BlockManager:
         seq.num_registered_blocks = num_hits
         seq.name_contested = plan.contested
         if self.enable_prefix_caching:
-            num_full = len(seq.tokens) // self.block_size
-            self.stats.queries += num_full
-            self.stats.hits += num_hits
-            self.stats.misses += num_full - num_hits
-            self.stats.collisions += plan.contested
+            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.contested)
         return True
 
     def register_prefix(self, seq: Sequence) -> None:
@@ -195,7 +230,7 @@ class BlockManager:
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // size):
             if seq.name_contested:
                 return
-            block_hash = self._block_hash(seq, index)
+            block_hash = self.hash_full_blocks(seq, index + 1)[index]
             parent = seq.block_hashes[index - 1] if index else None
             token_ids = seq.tokens[index * size : (index + 1) * size]
             extra = extra_keys(index, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
@@ -245,6 +280,15 @@ class BlockManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def hash_full_blocks(self, seq: Sequence, num_blocks: int) -> list[bytes]:
+        """Names of the sequence's full blocks, at least the first num_blocks; each is hashed once and kept on it."""
+        size, chain = self.block_size, seq.block_hashes
+        for i in range(len(chain), num_blocks):
+            extra = extra_keys(i, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+            parent = chain[-1] if chain else None
+            chain.append(self._hasher.name(parent, seq.tokens[i * size : (i + 1) * size], extra))
+        return chain
+
     def can_allocate(self, seq: Sequence) -> bool:
         """Exactly: would allocate_with_prefix succeed now?"""
         return self._plan(seq) is not None
@@ -256,6 +300,18 @@ class BlockManager:
     def eviction_candidates(self, n: int) -> list[int]:
         """The next n blocks to be taken, in that order."""
         return [block_id for block_id, _ in zip(self.free_blocks, range(n), strict=False)]
+
+    def count_states(self) -> dict[str, int]:
+        """How many blocks are referenced, unreferenced (cached, nobody's) and free; and how many are cached in all."""
+        num_cached = sum(map(len, self.hash_to_block.values()))
+        num_unreferenced = sum(self.blocks[i].block_hash is not None for i in self.free_blocks)
+        num_referenced = len(self.blocks) - len(self.free_blocks)
+        return {
+            "cached": num_cached,
+            "referenced": num_referenced,
+            "unreferenced": num_unreferenced,
+            "free": len(self.free_blocks) - num_unreferenced,
+        }
 
     # -- the cache as a whole -------------------------------------------------------------------------------------
 
@@ -301,7 +357,7 @@ class BlockManager:
         size = self.block_size
         num_full = len(seq.tokens) // size if self.enable_prefix_caching else 0
         for index in range(num_full):
-            copies = self.hash_to_block.get(self._block_hash(seq, index))
+            copies = self.hash_to_block.get(self.hash_full_blocks(seq, index + 1)[index])
             if copies is None:
                 break
             block = next(iter(copies.values()))
@@ -317,16 +373,6 @@ class BlockManager:
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None
         return _Plan(hits, num_fresh, contested)
-
-    def _block_hash(self, seq: Sequence, index: int) -> bytes:
-        """Name of the sequence's full block `index`; each is hashed once and kept on the sequence."""
-        size = self.block_size
-        chain = seq.block_hashes
-        while len(chain) <= index:
-            i = len(chain)
-            extra = extra_keys(i, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
-            chain.append(self._hasher.name(chain[-1] if chain else None, seq.tokens[i * size : (i + 1) * size], extra))
-        return chain[index]
 
     def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:
         for _ in range(num_blocks):

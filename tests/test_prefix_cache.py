@@ -1,0 +1,336 @@
+"""The prefix cache to the letter of its documents: worked example, duplicates, names, collisions, events, counts."""
+
+import itertools
+
+import pytest
+
+from nanovllm.core import block_manager as block_manager_module
+from nanovllm.core.block_hash import BlockHasher, MMSpan, extra_keys
+from nanovllm.core.block_manager import BlockEvent, BlockManager
+from nanovllm.core.sequence import Sequence
+
+
+def compute(manager: BlockManager, seq: Sequence, *token_ids: int) -> None:
+    """Append tokens, make room for their K/V and register what is full. Without tokens: compute the prompt."""
+    seq.tokens += token_ids
+    assert manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
+    seq.num_computed_tokens = len(seq.tokens)
+    manager.register_prefix(seq)
+    manager.check_integrity()
+
+
+def admit(manager: BlockManager, token_ids, **keys) -> Sequence:
+    seq = Sequence(list(token_ids), **keys)
+    assert manager.allocate_with_prefix(seq)
+    compute(manager, seq)
+    return seq
+
+
+def cached(manager: BlockManager) -> set[int]:
+    return {block.block_id for block in manager.blocks if block.block_hash is not None}
+
+
+def names_of(seq_tokens, block_size, algo="xxh64", **keys) -> list[bytes]:
+    manager = BlockManager(len(seq_tokens) // block_size + 1, block_size, hash_algo=algo)
+    return admit(manager, seq_tokens, **keys).block_hashes
+
+
+# -- the worked example ------------------------------------------------------------------------------------------------
+
+
+def test_worked_example():
+    """Block size 4, ten blocks, three requests: tables, names, hits, and the free queue after each step."""
+    manager = BlockManager(10, 4)
+    queue = manager.free_blocks
+    first = list(range(100, 115))
+
+    r0 = admit(manager, first)  # 15 tokens: three full blocks and one with 3 of 4
+    assert r0.block_table == [0, 1, 2, 3] and cached(manager) == {0, 1, 2}
+    assert list(queue) == [4, 5, 6, 7, 8, 9]
+
+    compute(manager, r0, 115)  # block 3 is full now
+    assert r0.block_table == [0, 1, 2, 3] and cached(manager) == {0, 1, 2, 3}
+    compute(manager, r0, 116)  # and the next token needs block 4
+    assert r0.block_table == [0, 1, 2, 3, 4] and list(queue) == [5, 6, 7, 8, 9]
+
+    r1 = admit(manager, [*first[:10], 201, 202, 203, 204])  # the third block matches in 2 of 4 tokens only
+    assert r1.block_table == [0, 1, 5, 6] and r1.num_cached_tokens == 8
+    assert cached(manager) == {0, 1, 2, 3, 5} and list(queue) == [7, 8, 9]
+    assert [manager.blocks[i].ref_count for i in (0, 1, 2)] == [2, 2, 1]
+
+    manager.free(r0)
+    assert list(queue) == [7, 8, 9, 4, 3, 2] and cached(manager) == {0, 1, 2, 3, 5}
+    manager.free(r1)
+    assert list(queue) == [7, 8, 9, 4, 3, 2, 6, 5, 1, 0]
+
+    assert manager.stats.evictions == 0
+    assert manager.eviction_candidates(5) == [7, 8, 9, 4, 3]
+    r2 = Sequence(first[:12] + list(range(300, 317)))  # 29 tokens, 12 shared with the first request
+    assert manager.allocate_with_prefix(r2)
+    assert r2.block_table == [0, 1, 2, 7, 8, 9, 4, 3] and r2.num_cached_tokens == 12
+    assert list(queue) == [6, 5]
+    assert manager.stats.evictions == 1, "block 3 was cached and went; 6 was not cached and stays"
+    assert cached(manager) == {0, 1, 2, 5}
+    manager.check_integrity()
+
+
+# -- duplicates --------------------------------------------------------------------------------------------------------
+
+
+def test_duplicated_blocks():
+    """ABCDEF + GHI twice, side by side: block EFGH exists twice under one name; tables only grow."""
+    manager = BlockManager(8, 4)
+    a, b, c, d, e, f, g, h, i = range(9)
+    one = admit(manager, [a, b, c, d, e, f])
+    two = admit(manager, [a, b, c, d, e, f])
+    assert (one.block_table, two.block_table) == ([0, 1], [0, 2])
+    for token_id in (g, h, i):
+        tables = one.block_table[:], two.block_table[:]
+        compute(manager, one, token_id)
+        compute(manager, two, token_id)
+        assert (one.block_table[: len(tables[0])], two.block_table[: len(tables[1])]) == tables
+    [efgh] = [copies for copies in manager.hash_to_block.values() if len(copies) == 2]
+    assert set(efgh) == {1, 2}
+    manager.free(one)
+    manager.free(two)
+    assert manager.eviction_candidates(8) == [5, 6, 7, 3, 1, 4, 2, 0]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_either_copy_can_go_and_the_other_still_serves(order):
+    manager = BlockManager(6, 2)
+    pair = [admit(manager, [1, 2, 3]), admit(manager, [1, 2, 3])]
+    for seq in pair:
+        compute(manager, seq, 4)
+    copies = [pair[0].block_table[1], pair[1].block_table[1]]
+    manager.free(pair[order[0]])
+    taker = admit(manager, [9] * 8)  # takes the three blocks never used, then the copy that was freed
+    assert copies[order[0]] in taker.block_table
+    again = Sequence([1, 2, 3, 4, 5])
+    assert not manager.can_allocate(again), "its hits are in use, but there is no block for the rest"
+    manager.free(taker)
+    assert manager.allocate_with_prefix(again)
+    assert again.block_table[1] == copies[order[1]] and again.num_cached_tokens == 4
+    manager.check_integrity()
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algo", "size"), [("xxh64", 8), ("sha256", 32)])
+def test_a_name_says_parent_tokens_and_extra_keys(algo, size):
+    hasher = BlockHasher(2, algo)
+    parts = itertools.product(
+        (None, b"\0" * size, b"\1" * size),
+        ([1, 2], [2, 1], [0, 258], [1, 2 + 2**16]),
+        (
+            (),
+            (("salt", "a"),),
+            (("salt", "ab"),),
+            (("lora", 1),),
+            (("mm", "a", 0),),
+            (("mm", "a", 1),),
+            (("lora", 1), ("mm", "a", 0)),
+        ),
+    )
+    names = [hasher.name(*p) for p in parts]
+    assert len(set(names)) == len(names) and {len(name) for name in names} == {size}
+    assert hasher.name(None, [1, 2]) == BlockHasher(2, algo).name(None, [1, 2]), (
+        "not Python's hash(): the same anywhere"
+    )
+
+
+def test_the_encoding_is_injective():
+    """Keys whose texts run together the same way are told apart before any hash function sees them."""
+    seen = []
+    hasher = BlockHasher(1)
+    hasher._hash = lambda data: seen.append(data) or b""
+    for extra in [
+        (("mm", "ab", 0), ("mm", "c", 0)),
+        (("mm", "a", 0), ("mm", "bc", 0)),
+        (("mm", "abM", 0),),
+        (("salt", "S"),),
+        (("salt", ""), ("salt", "")),
+        (("salt", "\ud800"),),
+    ]:
+        hasher.name(None, [1], extra)
+    assert len(set(seen)) == len(seen)
+
+
+def test_unknown_hash_function():
+    with pytest.raises(ValueError, match="xxh64, sha256, found 'md5'"):
+        BlockManager(1, 1, hash_algo="md5")
+
+
+def test_multimodal_example():
+    """An image of 41 placeholders in a prompt of 50 tokens: three full blocks, the fourth has no name yet."""
+    text, placeholder = [1, 3, 7493, 1681, 1294, 1593, 3937, 9551], 10
+    prompt = [*text, *[placeholder] * 41, 4]
+    assert len(prompt) == 50
+    cat = names_of(prompt, 16, mm_spans=(MMSpan(8, 41, "hash of a cat"),))
+    dog = names_of(prompt, 16, mm_spans=((8, 41, "hash of a dog"),))
+    assert len(cat) == 3 and len(set(cat)) == 3 and not set(cat) & set(dog)
+    manager = BlockManager(8, 16)
+    seq = admit(manager, prompt, mm_spans=(MMSpan(8, 41, "hash of a cat"),))
+    compute(manager, seq, *range(14))
+    assert len(seq.block_hashes) == 4 and seq.block_hashes[:3] == cat
+
+    keys = [extra_keys(i, 16, mm_spans=(MMSpan(8, 41, "cat"),)) for i in range(4)]
+    assert keys == [(("mm", "cat", 8),), (("mm", "cat", -8),), (("mm", "cat", -24),), (("mm", "cat", -40),)]
+    # A span that ends where a block begins, or begins where it ends, is not part of it.
+    assert [bool(extra_keys(i, 16, mm_spans=(MMSpan(16, 16, "cat"),))) for i in range(3)] == [False, True, False]
+
+
+@pytest.mark.parametrize("num_text_blocks", [2, 3])
+def test_another_image_changes_the_names_from_its_first_placeholder_on(num_text_blocks):
+    start = num_text_blocks * 16 + 5
+    prompt = [*range(start), *[10] * 41, *range(50)]
+    cat = names_of(prompt, 16, mm_spans=(MMSpan(start, 41, "cat"),))
+    dog = names_of(prompt, 16, mm_spans=(MMSpan(start, 41, "dog"),))
+    assert [a == b for a, b in zip(cat, dog, strict=True)] == [True] * num_text_blocks + [False] * (
+        len(cat) - num_text_blocks
+    )
+    moved = names_of(prompt, 16, mm_spans=(MMSpan(start + 1, 41, "cat"),))
+    assert moved[:num_text_blocks] == cat[:num_text_blocks] and moved[num_text_blocks] != cat[num_text_blocks]
+
+
+def test_salt_and_lora_id_enter_where_they_must():
+    assert [extra_keys(i, 4, cache_salt="s") for i in (0, 1)] == [(("salt", "s"),), ()]
+    assert [extra_keys(i, 4, lora_id=7) for i in (0, 1)] == [(("lora", 7),)] * 2
+    tokens = list(range(12))
+    variants = [
+        names_of(tokens, 4, **keys)
+        for keys in ({}, dict(cache_salt="a"), dict(cache_salt="b"), dict(lora_id=1), dict(lora_id=2), dict(lora_id=0))
+    ]
+    assert len({name for names in variants for name in names}) == 3 * len(variants), "no two share any block"
+
+
+def test_each_full_block_is_hashed_once(monkeypatch):
+    manager, calls = BlockManager(16, 4), []
+    name = manager._hasher.name
+    monkeypatch.setattr(manager._hasher, "name", lambda *args: calls.append(args) or name(*args))
+    seq = Sequence(list(range(18)))
+    assert manager.can_allocate(seq) and manager.allocate_with_prefix(seq)
+    seq.num_computed_tokens = 18
+    manager.register_prefix(seq)
+    seq.tokens += [1, 2, 3]
+    seq.num_computed_tokens = 21
+    assert manager.append_slots(seq, 0)
+    manager.register_prefix(seq)
+    manager.free(seq)
+    assert manager.allocate_with_prefix(seq) and seq.num_cached_tokens == 20
+    assert len(calls) == 5
+
+
+# -- collisions --------------------------------------------------------------------------------------------------------
+
+
+class OneBitHasher(BlockHasher):
+    """Every name is one byte, the parity of the first token: collisions everywhere, verification must hold."""
+
+    def name(self, parent, token_ids, extra=()):
+        return bytes([token_ids[0] % 2])
+
+
+@pytest.fixture
+def colliding(monkeypatch):
+    monkeypatch.setattr(block_manager_module, "BlockHasher", OneBitHasher)
+    return BlockManager(16, 2)
+
+
+def test_a_collision_at_lookup_is_a_miss_and_is_never_registered(colliding):
+    first = admit(colliding, [2, 7, 1, 1])
+    other = admit(colliding, [4, 7, 1, 1])  # same name, other content
+    assert other.num_cached_tokens == 0 and colliding.stats.collisions == 1
+    assert other.num_registered_blocks == 0, "nor is anything behind the contested name"
+    assert cached(colliding) == set(first.block_table)
+    same = admit(colliding, [2, 7, 1, 1, 5])
+    assert same.num_cached_tokens == 4 and same.block_table[:2] == first.block_table
+
+
+def test_a_collision_at_registration_is_a_miss_too(colliding):
+    one, two = Sequence([2, 7]), Sequence([4, 7])
+    assert colliding.allocate_with_prefix(one) and colliding.allocate_with_prefix(two)
+    for seq in (one, two):
+        compute(colliding, seq)
+    assert colliding.stats.collisions == 1 and cached(colliding) == {one.block_table[0]}
+    compute(colliding, two, 9, 9)
+    assert cached(colliding) == {one.block_table[0]}, "nothing further of it is registered"
+
+
+@pytest.mark.parametrize(
+    ("keys", "other"),
+    [({}, dict(cache_salt="a")), (dict(lora_id=1), dict(lora_id=2)), ({}, dict(mm_spans=((0, 1, "x"),)))],
+)
+def test_verification_looks_at_extra_keys(colliding, keys, other):
+    admit(colliding, [2, 7, 1], **keys)
+    assert admit(colliding, [2, 7, 1], **other).num_cached_tokens == 0 and colliding.stats.collisions == 1
+
+
+def test_verification_looks_at_the_parent(monkeypatch):
+    """The same block behind two parents, under one name: only the parent's name tells them apart."""
+
+    class Forgetful(BlockHasher):
+        def name(self, parent, token_ids, extra=()):
+            return super().name(None, token_ids, extra)
+
+    monkeypatch.setattr(block_manager_module, "BlockHasher", Forgetful)
+    manager = BlockManager(16, 2)
+    seq = Sequence([1, 1, 5, 5])
+    assert manager.allocate_with_prefix(seq)
+    seq.num_computed_tokens = 4
+    manager.register_prefix(seq)
+    other = Sequence([2, 2])
+    assert manager.allocate_with_prefix(other)
+    other.num_computed_tokens = 2
+    manager.register_prefix(other)
+    late = Sequence([2, 2, 5, 5, 1])
+    assert manager.allocate_with_prefix(late)
+    assert late.num_cached_tokens == 2 and manager.stats.collisions == 1
+
+
+# -- events and counts -------------------------------------------------------------------------------------------------
+
+
+def test_events():
+    manager, events = BlockManager(3, 2), []
+    manager.on_event = events.append
+    one = admit(manager, [1, 2, 3])
+    manager.free(one)
+    two = admit(manager, [1, 2, 4, 5])
+    manager.free(two)
+    three = admit(manager, [8, 8, 8])
+    s1, s2, s3 = one.seq_id, two.seq_id, three.seq_id
+    assert events == [
+        *[BlockEvent("allocate", 0, s1), BlockEvent("allocate", 1, s1), BlockEvent("register", 0, s1)],
+        *[BlockEvent("free", 1, s1), BlockEvent("free", 0, s1)],
+        *[BlockEvent("hit", 0, s2), BlockEvent("allocate", 2, s2), BlockEvent("register", 2, s2)],
+        *[BlockEvent("free", 2, s2), BlockEvent("free", 0, s2)],
+        *[BlockEvent("allocate", 1, s3), BlockEvent("evict", 2, s3), BlockEvent("allocate", 2, s3)],
+        BlockEvent("register", 1, s3),
+    ]
+
+
+def test_statistics():
+    manager = BlockManager(4, 2)
+    manager.free(admit(manager, [1, 2, 3, 4, 5]))
+    before = manager.stats.snapshot()
+    seq = admit(manager, [1, 2, 9, 9])
+    assert manager.count_states() == {"cached": 3, "referenced": 2, "unreferenced": 1, "free": 1}
+    manager.free(seq)
+    admit(manager, [7] * 7)  # takes all four blocks, three of them cached
+    after = manager.stats.snapshot()
+    assert (after.queries, after.hits, after.misses, after.evictions) == (7, 1, 6, 3)
+    assert after.hit_rate == 1 / 7
+    change = after - before
+    assert (change.queries, change.hits, change.misses, change.evictions) == (5, 1, 4, 3)
+    assert change.seconds > 0 and change.evictions_per_s == 3 / change.seconds
+    assert before.queries == 2, "a snapshot stands still"
+
+
+def test_recent_hit_rate_forgets(monkeypatch):
+    monkeypatch.setattr(block_manager_module, "RECENT_ALLOCATIONS", 3)
+    manager = BlockManager(8, 2)
+    for tokens in ([1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]):
+        manager.free(admit(manager, tokens))
+    assert manager.stats.hit_rate == 3 / 4 and manager.stats.recent_hit_rate == 1.0

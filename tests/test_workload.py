@@ -1,0 +1,124 @@
+"""Analysis of a request log, and the command that prints it."""
+
+import itertools
+import json
+import random
+from functools import cache
+
+import pytest
+
+from nanovllm.tools import cli
+from nanovllm.tools.workload import Workload, hit_rates
+
+
+def make(requests, block_size=2) -> Workload:
+    workload = Workload(block_size)
+    for tokens in requests:
+        workload.add(tokens)
+    return workload
+
+
+def test_report():
+    workload = make([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9, 9], [8, 8, 3, 4]])
+    report = workload.report()
+    assert (report.num_requests, report.num_tokens, report.num_blocks) == (4, 19, 9)
+    assert (report.num_unique_blocks, report.num_shared_blocks, report.num_reusable_blocks) == (6, 2, 3)
+    assert report.best_prefill_savings == 6 / 19 and report.mean_shared_prefix_tokens == 6 / 4
+    assert report.working_set_blocks == 3 + 3
+
+
+def test_salts_separate():
+    workload = Workload(2)
+    for salt in (None, "a", "a"):
+        workload.add([1, 2], salt)
+    assert workload.report().num_reusable_blocks == 1
+
+
+def random_requests(rng: random.Random, num: int, max_blocks: int) -> list[list[int]]:
+    return [[rng.randrange(3) for _ in range(rng.randint(1, max_blocks))] for _ in range(num)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_policies_against_bounds(seed):
+    workload = make(random_requests(random.Random(seed), 200, 8), block_size=1)
+    report = workload.report()
+    for size, lru, frequency, optimum in hit_rates(workload, workload.pool_sizes()):
+        assert lru <= optimum and frequency <= optimum, f"pool of {size}"
+    assert lru == frequency == optimum == report.num_reusable_blocks / report.num_blocks, "nothing is evicted any more"
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_optimum_equals_exhaustive_search(seed):
+    rng = random.Random(seed)
+    requests = [tuple(r) for r in random_requests(rng, 9, 2)]
+    num_blocks = rng.choice([2, 3, 4])
+
+    @cache
+    def best(index: int, cached: frozenset) -> int:
+        """Most hits from this request on; cached holds prefixes."""
+        if index == len(requests):
+            return 0
+        chain = [requests[index][: i + 1] for i in range(len(requests[index]))]
+        hits = next((i for i, block in enumerate(chain) if block not in cached), len(chain))
+        others = cached - set(chain)
+        keep = max(num_blocks - len(chain), 0)
+        futures = (
+            best(index + 1, frozenset(kept) | frozenset(chain))
+            for count in range(min(keep, len(others)) + 1)
+            for kept in itertools.combinations(sorted(others), count)
+        )
+        return hits + max(futures)
+
+    workload = make([list(r) for r in requests], block_size=1)
+    assert workload.optimal_hits(num_blocks) == best(0, frozenset())
+
+
+def test_command(tmp_path, checkpoint, capsys):
+    chat = {"messages": [{"role": "user", "content": "the quick brown fox jumps over the lazy dog"}]}
+    lines = [
+        json.dumps(chat),
+        json.dumps({"custom_id": "1", "body": chat}),
+        json.dumps({"prompt": "the quick brown fox", "cache_salt": "a"}),
+        json.dumps({"prompt": [5, 6, 7]}),
+        json.dumps({"prompt_token_ids": [5, 6, 7]}),
+        "",
+        "{not json",
+        json.dumps({"prompt": ""}),
+        json.dumps({"prompt": [5, "x"]}),
+        json.dumps({"messages": [{"role": "wizard", "content": "x"}]}),
+        json.dumps({"text": "x"}),
+        json.dumps([1, 2]),
+        "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"),
+    ]
+    log = tmp_path / "requests.jsonl"
+    log.write_text("\n".join(lines), encoding="latin-1")
+    assert cli.main(["analyze", str(log), "--model", str(checkpoint()), "--block-size", "4"]) == 0
+    printed = capsys.readouterr()
+    skipped = [int(line.split(":")[1]) for line in printed.err.splitlines() if ": skipped: " in line]
+    assert skipped == [7, 8, 9, 10, 11, 12, 13]
+    assert "none of messages, prompt, prompt_token_ids" in printed.err and "unknown role wizard" in printed.err
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in printed.out.splitlines()
+        if line.count("│") == 3
+    }
+    assert rows["requests"] == "5 (7 lines skipped)" and rows["shared by two requests or more"] != "0"
+    assert "optimum" in printed.out and "█" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no/such/file"], "is not a file"),
+        (["{empty}"], "has no request that can be read"),
+        (["{empty}", "--block-size", "0"], "--block-size must be at least 1"),
+        (["{empty}", "--model", "/no/model"], "does not exist"),
+    ],
+)
+def test_command_errors(tmp_path, checkpoint, capsys, arguments, text):
+    (tmp_path / "empty").write_text("\n")
+    arguments = [a.replace("{empty}", str(tmp_path / "empty")) for a in arguments]
+    if "--model" not in arguments:
+        arguments += ["--model", str(checkpoint())]
+    assert cli.main(["analyze", *arguments]) == 2
+    assert text in capsys.readouterr().err
