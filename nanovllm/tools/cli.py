@@ -14,7 +14,7 @@ from nanovllm.engine import load_tokenizer
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
 
-BAR_WIDTH = 20
+BAR_WIDTH = 14
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,11 +85,12 @@ def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
     console.print(facts)
 
     chart = Table(title="Hit rate against pool size (one request after another)", title_justify="left")
-    for name, style in (("pool", ""), ("LRU (this engine)", "green"), ("by frequency", "cyan"), ("optimum", "magenta")):
-        chart.add_column(name, style=style, no_wrap=True)
+    chart.add_column("blocks", justify="right", no_wrap=True)
+    for name, style in (("LRU (this engine)", "green"), ("by frequency", "cyan"), ("optimum", "magenta")):
+        chart.add_column(name, style=style, no_wrap=True, width=BAR_WIDTH + 6)
     sizes = track(workload.pool_sizes(), "simulating", console=Console(stderr=True), transient=True)
     for size, *rates in hit_rates(workload, sizes):
-        chart.add_row(f"{size:,}", *(f"{'█' * round(rate * BAR_WIDTH):{BAR_WIDTH}} {rate:4.0%}" for rate in rates))
+        chart.add_row(f"{size:,}", *(f"{rate:4.0%} {'█' * round(rate * BAR_WIDTH)}" for rate in rates))
     console.print(chart)
 
 
