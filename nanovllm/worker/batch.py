@@ -11,6 +11,8 @@ import torch
 
 from nanovllm.core.scheduler import SchedulerOutput
 
+TILE_ROWS = 16  # query rows that a kernel takes on together; cpu_kernels.c knows it, too
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -84,3 +86,13 @@ class Batch:
     @cached_property
     def key_lens(self) -> list[int]:
         return self.seqlens_k.tolist()
+
+    @cached_property
+    def row_tiles(self) -> torch.Tensor:
+        """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees."""
+        tiles, row = [], 0
+        for b, (num_rows, num_keys) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):
+            for i in range(0, num_rows, TILE_ROWS):
+                tiles.append((row + i, min(TILE_ROWS, num_rows - i), b, num_keys - num_rows + i + 1))
+            row += num_rows
+        return torch.tensor(tiles)

@@ -1,4 +1,4 @@
-"""The KV cache: one tensor for all layers, its size, its layout and how a step writes into it (chapter 3)."""
+"""The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
 
 import math
 import mmap
@@ -7,15 +7,15 @@ import os
 import torch
 
 from nanovllm.config import EngineConfig, ModelConfig
-from nanovllm.worker.batch import Batch
 
 MAX_CPU_POOL_BYTES = 4 << 30
 
 
 class KVCache:
-    """K and V of every block: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim].
+    """K and V of every block: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
 
-    layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim].
+    layers[i] is the pair (k_cache, v_cache) of layer i, each a view [num_blocks, block_size, num_kv_heads, head_dim]. All
+    that belongs to a block lies together, so that a pool takes real memory only for the blocks that have been used.
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive
     being masked (0 * NaN is NaN).
     """
@@ -23,24 +23,15 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (2, config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+        shape = (num_blocks, config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim)
         self.data = (
             _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self.layers = [(self.data[0, i], self.data[1, i]) for i in range(config.num_hidden_layers)]
+        self.layers = [(self.data[:, i, 0], self.data[:, i, 1]) for i in range(config.num_hidden_layers)]
 
     @property
     def num_bytes(self) -> int:
         return self.data.nbytes
-
-
-def write_kv(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch) -> None:
-    """Store k and v [T, num_kv_heads, head_dim] at batch.slot_mapping; slot -1 is not written."""
-    rows, slots = batch.written
-    if rows is not None:
-        k, v = k[rows], v[rows]
-    k_cache.view(-1, *k.shape[1:])[slots] = k
-    v_cache.view(-1, *v.shape[1:])[slots] = v
 
 
 def num_blocks_for_pool(
@@ -85,7 +76,9 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that the system hands out page by page at first use: a large pool costs nothing until it is filled."""
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, num_bytes)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults when blocks are written for the first time
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,5 +1,6 @@
 """The parts of the decoder: norm, rotary embedding, linear layers (chapters 1, 9 and 10)."""
 
+import logging
 import math
 
 import torch
@@ -8,17 +9,16 @@ from torch import nn
 
 from nanovllm.config import ModelConfig
 
+logger = logging.getLogger("nanovllm")
+
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension (arXiv:1910.07467); the statistics are taken in float32."""
+    """Holds weight and eps; the computation is the kernels' add_rms_norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Linear(nn.Module):
@@ -28,9 +28,30 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reordered: torch.Tensor | None = None
+
+    def reorder(self) -> None:
+        """Lay the weight out the way oneDNN reads it, once, instead of at every product. Raises where it can't.
+
+        The operators are private ones of PyTorch (its compiler uses them for frozen weights).
+        """
+        self.reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reordered is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
+
+
+def reorder_weights(model: nn.Module) -> None:
+    """Reorder every linear layer, or say why not (float16 needs a CPU that computes in it)."""
+    try:
+        for layer in model.modules():
+            if isinstance(layer, Linear):
+                layer.reorder()
+    except (RuntimeError, AttributeError) as error:
+        logger.info("weights are not reordered for oneDNN: %s", str(error).splitlines()[0])
 
 
 class RotaryEmbedding:
@@ -45,15 +66,9 @@ class RotaryEmbedding:
         self.table = torch.stack([angles.cos(), angles.sin()]).to(dtype).to(device)
 
     def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for these positions, each [T, 1, head_dim / 2]."""
-        cos, sin = self.table[:, positions, None]
+        """cos and sin for these positions, each [T, head_dim / 2]."""
+        cos, sin = self.table[:, positions]
         return cos, sin
-
-
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim]: number i of the first half and number i of the second are one pair."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
 def _inverse_frequencies(config: ModelConfig) -> torch.Tensor:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanovllm.config import ModelConfig
-from nanovllm.worker.attention import PagedAttention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kv_cache import KVCache, write_kv
-from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding, apply_rotary
+from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kv_cache import KVCache
+from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding
 
 
 class Attention(nn.Module):
@@ -37,18 +37,18 @@ class Attention(nn.Module):
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         kv_layer: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,
-        paged_attention: PagedAttention,
+        kernels: Kernels,
     ) -> torch.Tensor:
         q, k, v = self.qkv_proj(x).split(self.split_sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [T, num_heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))  # [T, num_kv_heads, head_dim]
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rotary(q, *cos_sin), apply_rotary(k, *cos_sin)
+            q = kernels.add_rms_norm(q.contiguous(), None, self.q_norm.weight, self.q_norm.eps)
+            k = kernels.add_rms_norm(k.contiguous(), None, self.k_norm.weight, self.k_norm.eps)
         # All K/V of the step goes into the cache before any attention reads it: sequences of one step may share blocks.
-        write_kv(k, v, *kv_layer, batch)
-        return self.o_proj(paged_attention(q, *kv_layer, batch).flatten(1))
+        kernels.rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
+        return self.o_proj(kernels.paged_attention(q, *kv_layer, batch).flatten(1))
 
 
 class MLP(nn.Module):
@@ -57,9 +57,8 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return self.down_proj(kernels.silu_and_mul(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -70,9 +69,20 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, *attention_args: Any) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), *attention_args)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv_layer: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+        kernels: Kernels,
+    ) -> torch.Tensor:
+        """x is the residual stream [T, hidden_size]; each half adds what the one before it has returned, `delta`."""
+        norm = self.input_layernorm
+        delta = self.self_attn(kernels.add_rms_norm(x, delta, norm.weight, norm.eps), cos_sin, kv_layer, batch, kernels)
+        norm = self.post_attention_layernorm
+        return self.mlp(kernels.add_rms_norm(x, delta, norm.weight, norm.eps), kernels)
 
 
 class Decoder(nn.Module):
@@ -88,15 +98,16 @@ class Decoder(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
-    def forward(
-        self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, paged_attention: PagedAttention
-    ) -> torch.Tensor:
-        """Run one step, writing K/V. Returns float32 logits [R, vocab_size] of batch.logits_rows."""
+    def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> torch.Tensor:
+        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows."""
         x = F.embedding(batch.input_ids, self.embed_tokens)  # [T, hidden_size]
         cos_sin = rotary.lookup(batch.positions)
+        delta: Any = None
         for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
-            x = layer(x, cos_sin, kv_layer, batch, paged_attention)
-        return self.lm_head(self.norm(x[batch.logits_rows])).float()
+            delta = layer(x, delta, cos_sin, kv_layer, batch, kernels)
+        rows = batch.logits_rows
+        x = kernels.add_rms_norm(x[rows], delta[rows], self.norm.weight, self.norm.eps)
+        return self.lm_head(x)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in the checkpoint, the place it is read into) for every tensor; packed weights give one view a part."""

@@ -11,10 +11,11 @@ import torch
 from nanovllm.config import EngineConfig, ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.attention import PagedAttention, torch_backend
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu_kernels import load_cpu_kernels
+from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache, free_cpu_bytes, num_blocks_for_pool
-from nanovllm.worker.layers import RotaryEmbedding
+from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
 
@@ -35,7 +36,10 @@ class ModelRunner:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE
-        self.paged_attention: PagedAttention = torch_backend.paged_attention
+        self.kernels = TORCH_KERNELS
+        optimizations = () if config.enforce_eager or self.device.type != "cpu" else config.optimizations
+        if "c_kernels" in optimizations:
+            self.kernels = load_cpu_kernels(model_config, self.dtype) or TORCH_KERNELS
 
         limit = model_config.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > limit:
@@ -45,9 +49,12 @@ class ModelRunner:
             # Before any weight is read: a pool that is too small is not worth waiting for.
             self._size_pool(free_cpu_bytes(config.gpu_memory_utilization))
         self.model = load_model(directory, model_config, self.dtype, self.device)
+        if "reordered_weights" in optimizations:
+            reorder_weights(self.model)
         self.rotary = RotaryEmbedding(model_config, limit, self.dtype, self.device)
         if self.device.type == "cuda":
             self._size_pool(self._free_cuda_bytes())
+        self._logits = torch.empty(0)
         self.kv_cache = KVCache(model_config, self.num_blocks, self.block_size, self.dtype, self.device)
         logger.info(
             "KV pool: %d blocks of %d tokens = %d tokens, %.1f MB in %s; max_model_len %d",
@@ -64,9 +71,13 @@ class ModelRunner:
         """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
         batch = Batch.from_scheduler_output(output, self.block_size, self.device)
         seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
-        logits = self.model(batch, self.rotary, self.kv_cache, self.paged_attention)
+        logits = self.model(batch, self.rotary, self.kv_cache, self.kernels)
         if not seqs:
             return [], []
+        if self._logits.shape[0] < len(seqs):
+            self._logits = torch.empty(len(seqs), logits.shape[1], dtype=torch.float32, device=self.device)
+        # Into memory that is there already: page faults would cost more than the conversion.
+        logits = self._logits[: len(seqs)].copy_(logits)
         return sample(logits, SamplingBatch.from_sequences(seqs, self.model_config.eos_token_ids, self.device))
 
     def _size_pool(self, free_bytes: int) -> None:
@@ -96,7 +107,7 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         batch = Batch.from_scheduler_output(output, self.block_size, self.device)
-        self.model(batch, self.rotary, kv_cache, self.paged_attention)
+        self.model(batch, self.rotary, kv_cache, self.kernels)
         peak = torch.cuda.max_memory_allocated() - before
         del kv_cache
         torch.cuda.empty_cache()

