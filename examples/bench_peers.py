@@ -117,7 +117,7 @@ def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespac
     return "\n".join(rows)
 
 
-# -- in the worker: no import of nanovllm outside its own engine, another Python may run this ---------------------------
+# -- in the worker: no import of nanovllm outside its own engine, another Python may run this --------------------------
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:

@@ -118,7 +118,6 @@ def add_timers(llm: LLM) -> None:
         (engine, "_take_token", "detokenizing, outputs"),
         (engine, "_output", "detokenizing, outputs"),
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
-        (model_runner.SamplingBatch, "from_sequences", "preparing tensors"),
         (model_runner, "sample", "sampling"),
         (Linear, "forward", "linear layers"),
     ):

@@ -14,6 +14,10 @@ from nanovllm.sampling_params import check_number, reject_unknown
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPTIMIZATIONS = ("reordered_weights", "c_kernels")
+REQUIRED_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "max_position_embeddings"),
+)
 ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
@@ -42,7 +46,7 @@ class EngineConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int = 2048
     block_size: int | None = None
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "xxh64"
@@ -129,21 +133,12 @@ class ModelConfig:
             raise ValueError(f"{path}: architecture {architecture} is not one of {', '.join(ARCHITECTURES)}")
         _reject_unimplemented(config, path)
 
-        required = {
-            "vocab_size": Integral,
-            "hidden_size": Integral,
-            "intermediate_size": Integral,
-            "num_hidden_layers": Integral,
-            "num_attention_heads": Integral,
-            "max_position_embeddings": Integral,
-            "rms_norm_eps": Real,
-        }
-        if architecture == "Qwen3ForCausalLM":
-            required["head_dim"] = Integral
+        required = [*REQUIRED_SIZES, "rms_norm_eps", *(["head_dim"] if architecture == "Qwen3ForCausalLM" else [])]
         if missing := [name for name in required if config.get(name) is None]:
             raise ValueError(f"{path} lacks {', '.join(missing)}")
-        for name, kind in required.items():
-            check_number(f"{path}: {name}", config[name], kind, 0.0 if kind is Real else 1)
+        for name in required:
+            is_size = name != "rms_norm_eps"
+            check_number(f"{path}: {name}", config[name], Integral if is_size else Real, 1 if is_size else 0.0)
         num_heads = config["num_attention_heads"]
         num_kv_heads = config.get("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
@@ -159,14 +154,9 @@ class ModelConfig:
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         return cls(
             architecture=architecture,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=num_heads,
+            **{name: config[name] for name in REQUIRED_SIZES},
             num_key_value_heads=num_kv_heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-            max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config["rms_norm_eps"],
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
             rope_scaling=rope,

@@ -4,7 +4,6 @@ A step is four hand-offs: the scheduler chooses the work, the model runner compu
 tokens in, the detokenizer turns them into text. Everything a caller can get wrong is checked before a request enters.
 """
 
-import difflib
 import logging
 import time
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer, decode
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from nanovllm.sampling_params import SamplingParams, check_number
+from nanovllm.sampling_params import SamplingParams, check_number, reject_unknown
 
 logger = logging.getLogger("nanovllm")
 
@@ -40,7 +39,7 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # of the first admission of sample 0
-    logprobs: list[list[dict[int, Logprob]]] = field(default_factory=list)
+    logprobs: dict[int, list[dict[int, Logprob]]] = field(default_factory=dict)  # sample index -> its tokens
 
     @property
     def finished(self) -> bool:
@@ -108,11 +107,9 @@ class LLMEngine:
                 f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
                 f"together, so at most {max_model_len - 1} fit"
             )
-        for position, token_id in enumerate(token_ids):
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(
-                    f"token id {token_id} at position {position} is outside the vocabulary (0 to {vocab_size - 1})"
-                )
+        if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
+            vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
+            raise ValueError(f"token id {token_ids[at]} at position {at} is outside {vocabulary}")
         for token_id in params.stop_token_ids or ():
             check_number("a stop token id", token_id, Integral, 0, vocab_size - 1)
         if params.logprobs is not None:
@@ -121,10 +118,7 @@ class LLMEngine:
         seqs = [Sequence(token_ids, params, cache_salt=cache_salt) for _ in range(params.n)]
         detokenizers = [Detokenizer(self.tokenizer, params.stop, params.min_tokens) for _ in seqs]  # type: ignore[arg-type]
         metrics = RequestMetrics(arrival_time=time.perf_counter())
-        request = Request(request_id or "", text, token_ids, params, seqs, detokenizers, stream, metrics)
-        if params.logprobs is not None:
-            request.logprobs = [[] for _ in seqs]
-        return request
+        return Request(request_id or "", text, token_ids, params, seqs, detokenizers, stream, metrics)
 
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
@@ -133,6 +127,8 @@ class LLMEngine:
         prompts with a common prefix come one after another, while it is still cached, even in a small pool.
         """
         for request in requests:
+            while str(self._num_requests) in self._requests:  # somebody chose such an id
+                self._num_requests += 1
             index = self._num_requests
             self._num_requests += 1
             request.request_id = request.request_id or str(index)
@@ -197,7 +193,7 @@ class LLMEngine:
             progressed[request.request_id] = request
             self._take_token(request, sample_index, now)
             if token_logprobs is not None:
-                request.logprobs[sample_index].append(self._logprob_dict(seq.tokens[-1], token_logprobs))
+                request.logprobs.setdefault(sample_index, []).append(self._logprob_dict(seq.tokens[-1], token_logprobs))
         outputs = []
         for request in progressed.values():
             if request.finished:
@@ -256,29 +252,15 @@ class LLMEngine:
         completions = []
         for index, seq in enumerate(request.seqs):
             ids, logprobs, total = seq.generated_token_ids, None, None
-            if request.logprobs:
-                logprobs = list(request.logprobs[index])
+            if request.params.logprobs is not None:
+                logprobs = list(request.logprobs.get(index, []))
                 total = sum(entries[t].logprob for t, entries in zip(ids, logprobs, strict=True))
-            completions.append(
-                CompletionOutput(
-                    index=index,
-                    text=self._text(seq, request.detokenizers[index]),
-                    token_ids=ids,
-                    finish_reason=seq.finish_reason,
-                    stop_reason=seq.stop_reason,
-                    cumulative_logprob=total,
-                    logprobs=logprobs,
-                )
-            )
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=completions,
-            finished=request.finished,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            metrics=replace(request.metrics),
-        )
+            text = self._text(seq, request.detokenizers[index])
+            ended = seq.finish_reason, seq.stop_reason
+            completions.append(CompletionOutput(index, text, ids, *ended, total, logprobs))
+        prompt = request.request_id, request.prompt, request.prompt_token_ids
+        progress = request.finished, request.num_cached_tokens or 0, replace(request.metrics)
+        return RequestOutput(*prompt, completions, *progress)
 
     def _text(self, seq: Sequence, detokenizer: Detokenizer) -> str:
         if seq.status is not SequenceStatus.FINISHED:
@@ -304,10 +286,7 @@ def load_tokenizer(directory: Path) -> Any:
 def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
     """(text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
     fields = prompt if isinstance(prompt, dict) else {}
-    for key in fields:
-        if key not in PROMPT_KEYS:
-            nearest = difflib.get_close_matches(str(key), PROMPT_KEYS, n=1, cutoff=0.0)[0]
-            raise ValueError(f"a prompt has no key {key!r}; did you mean {nearest!r}?")
+    reject_unknown(map(str, fields), PROMPT_KEYS, "a prompt")
     salt = fields.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
@@ -316,9 +295,8 @@ def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int],
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt must be a string, found {type(text).__name__}")
     if token_ids is not None:
-        if not isinstance(token_ids, list | tuple) or any(
-            not isinstance(t, Integral) or isinstance(t, bool) for t in token_ids
-        ):
+        types = set(map(type, token_ids)) if isinstance(token_ids, list | tuple) else {str}
+        if not all(issubclass(t, Integral) and t is not bool for t in types):
             raise ValueError(f"prompt token ids must be a list of whole numbers, found {_shorten(token_ids)}")
         return text, [int(t) for t in token_ids], salt
     if text is None:

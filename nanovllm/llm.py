@@ -7,9 +7,9 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from nanovllm.config import EngineConfig
@@ -19,6 +19,10 @@ from nanovllm.sampling_params import SamplingParams
 
 Message = dict[str, Any]
 MAX_LISTED_ERRORS = 20
+CACHE_STATS = (
+    *("queries", "hits", "misses", "evictions", "collisions"),
+    *("hit_rate", "recent_hit_rate", "evictions_per_s"),
+)
 
 
 class LLM:
@@ -52,15 +56,8 @@ class LLM:
         """
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
-        requests: list[Request] = []
-        errors: list[str] = []
-        for index, (prompt, params) in enumerate(zip(prompt_list, params_list, strict=True)):
-            try:
-                requests.append(self.engine.make_request(prompt, params))
-            except ValueError as error:
-                errors.append(f"prompts[{index}]: {error}")
-        _raise_all(errors)
-        return self._run(requests, use_tqdm)
+        pairs = list(zip(prompt_list, params_list, strict=True))
+        return self._run(_make_all("prompts", pairs, lambda pair: self.engine.make_request(*pair)), use_tqdm)
 
     def chat(
         self,
@@ -74,15 +71,11 @@ class LLM:
         """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template."""
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
-        prompts: list[Prompt] = []
-        errors: list[str] = []
-        for index, conversation in enumerate(conversations):
-            try:
-                prompts.append(self.chat_prompt(conversation, add_generation_prompt, cache_salt))
-            except ValueError as error:
-                errors.append(f"messages[{index}]: {error}" if several else str(error))
-        _raise_all(errors)
-        return self.generate(prompts, sampling_params, use_tqdm)
+
+        def make(conversation: list[Message]) -> dict[str, Any]:
+            return self.chat_prompt(conversation, add_generation_prompt, cache_salt)
+
+        return self.generate(_make_all("conversations", conversations, make), sampling_params, use_tqdm)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None
@@ -101,7 +94,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        if (output := self.engine.abort_request(request_id)) is not None:
+        if output := self.engine.abort_request(request_id):
             self._outputs[request_id] = output
 
     def stats(self) -> dict[str, Any]:
@@ -117,17 +110,8 @@ class LLM:
             "num_waiting": len(scheduler.waiting),
             "num_running": len(scheduler.running),
             "num_preemptions": scheduler.num_preemptions,
-            "prefix_cache": {
-                "queries": cache.queries,
-                "hits": cache.hits,
-                "misses": cache.misses,
-                "evictions": cache.evictions,
-                "collisions": cache.collisions,
-                "hit_rate": cache.hit_rate,
-                "recent_hit_rate": cache.recent_hit_rate,
-                "evictions_per_s": cache.evictions_per_s,
-                "utilization": states["cached"] / num_blocks,
-            },
+            "prefix_cache": {name: getattr(cache, name) for name in CACHE_STATS}
+            | {"utilization": states["cached"] / num_blocks},
             "kv_pool": {
                 "num_blocks": num_blocks,
                 "block_size": manager.block_size,
@@ -214,11 +198,19 @@ def _as_list(prompts: Any) -> list[Any]:
     return [list(prompts)] if is_token_ids else list(prompts)
 
 
-def _raise_all(errors: list[str]) -> None:
+def _make_all(name: str, items: list[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """make(item) of each item, or one ValueError that lists, by index, all that it raised."""
+    made, errors = [], []
+    for index, item in enumerate(items):
+        try:
+            made.append(make(item))
+        except ValueError as error:
+            errors.append(f"{name}[{index}]: {error}")
     if len(errors) > MAX_LISTED_ERRORS:
         errors = [*errors[:MAX_LISTED_ERRORS], f"and {len(errors) - MAX_LISTED_ERRORS} more"]
     if errors:
         raise ValueError("\n".join(errors))
+    return made
 
 
 @contextmanager
@@ -258,18 +250,18 @@ def _progress(llm: LLM, total: int, show: bool) -> Iterator[Any]:
     if not show or not console.is_terminal or total == 0:
         yield lambda num_done: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=False) as progress:
-        task = progress.add_task("requests", total=total, rates="")
-        before, cache_before = asdict(llm.engine.stats), llm.engine.block_manager.stats.snapshot()
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    stats, cache = llm.engine.stats, llm.engine.block_manager.stats
+    before, cache_before = replace(stats), cache.snapshot()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("", total=total)
 
         def advance(num_done: int) -> None:
-            stats, cache = llm.engine.stats, llm.engine.block_manager.stats
-            seconds = max(stats.step_time_s - before["step_time_s"], 1e-9)
-            prefill = (stats.num_prefill_tokens - before["num_prefill_tokens"]) / seconds
-            decode = (stats.num_decode_tokens - before["num_decode_tokens"]) / seconds
-            hit_rate = (cache.hits - cache_before.hits) / max(cache.queries - cache_before.queries, 1)
-            rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s, prefix hits {hit_rate:.0%}"
-            progress.update(task, completed=num_done, rates=rates)
+            seconds = max(stats.step_time_s - before.step_time_s, 1e-9)
+            prefill = (stats.num_prefill_tokens - before.num_prefill_tokens) / seconds
+            decode = (stats.num_decode_tokens - before.num_decode_tokens) / seconds
+            rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
+            hits = f"prefix hits {(cache.snapshot() - cache_before).hit_rate:.0%}"
+            progress.update(task, completed=num_done, description=f"{rates}, {hits}")
 
         yield advance

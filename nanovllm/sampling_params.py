@@ -75,8 +75,6 @@ class SamplingParams:
         check_number("n", self.n, Integral, 1)
         check_number("temperature", self.temperature, Real, 0.0)
         check_number("top_p", self.top_p, Real, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise ValueError("top_p must be above 0, found 0.0; for the most likely token use temperature=0")
         check_number("top_k", self.top_k, Integral, -1)
         check_number("min_p", self.min_p, Real, 0.0, 1.0)
         if self.seed is not None:
@@ -89,8 +87,9 @@ class SamplingParams:
         if self.logprobs is not None:
             check_number("logprobs", self.logprobs, Integral, 0)
         check_number("repetition_penalty", self.repetition_penalty, Real, 0.0)
-        if self.repetition_penalty == 0.0:
-            raise ValueError("repetition_penalty must be above 0, found 0.0; 1.0 turns it off")
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, found 0; 1.0 turns it off")
         check_number("presence_penalty", self.presence_penalty, Real, -2.0, 2.0)
         check_number("frequency_penalty", self.frequency_penalty, Real, -2.0, 2.0)
         if not isinstance(self.ignore_eos, bool):

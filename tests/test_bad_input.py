@@ -119,7 +119,9 @@ def test_all_bad_prompts_are_listed_and_nothing_is_started(llm):
 def test_messages(llm):
     user = {"role": "user", "content": "hi"}
     expect("at most 9 messages", llm.chat, [user] * 10)
-    expect("messages[1]: the chat template does not take these messages: at most 9", llm.chat, [[user], [user] * 10])
+    expect(
+        "conversations[1]: the chat template does not take these messages: at most 9", llm.chat, [[user], [user] * 10]
+    )
     expect("unknown role wizard", llm.chat, [{"role": "wizard", "content": "hi"}])
     expect("message 0 must be a dict with strings 'role' and 'content'", llm.chat, [{"role": "user"}])
     expect("message 0 must be a dict", llm.chat, [{"role": "user", "content": ["hi"]}])

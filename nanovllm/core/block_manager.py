@@ -33,33 +33,24 @@ from nanovllm.core.sequence import Sequence
 
 RECENT_ALLOCATIONS = 1000
 
+Content = tuple[bytes | None, list[int], ExtraKeys]  # parent's name, token ids, extra keys: what a name stands for
 
+
+@dataclass(slots=True, eq=False)
 class Block:
     """One block of the pool. Parent's name, token ids and extra keys are set while it has a name, to verify hits."""
 
-    __slots__ = (
-        "block_id",
-        "ref_count",
-        "block_hash",
-        "parent_hash",
-        "token_ids",
-        "extra_keys",
-        "prev_free",
-        "next_free",
-    )
+    block_id: int
+    ref_count: int = 0
+    block_hash: bytes | None = None
+    parent_hash: bytes | None = None
+    token_ids: list[int] = field(default_factory=list)
+    extra_keys: ExtraKeys = ()
+    prev_free: "Block" = None  # type: ignore[assignment]  # set while it is in the free queue
+    next_free: "Block" = None  # type: ignore[assignment]
 
-    def __init__(self, block_id: int) -> None:
-        self.block_id = block_id
-        self.ref_count = 0
-        self.block_hash: bytes | None = None
-        self.parent_hash: bytes | None = None
-        self.token_ids: list[int] = []
-        self.extra_keys: ExtraKeys = ()
-        self.prev_free: Block | None = None
-        self.next_free: Block | None = None
-
-    def holds(self, parent_hash: bytes | None, token_ids: list[int], extra: ExtraKeys) -> bool:
-        return self.token_ids == token_ids and self.parent_hash == parent_hash and self.extra_keys == extra
+    def holds(self, content: Content) -> bool:
+        return (self.parent_hash, self.token_ids, self.extra_keys) == content
 
 
 class FreeBlockQueue:
@@ -80,27 +71,25 @@ class FreeBlockQueue:
         """Block ids from the head (taken next) to the tail."""
         block = self._ring.next_free
         while block is not self._ring:
-            assert block is not None
             yield block.block_id
             block = block.next_free
 
     def append(self, block: Block) -> None:
         last = self._ring.prev_free
-        assert last is not None and block.next_free is None
+        assert block.next_free is None, f"block {block.block_id} is in the free queue already"
         last.next_free, block.prev_free = block, last
         block.next_free, self._ring.prev_free = self._ring, block
         self._len += 1
 
     def remove(self, block: Block) -> None:
         before, after = block.prev_free, block.next_free
-        assert before is not None and after is not None
         before.next_free, after.prev_free = after, before
-        block.prev_free = block.next_free = None
+        block.prev_free = block.next_free = None  # type: ignore[assignment]
         self._len -= 1
 
     def popleft(self) -> Block:
         block = self._ring.next_free
-        assert block is not None and block is not self._ring, "the free queue is empty"
+        assert block is not self._ring, "the free queue is empty"
         self.remove(block)
         return block
 
@@ -125,11 +114,11 @@ class PrefixCacheStats:
 
     @property
     def hit_rate(self) -> float:
-        return self.hits / self.queries if self.queries else 0.0
+        return self.hits / max(self.queries, 1)
 
     @property
     def recent_hit_rate(self) -> float:
-        return self.recent_hits / self.recent_queries if self.recent_queries else 0.0
+        return self.recent_hits / max(self.recent_queries, 1)
 
     @property
     def evictions_per_s(self) -> float:
@@ -226,26 +215,23 @@ class BlockManager:
         """Make every full block among the first num_computed_tokens findable. Stops at a contested name."""
         if not self.enable_prefix_caching:
             return
-        size = self.block_size
-        for index in range(seq.num_registered_blocks, seq.num_computed_tokens // size):
+        for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
             if seq.name_contested:
                 return
             block_hash = self.hash_full_blocks(seq, index + 1)[index]
-            parent = seq.block_hashes[index - 1] if index else None
-            token_ids = seq.tokens[index * size : (index + 1) * size]
-            extra = extra_keys(index, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+            content = self._content(seq, index)
             block = self.blocks[seq.block_table[index]]
             copies = self.hash_to_block.get(block_hash)
             if copies is None:
                 self.hash_to_block[block_hash] = {block.block_id: block}
-            elif next(iter(copies.values())).holds(parent, token_ids, extra):
+            elif next(iter(copies.values())).holds(content):
                 copies[block.block_id] = block
             else:
                 self.stats.collisions += 1
                 seq.name_contested = True
                 return
-            block.block_hash, block.parent_hash = block_hash, parent
-            block.token_ids, block.extra_keys = token_ids, extra
+            block.block_hash = block_hash
+            block.parent_hash, block.token_ids, block.extra_keys = content
             seq.num_registered_blocks = index + 1
             if self.on_event is not None:
                 self.on_event(BlockEvent("register", block.block_id, seq.seq_id))
@@ -282,11 +268,9 @@ class BlockManager:
 
     def hash_full_blocks(self, seq: Sequence, num_blocks: int) -> list[bytes]:
         """Names of the sequence's full blocks, at least the first num_blocks; each is hashed once and kept on it."""
-        size, chain = self.block_size, seq.block_hashes
+        chain = seq.block_hashes
         for i in range(len(chain), num_blocks):
-            extra = extra_keys(i, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
-            parent = chain[-1] if chain else None
-            chain.append(self._hasher.name(parent, seq.tokens[i * size : (i + 1) * size], extra))
+            chain.append(self._hasher.name(*self._content(seq, i)))
         return chain
 
     def can_allocate(self, seq: Sequence) -> bool:
@@ -343,7 +327,7 @@ class BlockManager:
             parent = block.parent_hash
             assert parent is None or parent in self.hash_to_block, f"block {index} is cached, its parent is not"
             first = next(iter(self.hash_to_block[name].values()))
-            assert first.holds(parent, block.token_ids, block.extra_keys), f"block {index} shares a contested name"
+            assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index} shares a contested name"
         num_listed = sum(map(len, self.hash_to_block.values()))
         assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
         assert all(self.hash_to_block.values()), "hash_to_block keeps an empty entry"
@@ -354,16 +338,13 @@ class BlockManager:
         """Count first: hits, and fresh blocks beside them. None when the free queue is too short for both."""
         hits: list[Block] = []
         contested = False
-        size = self.block_size
-        num_full = len(seq.tokens) // size if self.enable_prefix_caching else 0
+        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching else 0
         for index in range(num_full):
             copies = self.hash_to_block.get(self.hash_full_blocks(seq, index + 1)[index])
             if copies is None:
                 break
             block = next(iter(copies.values()))
-            parent = seq.block_hashes[index - 1] if index else None
-            extra = extra_keys(index, size, seq.cache_salt, seq.lora_id, seq.mm_spans)
-            if not block.holds(parent, seq.tokens[index * size : (index + 1) * size], extra):
+            if not block.holds(self._content(seq, index)):
                 contested = True
                 break
             hits.append(block)
@@ -373,6 +354,12 @@ class BlockManager:
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None
         return _Plan(hits, num_fresh, contested)
+
+    def _content(self, seq: Sequence, index: int) -> Content:
+        start, end = index * self.block_size, (index + 1) * self.block_size
+        keys = seq.cache_salt, seq.lora_id, seq.mm_spans
+        extra = extra_keys(index, self.block_size, *keys) if seq.has_extra_keys else ()
+        return seq.block_hashes[index - 1] if index else None, seq.tokens[start:end], extra
 
     def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:
         for _ in range(num_blocks):

@@ -48,6 +48,7 @@ class Sequence:
         self.cache_salt = cache_salt
         self.lora_id = lora_id
         self.mm_spans = tuple(MMSpan(*span) for span in mm_spans)
+        self.has_extra_keys = bool(mm_spans) or (cache_salt, lora_id) != (None, None)
 
         self.status = SequenceStatus.WAITING
         self.finish_reason: str | None = None  # "stop", "length" or "abort"

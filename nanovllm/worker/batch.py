@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 
@@ -26,13 +27,13 @@ class Batch:
     logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    seqlens_k: torch.Tensor
-    block_tables: torch.Tensor
-    logits_rows: torch.Tensor
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    cu_seqlens_q: Tensor
+    seqlens_k: Tensor
+    block_tables: Tensor
+    logits_rows: Tensor
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, block_size: int, device: torch.device) -> "Batch":
@@ -41,8 +42,8 @@ class Batch:
         slots: list[int] = []
         cu_seqlens_q, seqlens_k, tables, logits_rows = [0], [], [], []
         for chunk in output.chunks:
-            tokens, table = chunk.seq.tokens, chunk.seq.block_table
-            input_ids += tokens[chunk.start : chunk.end]
+            table = chunk.seq.block_table
+            input_ids += chunk.seq.tokens[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             slots += [
                 table[i // block_size] * block_size + i % block_size if i >= chunk.write_start else -1
@@ -54,25 +55,19 @@ class Batch:
             if chunk.samples:
                 logits_rows.append(len(input_ids) - 1)
         width = max(map(len, tables))
-        padded = [table + [0] * (width - len(table)) for table in tables]
 
-        def tensor(values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(device)
 
-        return cls(
-            input_ids=tensor(input_ids),
-            positions=tensor(positions),
-            slot_mapping=tensor(slots),
-            cu_seqlens_q=tensor(cu_seqlens_q, torch.int32),
-            seqlens_k=tensor(seqlens_k, torch.int32),
-            block_tables=tensor(padded, torch.int32),
-            logits_rows=tensor(logits_rows),
-        )
+        tokens = tensor(input_ids), tensor(positions), tensor(slots)
+        lengths = tensor(cu_seqlens_q, torch.int32), tensor(seqlens_k, torch.int32)
+        block_tables = tensor([table + [0] * (width - len(table)) for table in tables], torch.int32)
+        return cls(*tokens, *lengths, block_tables, tensor(logits_rows))
 
     # What several layers need is worked out once a step, at the first layer that asks.
 
     @cached_property
-    def written(self) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def written(self) -> tuple[Tensor | None, Tensor]:
         """(rows, slots) to write; rows is None when every row is written, which is nearly always."""
         if bool((self.slot_mapping >= 0).all()):
             return None, self.slot_mapping
@@ -88,7 +83,7 @@ class Batch:
         return self.seqlens_k.tolist()
 
     @cached_property
-    def row_tiles(self) -> torch.Tensor:
+    def row_tiles(self) -> Tensor:
         """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees."""
         tiles, row = [], 0
         for b, (num_rows, num_keys) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):

@@ -39,9 +39,8 @@ static inline float exp_negative(float x) {
     float f = x - (float)n * 0.69314718f;
     float p = 1 + f * (1 + f * (0.5f + f * (0.16666667f + f * (0.041666668f + f * (0.008333334f + f * 0.0013888889f)))));
     int32_t bits = (n + 127) << 23;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return p * scale;
+    memcpy(&x, &bits, 4);
+    return p * x;
 }
 
 /* residual += delta (if there is one), out = residual / rms(residual) * weight; rows of `size` numbers. */
@@ -49,10 +48,9 @@ void add_rms_norm(num *out, num *residual, const num *delta, const num *weight, 
 #pragma omp parallel for if (rows > 16)
     for (int64_t r = 0; r < rows; r++) {
         num *x = residual + r * size, *y = out + r * size;
-        if (delta)
-            for (int64_t i = 0; i < size; i++)
-                x[i] = store(load(x[i]) + load(delta[r * size + i]));
         float sum = 0;
+        for (int64_t i = 0; delta && i < size; i++)
+            x[i] = store(load(x[i]) + load(delta[r * size + i]));
         for (int64_t i = 0; i < size; i++)
             sum += load(x[i]) * load(x[i]);
         float scale = 1.0f / sqrtf(sum / size + eps);
@@ -77,13 +75,11 @@ static inline void rotate(num *x, const num *restrict cos, const num *restrict s
     enum { HALF = HEAD_DIM / 2 };
     float a[HALF], b[HALF];
     for (int i = 0; i < HALF; i++)
-        a[i] = load(x[i]);
-    for (int i = 0; i < HALF; i++)
-        b[i] = load(x[i + HALF]);
-    for (int i = 0; i < HALF; i++)
+        a[i] = load(x[i]), b[i] = load(x[i + HALF]);
+    for (int i = 0; i < HALF; i++) {
         x[i] = store(a[i] * load(cos[i]) - b[i] * load(sin[i]));
-    for (int i = 0; i < HALF; i++)
         x[i + HALF] = store(b[i] * load(cos[i]) + a[i] * load(sin[i]));
+    }
 }
 
 /* Rotate q and k in place, then write k and v to their slots (slot -1: not written). q, k and v are rows of heads of
@@ -166,8 +162,7 @@ static void attend(partial *out, const num *q, int64_t q_stride, int64_t rows, i
         for (int64_t m = 0; m < queries; m++) {
             const int64_t seen = num_keys + m / GROUP - first;
             float top = out->top[m], sum = 0;
-            const int visible = seen < count ? seen : count;
-            for (int t = visible < 0 ? 0 : visible; t < padded; t++)
+            for (int t = seen < 0 ? 0 : seen < count ? seen : count; t < padded; t++)
                 score[m][t] = -1e30f;
             for (int t = 0; t < padded; t++)
                 top = score[m][t] > top ? score[m][t] : top;
@@ -182,14 +177,14 @@ static void attend(partial *out, const num *q, int64_t q_stride, int64_t rows, i
             for (int w = 0; w < WIDTH; w += 2) { /* eight sums at a time, as many as are needed to hide their latency */
                 vec a[4][2], v[2];
                 for (int j = 0; j < 4; j++)
-                    a[j][0] = out->sum[m + j][w], a[j][1] = out->sum[m + j][w + 1];
+                    memcpy(a[j], &out->sum[m + j][w], sizeof(a[j]));
                 for (int t = 0; t < count; t++) {
                     memcpy(v, &value[t][w * LANES], sizeof(v));
                     for (int j = 0; j < 4; j++)
                         a[j][0] += score[m + j][t] * v[0], a[j][1] += score[m + j][t] * v[1];
                 }
                 for (int j = 0; j < 4; j++)
-                    out->sum[m + j][w] = a[j][0], out->sum[m + j][w + 1] = a[j][1];
+                    memcpy(&out->sum[m + j][w], a[j], sizeof(a[j]));
             }
     }
 }

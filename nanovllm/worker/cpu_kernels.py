@@ -16,10 +16,11 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nanovllm.config import ModelConfig, cache_folder
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, Tensors
 
 logger = logging.getLogger("nanovllm")
 
@@ -96,33 +97,26 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     head_dim, num_kv_heads, num_threads = config.head_dim, config.num_key_value_heads, torch.get_num_threads()
     bytes_of_a_task = lib.bytes_of_a_task()
 
-    def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         size = x.shape[-1]
         out = torch.empty_like(x)
         delta_ptr = None if delta is None else delta.data_ptr()
         lib.add_rms_norm(out.data_ptr(), x.data_ptr(), delta_ptr, weight.data_ptr(), x.numel() // size, size, eps)
         return out
 
-    def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         lib.silu_and_mul(out.data_ptr(), gate_up.data_ptr(), rows, size)
         return out
 
-    def rotary_and_write(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
-        kv_layer: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-    ) -> None:
+    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
         strided = (arg for x in (q, k, v) for arg in (x.data_ptr(), x.stride(0)))
         shape = kv_layer[0].shape[1], kv_layer[0].stride(0)
         rest = (*cos_sin, batch.slot_mapping, *kv_layer)
         lib.rotary_and_write(*strided, *(x.data_ptr() for x in rest), q.shape[0], num_kv_heads, *shape)
 
-    def paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
         num_tasks = len(tasks) * num_kv_heads

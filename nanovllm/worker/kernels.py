@@ -19,35 +19,33 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nanovllm.worker.attention.torch_backend import paged_attention
 from nanovllm.worker.batch import Batch
 
-Tensors = tuple[torch.Tensor, torch.Tensor]
+Tensors = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
-    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
-    rotary_and_write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors, Tensors, Batch], None]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Batch], torch.Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors, Tensors, Batch], None]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    if delta is not None:
-        x += delta
+def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    x = x if delta is None else x.add_(delta)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def rotary_and_write(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch
-) -> None:
+def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
     for x in (q, k):
         x.copy_(rotate(x, *cos_sin))
     rows, slots = batch.written
@@ -57,7 +55,7 @@ def rotary_and_write(
         cache[slots // cache.shape[1], slots % cache.shape[1]] = new
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Number i of a head's first half and number i of its second are one pair. cos and sin: [T, head_dim / 2]."""
     x1, x2 = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]

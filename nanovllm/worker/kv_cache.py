@@ -5,6 +5,7 @@ import mmap
 import os
 
 import torch
+from torch import Tensor
 
 from nanovllm.config import EngineConfig, ModelConfig
 
@@ -14,8 +15,8 @@ MAX_CPU_POOL_BYTES = 4 << 30
 class KVCache:
     """K and V of every block: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
 
-    layers[i] is the pair (k_cache, v_cache) of layer i, each a view [num_blocks, block_size, num_kv_heads, head_dim]. All
-    that belongs to a block lies together, so that a pool takes real memory only for the blocks that have been used.
+    layers[i] is the pair (k_cache, v_cache) of layer i, each a view [num_blocks, block_size, num_kv_heads, head_dim].
+    All of a block lies together, so that a pool takes real memory only for the blocks that have been used.
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive
     being masked (0 * NaN is NaN).
     """
@@ -72,7 +73,7 @@ def _available_memory_bytes() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that the system hands out page by page at first use: a large pool costs nothing until it is filled."""
     num_bytes = math.prod(shape) * dtype.itemsize
     try:

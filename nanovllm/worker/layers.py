@@ -5,7 +5,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from nanovllm.config import ModelConfig
 
@@ -28,7 +28,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.reordered: torch.Tensor | None = None
+        self.reordered: Tensor | None = None
 
     def reorder(self) -> None:
         """Lay the weight out the way oneDNN reads it, once, instead of at every product. Raises where it can't.
@@ -38,7 +38,7 @@ class Linear(nn.Module):
         self.reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
         self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.reordered is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
@@ -65,13 +65,13 @@ class RotaryEmbedding:
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq  # [max_len, head_dim / 2]
         self.table = torch.stack([angles.cos(), angles.sin()]).to(dtype).to(device)
 
-    def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for these positions, each [T, head_dim / 2]."""
         cos, sin = self.table[:, positions]
         return cos, sin
 
 
-def _inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+def _inverse_frequencies(config: ModelConfig) -> Tensor:
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inv_freq = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling

@@ -48,21 +48,17 @@ def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device:
     extra = [n for n in files if n not in wanted and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in wanted if name not in files]
     problems += [f"not part of a {config.architecture}: {name}" for name in extra]
-    for path, names in _by_file(files, wanted).items():
-        with _open(path) as file:
-            for name in names:
-                found, expected = file.get_slice(name).get_shape(), list(wanted[name].shape)
-                if found != expected:
-                    problems.append(f"wrong shape: {name} is {found}, config.json implies {expected}")
+    for name in wanted.keys() & files.keys():
+        found, expected = files[name].get_slice(name).get_shape(), list(wanted[name].shape)
+        if found != expected:
+            problems.append(f"wrong shape: {name} is {found}, config.json implies {expected}")
     if problems:
         shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
         raise ValueError(f"the tensors in {directory} do not fit its config.json:\n  {shown}")
 
     with torch.no_grad():
-        for path, names in _by_file(files, wanted).items():
-            with _open(path) as file:
-                for name in names:
-                    wanted[name].copy_(file.get_tensor(name))
+        for name, place in wanted.items():
+            place.copy_(files[name].get_tensor(name))
     return model.eval().requires_grad_(False)
 
 
@@ -77,8 +73,8 @@ def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device
         torch.set_default_dtype(previous)
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    """{tensor name: the file that holds it}."""
+def _tensor_files(directory: Path) -> dict[str, Any]:
+    """{tensor name: the open file that holds it}."""
     index_path = directory / "model.safetensors.index.json"
     if index_path.is_file():
         try:
@@ -94,19 +90,7 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
         raise FileNotFoundError(f"{directory} has no *.safetensors file, only {others}; other formats are not read")
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {', '.join(missing)}")
-    files: dict[str, Path] = {}
-    for path in paths:
-        with _open(path) as file:
-            files.update(dict.fromkeys(file.keys(), path))
-    return files
-
-
-def _by_file(files: dict[str, Path], names: dict[str, torch.Tensor]) -> dict[Path, list[str]]:
-    grouped: dict[Path, list[str]] = {}
-    for name in names:
-        if name in files:
-            grouped.setdefault(files[name], []).append(name)
-    return grouped
+    return {name: file for file in map(_open, paths) for name in list(file.keys())}
 
 
 def _open(path: Path) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from nanovllm.config import ModelConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding
 
@@ -31,14 +31,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
-        kv_layer: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        kernels: Kernels,
-    ) -> torch.Tensor:
+    def forward(self, x: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch, kernels: Kernels) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.split_sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [T, num_heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))  # [T, num_kv_heads, head_dim]
@@ -57,7 +50,7 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
-    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    def forward(self, x: Tensor, kernels: Kernels) -> Tensor:
         return self.down_proj(kernels.silu_and_mul(self.gate_up_proj(x)))
 
 
@@ -70,14 +63,8 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
-        kv_layer: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        kernels: Kernels,
-    ) -> torch.Tensor:
+        self, x: Tensor, delta: Tensor | None, cos_sin: Tensors, kv_layer: Tensors, batch: Batch, kernels: Kernels
+    ) -> Tensor:
         """x is the residual stream [T, hidden_size]; each half adds what the one before it has returned, `delta`."""
         norm = self.input_layernorm
         delta = self.self_attn(kernels.add_rms_norm(x, delta, norm.weight, norm.eps), cos_sin, kv_layer, batch, kernels)
@@ -98,7 +85,7 @@ class Decoder(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
-    def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> torch.Tensor:
+    def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
         """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows."""
         x = F.embedding(batch.input_ids, self.embed_tokens)  # [T, hidden_size]
         cos_sin = rotary.lookup(batch.positions)
@@ -109,7 +96,7 @@ class Decoder(nn.Module):
         x = kernels.add_rms_norm(x[rows], delta[rows], self.norm.weight, self.norm.eps)
         return self.lm_head(x)
 
-    def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the checkpoint, the place it is read into) for every tensor; packed weights give one view a part."""
         yield "model.embed_tokens.weight", self.embed_tokens
         yield "model.norm.weight", self.norm.weight

@@ -17,7 +17,7 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache, free_cpu_bytes, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
+from nanovllm.worker.sampler import TokenLogprobs, sample
 
 logger = logging.getLogger("nanovllm")
 
@@ -56,15 +56,9 @@ class ModelRunner:
             self._size_pool(self._free_cuda_bytes())
         self._logits = torch.empty(0)
         self.kv_cache = KVCache(model_config, self.num_blocks, self.block_size, self.dtype, self.device)
-        logger.info(
-            "KV pool: %d blocks of %d tokens = %d tokens, %.1f MB in %s; max_model_len %d",
-            self.num_blocks,
-            self.block_size,
-            self.num_blocks * self.block_size,
-            self.kv_cache.num_bytes / 1e6,
-            self.dtype,
-            self.max_model_len,
-        )
+        size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache.num_bytes / 1e6:.1f} MB in {self.dtype}"
+        blocks = f"{self.num_blocks} blocks of {self.block_size}"
+        logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> tuple[list[int], list[TokenLogprobs | None]]:
@@ -78,23 +72,22 @@ class ModelRunner:
             self._logits = torch.empty(len(seqs), logits.shape[1], dtype=torch.float32, device=self.device)
         # Into memory that is there already: page faults would cost more than the conversion.
         logits = self._logits[: len(seqs)].copy_(logits)
-        return sample(logits, SamplingBatch.from_sequences(seqs, self.model_config.eos_token_ids, self.device))
+        return sample(logits, seqs, self.model_config.eos_token_ids)
 
     def _size_pool(self, free_bytes: int) -> None:
         self.num_blocks = num_blocks_for_pool(
             self.config, self.model_config, self.block_size, self.dtype, self.max_model_len, free_bytes
         )
         num_tokens = self.num_blocks * self.block_size
-        if num_tokens >= self.max_model_len:
-            return
-        if self.config.max_model_len is not None or num_tokens < 2:
+        if num_tokens < self.max_model_len and (self.config.max_model_len is not None or num_tokens < 2):
             raise ValueError(
                 f"one sequence of max_model_len={self.max_model_len} tokens does not fit in the KV pool of "
                 f"{self.num_blocks} blocks x {self.block_size} tokens; lower max_model_len or enlarge the pool "
                 "(kv_cache_memory_bytes, num_gpu_blocks_override)"
             )
-        logger.info("max_model_len %d -> %d: what the KV pool holds", self.max_model_len, num_tokens)
-        self.max_model_len = num_tokens
+        if num_tokens < self.max_model_len:
+            logger.info("max_model_len %d -> %d: what the KV pool holds", self.max_model_len, num_tokens)
+            self.max_model_len = num_tokens
 
     @torch.inference_mode()
     def _free_cuda_bytes(self) -> int:

@@ -7,6 +7,7 @@ behind all of its rows.
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nanovllm.worker.batch import Batch
 
@@ -15,7 +16,7 @@ MAX_GATHERED_ROWS = 1 << 16
 TILE_ROWS = 128
 
 
-def paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch) -> torch.Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     """See nanovllm.worker.attention for shapes and meaning."""
     out = q.new_empty(q.shape)
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
@@ -39,14 +40,12 @@ def _groups(by_length: list[int], key_lens: list[int]) -> list[list[int]]:
     return groups
 
 
-def _gather(cache: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+def _gather(cache: Tensor, tables: Tensor) -> Tensor:
     """[n, num_kv_heads, blocks * block_size, head_dim]; index_select is several times faster than cache[tables]."""
     return cache.index_select(0, tables.flatten()).view(len(tables), -1, *cache.shape[2:]).transpose(1, 2)
 
 
-def _decode(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch, group: list[int]
-) -> torch.Tensor:
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, group: list[int]) -> Tensor:
     """One query row for each of n sequences. q: [n, num_heads, head_dim]."""
     n, num_heads, head_dim = q.shape
     tables = batch.block_tables[group, : -(-max(batch.key_lens[b] for b in group) // k_cache.shape[1])]
@@ -58,9 +57,7 @@ def _decode(
     return out.reshape(n, num_heads, head_dim)
 
 
-def _prefill(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch, b: int, out: torch.Tensor
-) -> None:
+def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, b: int, out: Tensor) -> None:
     """The rows of one sequence. q, out: [rows, num_heads, head_dim]."""
     num_rows, _, head_dim = q.shape
     num_keys, num_kv_heads = batch.key_lens[b], k_cache.shape[2]
