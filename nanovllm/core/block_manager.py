@@ -218,8 +218,7 @@ class BlockManager:
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
             if seq.name_contested:
                 return
-            block_hash = self.hash_full_blocks(seq, index + 1)[index]
-            content = self._content(seq, index)
+            block_hash, content = self.name_block(seq, index)
             block = self.blocks[seq.block_table[index]]
             copies = self.hash_to_block.get(block_hash)
             if copies is None:
@@ -266,12 +265,15 @@ class BlockManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def hash_full_blocks(self, seq: Sequence, num_blocks: int) -> list[bytes]:
-        """Names of the sequence's full blocks, at least the first num_blocks; each is hashed once and kept on it."""
-        chain = seq.block_hashes
-        for i in range(len(chain), num_blocks):
-            chain.append(self._hasher.name(*self._content(seq, i)))
-        return chain
+    def name_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
+        """Name and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
+        start, end, names = index * self.block_size, (index + 1) * self.block_size, seq.block_hashes
+        keys = seq.cache_salt, seq.lora_id, seq.mm_spans
+        extra = extra_keys(index, self.block_size, *keys) if seq.has_extra_keys else ()
+        content = names[index - 1] if index else None, seq.tokens[start:end], extra
+        if index == len(names):
+            names.append(self._hasher.name(*content))
+        return names[index], content
 
     def can_allocate(self, seq: Sequence) -> bool:
         """Exactly: would allocate_with_prefix succeed now?"""
@@ -340,11 +342,12 @@ class BlockManager:
         contested = False
         num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching else 0
         for index in range(num_full):
-            copies = self.hash_to_block.get(self.hash_full_blocks(seq, index + 1)[index])
+            block_hash, content = self.name_block(seq, index)
+            copies = self.hash_to_block.get(block_hash)
             if copies is None:
                 break
             block = next(iter(copies.values()))
-            if not block.holds(self._content(seq, index)):
+            if not block.holds(content):
                 contested = True
                 break
             hits.append(block)
@@ -354,12 +357,6 @@ class BlockManager:
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None
         return _Plan(hits, num_fresh, contested)
-
-    def _content(self, seq: Sequence, index: int) -> Content:
-        start, end = index * self.block_size, (index + 1) * self.block_size
-        keys = seq.cache_salt, seq.lora_id, seq.mm_spans
-        extra = extra_keys(index, self.block_size, *keys) if seq.has_extra_keys else ()
-        return seq.block_hashes[index - 1] if index else None, seq.tokens[start:end], extra
 
     def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:
         for _ in range(num_blocks):

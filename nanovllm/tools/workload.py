@@ -62,7 +62,8 @@ class Workload:
         if not token_ids:
             raise ValueError("the prompt is empty")
         seq = Sequence(token_ids, cache_salt=cache_salt)
-        self._namer.hash_full_blocks(seq, len(token_ids) // self.block_size)
+        for index in range(len(token_ids) // self.block_size):
+            self._namer.name_block(seq, index)
         self.requests.append(seq)
 
     def report(self) -> WorkloadReport:

@@ -13,10 +13,9 @@ MAX_CPU_POOL_BYTES = 4 << 30
 
 
 class KVCache:
-    """K and V of every block: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+    """K and V of every block: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim].
 
-    layers[i] is the pair (k_cache, v_cache) of layer i, each a view [num_blocks, block_size, num_kv_heads, head_dim].
-    All of a block lies together, so that a pool takes real memory only for the blocks that have been used.
+    layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim].
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive
     being masked (0 * NaN is NaN).
     """
@@ -24,11 +23,11 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_blocks, config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim)
+        shape = (2, config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         self.data = (
             _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self.layers = [(self.data[:, i, 0], self.data[:, i, 1]) for i in range(config.num_hidden_layers)]
+        self.layers = [(self.data[0, i], self.data[1, i]) for i in range(config.num_hidden_layers)]
 
     @property
     def num_bytes(self) -> int:
