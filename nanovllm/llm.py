@@ -149,22 +149,20 @@ class LLM:
         return list(params)
 
     def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
-        request_ids: list[str] = [""] * len(requests)
         done: dict[str, RequestOutput] = {}
         try:
             with _progress(self, len(requests), show_progress) as advance:
-                request_ids = self.engine.enqueue(requests)
+                ours = set(self.engine.enqueue(requests))
                 while len(done) < len(requests):
                     self._step()
-                    finished = self._outputs.keys() & set(request_ids)
-                    done.update((i, self._outputs.pop(i)) for i in finished)
+                    done.update((i, self._outputs.pop(i)) for i in self._outputs.keys() & ours)
                     advance(len(done))
         except BaseException:
             for request in requests:
                 self.engine.abort_request(request.request_id)
                 self._outputs.pop(request.request_id, None)
             raise
-        return [done[i] for i in request_ids]
+        return [done[request.request_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
         try:

@@ -122,17 +122,11 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         num_tasks = len(tasks) * num_kv_heads
         splits = max(1, TASKS_PER_THREAD * num_threads // num_tasks)
         scratch = torch.empty(num_tasks * splits * bytes_of_a_task + ALIGNMENT, dtype=torch.uint8)
+        aligned = -(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
+        queries = out.data_ptr(), q.data_ptr(), q.stride(0)
         caches = k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
-        lib.paged_attention(
-            *(out.data_ptr(), q.data_ptr(), q.stride(0), *caches, tasks.data_ptr(), len(tasks), num_kv_heads),
-            *(
-                k_cache.shape[1],
-                k_cache.stride(0),
-                splits,
-                head_dim**-0.5,
-                -(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT,
-            ),
-        )
+        work = tasks.data_ptr(), len(tasks), num_kv_heads, k_cache.shape[1], k_cache.stride(0), splits
+        lib.paged_attention(*queries, *caches, *work, head_dim**-0.5, aligned)
         return out
 
     return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention)
