@@ -40,7 +40,8 @@ def main() -> None:
     uncached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048, enable_prefix_caching=False)
     prefill_s_per_block = measure_workloads(cached, uncached, args.requests)
     measure_cost(prefill_s_per_block)
-    measure_growth()
+    config, itemsize = cached.engine.model_config, cached.engine.model_runner.dtype.itemsize
+    measure_growth(BLOCK_SIZE * config.kv_bytes_per_token(itemsize))
     measure_shared_prefix(cached)
 
 
@@ -166,7 +167,7 @@ def measure_cost(prefill_s_per_block: float) -> None:
 # -- 3. growth ---------------------------------------------------------------------------------------------------------
 
 
-def measure_growth() -> None:
+def measure_growth(kv_block_bytes: int) -> None:
     table = Table(title="3. Time per operation as things grow", title_justify="left")
     for name in ("operation", "small", "large", "ratio"):
         table.add_column(name, justify="left" if name == "operation" else "right")
@@ -179,7 +180,7 @@ def measure_growth() -> None:
     console.print(table)
     console.print(
         f"Bookkeeping: {block_bytes:,.0f} bytes a cached block (Python objects; the document counts 248). The "
-        f"demo model's K/V of such a block takes {2 * 30 * 3 * 64 * 2 * BLOCK_SIZE:,} bytes.\n"
+        f"model's K/V of such a block takes {kv_block_bytes:,} bytes.\n"
     )
 
 

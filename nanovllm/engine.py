@@ -4,7 +4,6 @@ A step is four hand-offs: the scheduler chooses the work, the model runner compu
 tokens in, the detokenizer turns them into text. Everything a caller can get wrong is checked before a request enters.
 """
 
-import logging
 import time
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -18,8 +17,6 @@ from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer, decode
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams, check_number, reject_unknown
-
-logger = logging.getLogger("nanovllm")
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")

@@ -151,7 +151,7 @@ def path_of(folder) -> list[str]:
 
 
 def compile_one(_) -> str:
-    return cpu_kernels._compiled(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1"]).name
+    return cpu_kernels._compiled(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
 
 
 def test_compiled_once_also_when_several_start_at_once(empty_cache):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 
-TILE_ROWS = 16  # query rows that a kernel takes on together; cpu_kernels.c knows it, too
+TILE_ROWS = 16  # query rows that a kernel takes on together
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Batch:
     slot_mapping           [T]       block_id * block_size + offset of each token's K/V; -1: do not write
     cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
-    block_tables           [B, max_blocks]   padded with 0, which is never read
+    block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
     """
 

@@ -1,8 +1,9 @@
 /* The small operations of a decoder layer and attention over the block table, for CPUs (chapter 10).
  *
- * Compiled at first use by cpu_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM and -DGROUP (query heads
- * that share a KV head), so that the inner loops have constant lengths. Each function has a slow twin in PyTorch with the
- * same meaning (layers.py, kv_cache.py, attention/torch_backend.py). Numbers are computed in float32 and rounded once.
+ * Compiled at first use by cpu_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
+ * that share a KV head) and -DTILE (query rows of one task, at most), so that the inner loops have constant lengths. Each
+ * function has a slow twin in PyTorch with the same meaning, in kernels.py and attention/torch_backend.py. Numbers are
+ * computed in float32 and rounded once.
  */
 #include <math.h>
 #include <stdint.h>
@@ -106,8 +107,7 @@ void rotary_and_write(num *q, int64_t q_stride, num *k, int64_t k_stride, const 
 #define LANES 16 /* numbers in a vector; compilers split it where registers are shorter */
 #define CHUNK 64 /* keys between two rounds of the online softmax */
 #define WIDTH ((HEAD_DIM + 2 * LANES - 1) / (2 * LANES) * 2)
-#define TILE 16                         /* query rows of one task, at most */
-#define QUERIES ((TILE * GROUP + 7) / 8 * 8) /* their heads of one KV head, padded to eight */
+#define QUERIES ((TILE * GROUP + 7) / 8 * 8) /* of one task: its rows' heads of one KV head, padded to eight */
 typedef float vec __attribute__((vector_size(4 * LANES)));
 
 typedef struct { /* what a task leaves behind: unnormalized sums, and the softmax's maximum and denominator */

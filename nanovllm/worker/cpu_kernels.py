@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.config import ModelConfig, cache_folder
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 
 logger = logging.getLogger("nanovllm")
@@ -43,7 +43,12 @@ SIGNATURES = {
 def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     """The kernels for this model, or None (with the reason logged) where they cannot be had."""
     group_size = config.num_attention_heads // config.num_key_value_heads
-    defines = [f"-DTYPE_{TYPES[dtype]}", f"-DHEAD_DIM={config.head_dim}", f"-DGROUP={group_size}"]
+    defines = [
+        f"-DTYPE_{TYPES[dtype]}",
+        f"-DHEAD_DIM={config.head_dim}",
+        f"-DGROUP={group_size}",
+        f"-DTILE={TILE_ROWS}",
+    ]
     try:
         library = ctypes.CDLL(str(_compiled(defines)))
     except (OSError, subprocess.SubprocessError) as error:

@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -79,6 +80,6 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults when blocks are written for the first time
+    with suppress(AttributeError, OSError):  # a hint: fewer page faults, where system and kernel know it
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -40,11 +40,12 @@ def sample(
     """Choose a token for each row of logits [R, vocab_size] (float32; changed in place), one row a sequence."""
     wanted = [seq.sampling_params.logprobs for seq in seqs]
     raw = logits.clone() if any(k is not None for k in wanted) else logits
-    for row, seq in zip(logits, seqs, strict=True):
-        _apply_penalties(row, seq)
-        params = seq.sampling_params
-        if seq.num_generated_tokens + 1 < params.min_tokens:  # nothing may end the sequence with this token
-            row[[*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]] = -torch.inf  # type: ignore[misc]
+    for row, seq in enumerate(seqs):
+        p = seq.sampling_params
+        if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
+            _apply_penalties(logits[row], seq)
+        if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
+            logits[row, [*p.stop_token_ids, *(() if p.ignore_eos else eos_token_ids)]] = -torch.inf  # type: ignore[misc]
 
     tokens = logits.argmax(-1)
     random_rows = [row for row, seq in enumerate(seqs) if seq.sampling_params.temperature > 0]
@@ -56,8 +57,6 @@ def sample(
 
 def _apply_penalties(row: Tensor, seq: Sequence) -> None:
     p = seq.sampling_params
-    if p.repetition_penalty == 1.0 and p.presence_penalty == 0.0 and p.frequency_penalty == 0.0:
-        return
     seen = torch.tensor(seq.tokens, device=row.device).unique()
     row[seen] = torch.where(row[seen] > 0, row[seen] / p.repetition_penalty, row[seen] * p.repetition_penalty)
     generated = torch.tensor(seq.generated_token_ids, dtype=torch.int64, device=row.device)
