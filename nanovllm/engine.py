@@ -64,11 +64,12 @@ class LLMEngine:
 
         directory = resolve_checkpoint(config.model)
         model_config = ModelConfig.from_directory(directory)
+        self.model_runner = ModelRunner(config, model_config)  # fills pages of its KV pool while the tokenizer loads
         self.tokenizer = load_tokenizer(directory)
         if not model_config.eos_token_ids and self.tokenizer.eos_token_id is not None:
             model_config = replace(model_config, eos_token_ids=frozenset([self.tokenizer.eos_token_id]))
+        self.model_runner.load(directory, model_config.eos_token_ids)
         self.config, self.model_config = config, model_config
-        self.model_runner = ModelRunner(config, model_config, directory)
         self.block_manager = BlockManager(
             self.model_runner.num_blocks,
             self.model_runner.block_size,

@@ -25,9 +25,12 @@ from nanovllm.worker.kernels import Kernels, Tensors
 logger = logging.getLogger("nanovllm")
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
+INCLUDED = Path(__file__).with_name("cpu_attention.c")
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
 COMPILE = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11"]
+if platform.machine() == "x86_64":
+    COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 TASKS_PER_THREAD = 4
 ALIGNMENT = 64  # of a vector in C
 
@@ -58,7 +61,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     for name, types in SIGNATURES.items():
         getattr(library, name).argtypes = types
         getattr(library, name).restype = None
-    library.bytes_of_a_task.restype = INT
+    library.bytes_of_a_part.restype = INT
     return _wrap(library, config)
 
 
@@ -67,7 +70,7 @@ def _compiled(defines: list[str]) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         raise OSError("there is no C compiler (cc)")
-    key = [SOURCE.read_text(), compiler, *COMPILE, *defines, platform.machine(), _processor()]
+    key = [SOURCE.read_text(), INCLUDED.read_text(), compiler, *COMPILE, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
     if path.is_file():
         return path
@@ -100,7 +103,7 @@ def _processor() -> str:
 def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
     head_dim, num_kv_heads, num_threads = config.head_dim, config.num_key_value_heads, torch.get_num_threads()
-    bytes_of_a_task = lib.bytes_of_a_task()
+    bytes_of_a_part = lib.bytes_of_a_part()
 
     def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         size = x.shape[-1]
@@ -126,7 +129,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         tasks, tables = batch.row_tiles, batch.block_tables
         num_tasks = len(tasks) * num_kv_heads
         splits = max(1, TASKS_PER_THREAD * num_threads // num_tasks)
-        scratch = torch.empty(num_tasks * splits * bytes_of_a_task + ALIGNMENT, dtype=torch.uint8)
+        scratch = torch.empty(num_tasks * splits * bytes_of_a_part + ALIGNMENT, dtype=torch.uint8)
         aligned = -(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
         queries = out.data_ptr(), q.data_ptr(), q.stride(0)
         caches = k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]

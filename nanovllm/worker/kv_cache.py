@@ -1,16 +1,11 @@
 """The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
 
 import math
-import mmap
-import os
-from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from nanovllm.config import EngineConfig, ModelConfig
-
-MAX_CPU_POOL_BYTES = 4 << 30
+from nanovllm.worker.cpu_memory import lazy_zeros
 
 
 class KVCache:
@@ -25,9 +20,8 @@ class KVCache:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (2, config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.data = (
-            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        )
+        on_cpu = device.type == "cpu"
+        self.data = lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         self.layers = [(self.data[0, i], self.data[1, i]) for i in range(config.num_hidden_layers)]
 
     @property
@@ -56,30 +50,3 @@ def num_blocks_for_pool(
         return num_blocks
     # More than every sequence at its longest can never be used, except to keep prefixes longer.
     return min(num_blocks, config.max_num_seqs * math.ceil(max_model_len / block_size))
-
-
-def free_cpu_bytes(utilization: float) -> int:
-    """What the KV pool may take on a CPU: half of the available memory times `utilization`, 4 GiB at most."""
-    return min(MAX_CPU_POOL_BYTES, int(_available_memory_bytes() * 0.5 * utilization))
-
-
-def _available_memory_bytes() -> int:
-    """Memory that new data can take without swapping; where the system does not tell (macOS), half of all there is."""
-    try:
-        with open("/proc/meminfo") as meminfo:
-            fields = dict(line.split(":") for line in meminfo)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that the system hands out page by page at first use: a large pool costs nothing until it is filled."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
-    with suppress(AttributeError, OSError):  # a hint: fewer page faults, where system and kernel know it
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,68 @@
+"""Memory on a CPU: how much there is, and page faults out of the way (chapters 3 and 10).
+
+The first touch of a page costs more than computing with what is written to it: the system finds and clears the page, and
+in a virtual machine the host does so once more.
+"""
+
+import ctypes
+import math
+import mmap
+import os
+from contextlib import suppress
+from threading import Thread
+
+import torch
+from torch import Tensor
+
+MAX_POOL_BYTES = 4 << 30
+TOUCHED_BYTES = 512 << 20  # of a pool, while the engine starts: about a second's work for a core that idles
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+MAX_MMAP_THRESHOLD = 32 << 20
+
+
+def free_bytes(utilization: float) -> int:
+    """What the KV pool may take on a CPU: half of the available memory times `utilization`, 4 GiB at most."""
+    return min(MAX_POOL_BYTES, int(_available_bytes() * 0.5 * utilization))
+
+
+def _available_bytes() -> int:
+    """Memory that new data can take without swapping; where the system does not tell (macOS), half of all there is."""
+    try:
+        with open("/proc/meminfo") as meminfo:
+            fields = dict(line.split(":") for line in meminfo)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that the system hands out page by page at first use: a large pool costs nothing until it is filled."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
+    with suppress(AttributeError, OSError):  # a hint: fewer page faults, where system and kernel know it
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def touch(parts: list[Tensor]) -> Thread:
+    """Clear, in a thread of its own, the first bytes of each part, TOUCHED_BYTES in all. Join it before writing to them."""
+    num_bytes = min(TOUCHED_BYTES // len(parts), parts[0].nbytes)
+
+    def clear() -> None:
+        for part in parts:
+            ctypes.memset(part.data_ptr(), 0, num_bytes)  # other threads run meanwhile
+
+    thread = Thread(target=clear, daemon=True)
+    thread.start()
+    return thread
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep large buffers that are freed: a step needs those of the one before again (glibc only)."""
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
