@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
@@ -14,7 +15,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.worker import cpu_kernels
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, reorder_weights
 
 CPU = torch.device("cpu")
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
@@ -121,20 +122,30 @@ def test_rotary_and_write(dtype):
         torch.testing.assert_close(a, b, atol=TOLERANCE[dtype] * 2, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [True, False])
-def test_reordered_weights(dtype, bias):
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("in_c", [False, True], ids=["oneDNN", "C"])
+def test_reordered_weights(dtype, bias, in_c):
     torch.manual_seed(0)
-    layer = Linear(64, 96, bias).to(dtype)
+    layer = Linear(64, 96, bias).to(dtype).requires_grad_(False)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    for rows in (1, 2, 33):
-        x = torch.randn(rows, 64).to(dtype)
-        expected = layer(x).detach()
-        copy = Linear(64, 96, bias).to(dtype)
-        copy.load_state_dict(layer.state_dict())
-        copy.requires_grad_(False).reorder()
-        torch.testing.assert_close(copy(x), expected, atol=0.2 if dtype is torch.bfloat16 else 1e-4, rtol=0)
+    inputs = [torch.randn(rows, 64).to(dtype) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 300)]
+    expected = [layer(x) for x in inputs]
+    reorder_weights(layer, kernels(dtype) if in_c else TORCH_KERNELS)
+    for x, y in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(layer(x), y, atol=TOLERANCE[dtype] * 8, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_c_leaves_weights_that_do_not_fit_its_tiles_to_pytorch(dtype):
+    ours = kernels(dtype)
+    assert ours.pack_weight(torch.ones(97, 64, dtype=dtype)) is None
+    layer = Linear(64, 97, False).to(dtype).requires_grad_(False)
+    layer.weight.fill_(0.5)
+    reorder_weights(layer, ours)
+    assert layer.product is not ours.linear
+    assert layer(torch.ones(3, 64, dtype=dtype)).tolist() == [[32.0] * 97] * 3
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -190,9 +201,9 @@ def test_optimizations_can_be_switched_off_one_at_a_time(checkpoint):
         return LLM(str(checkpoint()), **options).engine.model_runner
 
     reordered = runner(optimizations=("reordered_weights",))
-    assert reordered.kernels is TORCH_KERNELS and reordered.model.lm_head.reordered is not None
-    assert runner(optimizations=("c_kernels",)).model.lm_head.reordered is None
+    assert reordered.kernels is TORCH_KERNELS and reordered.model.lm_head.product is TORCH_KERNELS.linear
+    assert runner(optimizations=("c_kernels",)).model.lm_head.product is F.linear
     plain = runner(enforce_eager=True)
-    assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.reordered is None
+    assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.product is F.linear
     with pytest.raises(ValueError, match="optimizations are reordered_weights, c_kernels, found 'magic'"):
         runner(optimizations=("magic",))

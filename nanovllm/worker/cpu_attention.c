@@ -7,9 +7,13 @@
  * bf16 and adds both products (AVX512-BF16), two that follow one another.
  */
 #if defined(TYPE_bf16) && defined(__AVX512BF16__)
-#include <immintrin.h>
 enum { PAIR = 2, LANES = 16, STEP = 16 }; /* numbers in a unit; in a vector; sums that registers hold at a time */
 typedef uint32_t unit;
+static inline unit unit_at(const num *x) {
+    unit u;
+    memcpy(&u, x, sizeof(u));
+    return u;
+}
 static inline unit join(num low, num high) { return low | (unit)high << 16; }
 static inline unit join_weights(float low, float high) { return join(store(low), store(high)); }
 #else
@@ -19,6 +23,7 @@ enum { PAIR = 1, LANES = 16, STEP = 16 };
 enum { PAIR = 1, LANES = 8, STEP = 8 };
 #endif
 typedef float unit;
+static inline unit unit_at(const num *x) { return load(*x); }
 static inline unit join(num x, num same) { return (void)same, load(x); }
 static inline unit join_weights(float x, float same) { return (void)same, x; }
 #endif
@@ -84,7 +89,7 @@ static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64
     for (int m = 0; m < width * LANES; m++) {
         const num *x = m < queries ? q + m / GROUP * q_stride + m % GROUP * HEAD_DIM : zeros;
         for (int u = 0; u < UNITS; u++)
-            query[m / LANES][u][m % LANES] = join(x[u * PAIR], x[u * PAIR + PAIR - 1]);
+            query[m / LANES][u][m % LANES] = unit_at(x + u * PAIR);
     }
     for (int w = 0; w < width; w++) {
         memset(out->sum[w], 0, sizeof(out->sum[w]));
@@ -97,6 +102,8 @@ static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64
         for (int t = 0; t < count; t++) {
             const int64_t at = table[block] * block_stride + offset * stride;
             k[t] = k_cache + at, v[t] = v_cache + at;
+            for (int d = 0; d < HEAD_DIM; d += 64 / sizeof(num)) /* lines of the cache, all of a chunk's at once */
+                __builtin_prefetch(k[t] + d), __builtin_prefetch(v[t] + d);
             if (++offset == block_size)
                 offset = 0, block++;
         }
@@ -104,7 +111,7 @@ static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64
             k[t] = v[t] = zeros;
         for (int t = 0; t < padded; t++)
             for (int u = 0; u < UNITS; u++)
-                key[t][u] = join(k[t][u * PAIR], k[t][u * PAIR + PAIR - 1]);
+                key[t][u] = unit_at(k[t] + u * PAIR);
         for (int t = 0; t < padded; t += PAIR)
             for (int d = 0; d < HEAD_DIM; d++)
                 value[t / PAIR][d] = join(v[t][d], v[t + PAIR - 1][d]);

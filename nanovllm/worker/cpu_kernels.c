@@ -1,4 +1,5 @@
-/* The small operations of a decoder layer, for CPUs (chapter 10); cpu_attention.c has attention over the block table.
+/* The small operations of a decoder layer, for CPUs (chapter 10); cpu_attention.c has attention over the block table,
+ * cpu_linear.c the matrix products.
  *
  * Compiled at first use by cpu_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that the inner loops have constant lengths. Each
@@ -8,6 +9,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #if defined(TYPE_bf16)
 typedef uint16_t num; /* the upper half of a float32 */
@@ -105,3 +109,4 @@ void rotary_and_write(num *q, int64_t q_stride, num *k, int64_t k_stride, const 
 }
 
 #include "cpu_attention.c"
+#include "cpu_linear.c"

@@ -25,7 +25,7 @@ from nanovllm.worker.kernels import Kernels, Tensors
 logger = logging.getLogger("nanovllm")
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
-INCLUDED = Path(__file__).with_name("cpu_attention.c")
+INCLUDED = [SOURCE.with_name("cpu_attention.c"), SOURCE.with_name("cpu_linear.c")]
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
 COMPILE = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11"]
@@ -39,6 +39,7 @@ SIGNATURES = {
     "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
     "silu_and_mul": [PTR, PTR, INT, INT],
     "rotary_and_write": [PTR, INT, PTR, INT, PTR, INT, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT],
+    "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "paged_attention": [PTR, PTR, INT, PTR, PTR, PTR, INT, PTR, INT, INT, INT, INT, INT, FLOAT, PTR],
 }
 
@@ -62,6 +63,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
         getattr(library, name).argtypes = types
         getattr(library, name).restype = None
     library.bytes_of_a_part.restype = INT
+    library.pack_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
 
@@ -70,7 +72,8 @@ def _compiled(defines: list[str]) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         raise OSError("there is no C compiler (cc)")
-    key = [SOURCE.read_text(), INCLUDED.read_text(), compiler, *COMPILE, *defines, platform.machine(), _processor()]
+    sources = [path.read_text() for path in (SOURCE, *INCLUDED)]
+    key = [*sources, compiler, *COMPILE, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
     if path.is_file():
         return path
@@ -137,4 +140,15 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.paged_attention(*queries, *caches, *work, head_dim**-0.5, aligned)
         return out
 
-    return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention)
+    def pack_weight(weight: Tensor) -> Tensor | None:
+        packed = torch.empty_like(weight)
+        return packed if lib.pack_weight(packed.data_ptr(), weight.data_ptr(), *weight.shape) else None
+
+    def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        (n, k), m = packed.shape, x.shape[0]
+        out = x.new_empty(m, n)
+        bias_ptr = None if bias is None else bias.data_ptr()
+        lib.linear(out.data_ptr(), x.data_ptr(), packed.data_ptr(), bias_ptr, m, n, k)
+        return out
+
+    return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, pack_weight, linear)

@@ -1,6 +1,6 @@
-"""Kernels: what a decoder layer does beside its matrix products, as four functions (chapter 10).
+"""Kernels: what a decoder layer computes, as functions that can be swapped (chapter 10).
 
-The ones here are plain PyTorch, for any device; cpu_kernels.py has the same four in C and is tested against these.
+The ones here are plain PyTorch, for any device; cpu_kernels.py has the same in C and is tested against these.
 
     add_rms_norm(x, delta, weight, eps) -> normed
         x += delta, in place, unless delta is None; returns x / rms(x) * weight over the last dimension
@@ -12,6 +12,8 @@ The ones here are plain PyTorch, for any device; cpu_kernels.py has the same fou
         k and v at batch.slot_mapping; slot -1 is not written.
     paged_attention(q, k_cache, v_cache, batch) -> [T, num_heads, head_dim]
         See worker/attention.
+    pack_weight(weight) -> packed or None, linear(x, packed, bias) -> y
+        y = x W^T + b with a weight that was laid out for it once; None: not with this weight. See worker/layers.py.
 """
 
 from collections.abc import Callable
@@ -33,6 +35,8 @@ class Kernels:
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors, Tensors, Batch], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
+    pack_weight: Callable[[Tensor], Tensor | None]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -62,4 +66,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
-TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention)
+def pack_weight(weight: Tensor) -> Tensor | None:
+    """For oneDNN, with operators that PyTorch keeps to its own compiler, which uses them for frozen weights."""
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    except (RuntimeError, AttributeError):  # float16 needs a CPU that computes in it
+        return None
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, pack_weight, linear)

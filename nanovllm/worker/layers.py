@@ -1,15 +1,14 @@
 """The parts of the decoder: norm, rotary embedding, linear layers (chapters 1, 9 and 10)."""
 
-import logging
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.config import ModelConfig
-
-logger = logging.getLogger("nanovllm")
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 
 
 class RMSNorm(nn.Module):
@@ -28,30 +27,21 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.reordered: Tensor | None = None
-
-    def reorder(self) -> None:
-        """Lay the weight out the way oneDNN reads it, once, instead of at every product. Raises where it can't.
-
-        The operators are private ones of PyTorch (its compiler uses them for frozen weights).
-        """
-        self.reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.reordered is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.reordered, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
-def reorder_weights(model: nn.Module) -> None:
-    """Reorder every linear layer, or say why not (float16 needs a CPU that computes in it)."""
-    try:
-        for layer in model.modules():
-            if isinstance(layer, Linear):
-                layer.reorder()
-    except (RuntimeError, AttributeError) as error:
-        logger.info("weights are not reordered for oneDNN: %s", str(error).splitlines()[0])
+def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
+    """Lay every weight out the way its product reads it, once, instead of at each product."""
+    for layer in model.modules():
+        for candidate in (kernels, TORCH_KERNELS) if isinstance(layer, Linear) else ():
+            packed = candidate.pack_weight(layer.weight)
+            if packed is not None:
+                del layer.weight  # a parameter no more: it has a layout of its own
+                layer.weight, layer.product = packed, candidate.linear
+                break
 
 
 class RotaryEmbedding:

@@ -56,7 +56,7 @@ class ModelRunner:
             self.kernels = load_cpu_kernels(model_config, self.dtype) or TORCH_KERNELS
         self.model = load_model(directory, model_config, self.dtype, self.device)
         if "reordered_weights" in optimizations:
-            reorder_weights(self.model)
+            reorder_weights(self.model, self.kernels)
         limit = model_config.max_position_embeddings
         self.rotary = RotaryEmbedding(model_config, limit, self.dtype, self.device)
         self._logits = torch.empty(0)
