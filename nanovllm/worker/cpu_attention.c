@@ -1,45 +1,11 @@
 /* Attention over the block table (chapters 4 and 10): a part of cpu_kernels.c, which includes it.
  *
- * Each lane of a vector is a query; keys and values are taken in one number at a time. So nothing is transposed, nothing
- * is summed across a vector and the softmax has no branch. The queries of a task are its rows' heads of one KV head.
- *
- * A `unit` is what one multiplication takes in from a query: one number, or where the processor multiplies two pairs of
- * bf16 and adds both products (AVX512-BF16), two that follow one another.
+ * The queries of a task are its rows' heads of one KV head. If there are many, each lane of a vector is a query, and keys
+ * and values are taken in one number at a time: nothing is transposed, nothing is summed across a vector. If there are
+ * few, as in a decode, the lanes are the dimensions of a head. The softmax is the same: a lane is a query.
  */
-#if defined(TYPE_bf16) && defined(__AVX512BF16__)
-enum { PAIR = 2, LANES = 16, STEP = 16 }; /* numbers in a unit; in a vector; sums that registers hold at a time */
-typedef uint32_t unit;
-static inline unit unit_at(const num *x) {
-    unit u;
-    memcpy(&u, x, sizeof(u));
-    return u;
-}
-static inline unit join(num low, num high) { return low | (unit)high << 16; }
-static inline unit join_weights(float low, float high) { return join(store(low), store(high)); }
-#else
-#ifdef __AVX512F__
-enum { PAIR = 1, LANES = 16, STEP = 16 };
-#else
-enum { PAIR = 1, LANES = 8, STEP = 8 };
-#endif
-typedef float unit;
-static inline unit unit_at(const num *x) { return load(*x); }
-static inline unit join(num x, num same) { return (void)same, load(x); }
-static inline unit join_weights(float x, float same) { return (void)same, x; }
-#endif
-typedef float vec __attribute__((vector_size(4 * LANES)));
-
-static inline vec multiply_add(vec sum, const unit *a, unit b) { /* a: one unit for each lane */
-#if defined(TYPE_bf16) && defined(__AVX512BF16__)
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_set1_epi32((int)b));
-#else
-    vec x;
-    memcpy(&x, a, sizeof(x));
-    return sum + x * b;
-#endif
-}
-
 enum {
+    FEW = 8, /* queries at most */
     CHUNK = 64, /* keys between two rounds of the online softmax */
     UNITS = HEAD_DIM / PAIR,
     DIMS = (HEAD_DIM + STEP - 1) / STEP * STEP,
@@ -76,20 +42,81 @@ static inline vec soften(float (*restrict score)[LANES], unit (*restrict weight)
     return result;
 }
 
+/* score[t][m] = key t times query m, for many queries (query[u][m]) and few (query[m][d]). */
+static inline void score_many(float (*restrict score)[LANES], const unit (*query)[LANES], const unit (*key)[UNITS], int count,
+                              float scale) {
+    for (int t = 0; t < count; t += STEP) {
+        vec s[STEP] = {{0}};
+        const unit *x = key[t];
+        for (int u = 0; u < UNITS; u++, x++)
+            for (int j = 0; j < STEP; j++)
+                s[j] = multiply_add(s[j], query[u], x[j * UNITS]);
+        for (int j = 0; j < STEP; j++)
+            s[j] *= scale;
+        memcpy(score[t], s, sizeof(s));
+    }
+}
+
+static inline void score_few(float (*restrict score)[LANES], const float (*query)[HEAD_DIM], const num *const *key, int count,
+                             float scale, int queries) {
+    for (int t = 0; t < count; t++) {
+        float x[HEAD_DIM];
+        for (int d = 0; d < HEAD_DIM; d++)
+            x[d] = load(key[t][d]);
+        for (int m = 0; m < queries; m++) {
+            float sum = 0;
+            for (int d = 0; d < HEAD_DIM; d++)
+                sum += query[m][d] * x[d];
+            score[t][m] = sum * scale;
+        }
+    }
+}
+
+/* Weighted values on top of the sums so far: sum[d][m] for many queries, sum[m][d] for few. */
+static inline void add_many(float (*restrict sum)[LANES], const unit (*weight)[LANES], const unit (*value)[DIMS], int count,
+                            vec shrink) {
+    for (int d = 0; d < DIMS; d += STEP) {
+        vec s[STEP];
+        memcpy(s, sum[d], sizeof(s));
+        for (int j = 0; j < STEP; j++)
+            s[j] *= shrink;
+        for (int u = 0; u < count / PAIR; u++)
+            for (int j = 0; j < STEP; j++)
+                s[j] = multiply_add(s[j], weight[u], value[u][d + j]);
+        memcpy(sum[d], s, sizeof(s));
+    }
+}
+
+static inline void add_few(float (*restrict sum)[DIMS], const unit (*weight)[LANES], const unit (*value)[DIMS], int count,
+                           vec shrink, int queries) {
+    for (int m = 0; m < queries; m++) {
+        vec s[DIMS / LANES];
+        memcpy(s, sum[m], sizeof(s));
+        for (int j = 0; j < DIMS / LANES; j++)
+            s[j] *= shrink[m];
+        for (int u = 0; u < count / PAIR; u++)
+            for (int j = 0; j < DIMS / LANES; j++)
+                s[j] = multiply_add(s[j], value[u] + j * LANES, weight[u][m]);
+        memcpy(sum[m], s, sizeof(s));
+    }
+}
+
 /* Keys first..last for `rows` query rows of one sequence and KV head; row i sees the keys before num_keys + i. They are
  * found through the block table and taken in chunks, with an online softmax (FlashAttention, arXiv:2205.14135). */
 static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64_t num_keys, const num *k_cache,
                    const num *v_cache, const int32_t *table, int64_t block_size, int64_t block_stride, int64_t stride,
                    int64_t first, int64_t last, float scale) {
-    const int queries = rows * GROUP, width = (queries + LANES - 1) / LANES;
+    const int queries = rows * GROUP, width = (queries + LANES - 1) / LANES, few = queries <= FEW;
     unit query[WIDTH][UNITS][LANES], key[CHUNK][UNITS], value[CHUNK / PAIR][DIMS], weight[CHUNK / PAIR][LANES];
-    float score[CHUNK][LANES];
+    float score[CHUNK][LANES] = {{0}}, few_queries[FEW][HEAD_DIM], few_sums[FEW][DIMS] = {{0}};
     int64_t block = first / block_size, offset = first % block_size;
     memset(value, 0, sizeof(value)); /* what pads a head to DIMS stays 0 */
     for (int m = 0; m < width * LANES; m++) {
         const num *x = m < queries ? q + m / GROUP * q_stride + m % GROUP * HEAD_DIM : zeros;
-        for (int u = 0; u < UNITS; u++)
+        for (int u = 0; u < UNITS && !few; u++)
             query[m / LANES][u][m % LANES] = unit_at(x + u * PAIR);
+        for (int d = 0; d < HEAD_DIM && m < FEW; d++)
+            few_queries[m][d] = load(x[d]);
     }
     for (int w = 0; w < width; w++) {
         memset(out->sum[w], 0, sizeof(out->sum[w]));
@@ -109,41 +136,32 @@ static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64
         }
         for (int t = count; t < padded; t++)
             k[t] = v[t] = zeros;
-        for (int t = 0; t < padded; t++)
+        for (int t = 0; t < padded && !few; t++)
             for (int u = 0; u < UNITS; u++)
                 key[t][u] = unit_at(k[t] + u * PAIR);
         for (int t = 0; t < padded; t += PAIR)
             for (int d = 0; d < HEAD_DIM; d++)
                 value[t / PAIR][d] = join(v[t][d], v[t + PAIR - 1][d]);
         for (int w = 0; w < width; w++) {
-            for (int t = 0; t < padded; t += STEP) {
-                vec s[STEP] = {{0}};
-                const unit *x = key[t];
-                for (int u = 0; u < UNITS; u++, x++)
-                    for (int j = 0; j < STEP; j++)
-                        s[j] = multiply_add(s[j], query[w][u], x[j * UNITS]);
-                for (int j = 0; j < STEP; j++)
-                    s[j] *= scale;
-                memcpy(score[t], s, sizeof(s));
-            }
             int seen[LANES];
             for (int l = 0; l < LANES; l++) {
                 const int64_t before = num_keys + (w * LANES + l) / GROUP - first;
                 seen[l] = before < 0 ? 0 : before < count ? before : count;
             }
+            if (few)
+                score_few(score, few_queries, k, padded, scale, queries);
+            else
+                score_many(score, query[w], key, padded, scale);
             const vec shrink = soften(score, weight, out->top[w], out->total[w], seen, padded);
-            for (int d = 0; d < DIMS; d += STEP) {
-                vec s[STEP];
-                memcpy(s, out->sum[w][d], sizeof(s));
-                for (int j = 0; j < STEP; j++)
-                    s[j] *= shrink;
-                for (int u = 0; u < padded / PAIR; u++)
-                    for (int j = 0; j < STEP; j++)
-                        s[j] = multiply_add(s[j], weight[u], value[u][d + j]);
-                memcpy(out->sum[w][d], s, sizeof(s));
-            }
+            if (few)
+                add_few(few_sums, weight, value, padded, shrink, queries);
+            else
+                add_many(out->sum[w], weight, value, padded, shrink);
         }
     }
+    for (int m = 0; m < queries && few; m++)
+        for (int d = 0; d < HEAD_DIM; d++)
+            out->sum[m / LANES][d][m % LANES] = few_sums[m][d];
 }
 
 /* The softmax over all parts of the keys, for a task's queries; rows of `out` are out_stride numbers apart. */

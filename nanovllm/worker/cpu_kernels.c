@@ -108,5 +108,41 @@ void rotary_and_write(num *q, int64_t q_stride, num *k, int64_t k_stride, const 
     }
 }
 
+/* A `unit` is what one multiplication takes in from a query: one number, or where the processor multiplies two pairs of
+ * bf16 and adds both products (AVX512-BF16), two that follow one another.
+ */
+#if defined(TYPE_bf16) && defined(__AVX512BF16__)
+enum { PAIR = 2, LANES = 16, STEP = 16 }; /* numbers in a unit; in a vector; sums that registers hold at a time */
+typedef uint32_t unit;
+static inline unit unit_at(const num *x) {
+    unit u;
+    memcpy(&u, x, sizeof(u));
+    return u;
+}
+static inline unit join(num low, num high) { return low | (unit)high << 16; }
+static inline unit join_weights(float low, float high) { return join(store(low), store(high)); }
+#else
+#ifdef __AVX512F__
+enum { PAIR = 1, LANES = 16, STEP = 16 };
+#else
+enum { PAIR = 1, LANES = 8, STEP = 8 };
+#endif
+typedef float unit;
+static inline unit unit_at(const num *x) { return load(*x); }
+static inline unit join(num x, num same) { return (void)same, load(x); }
+static inline unit join_weights(float x, float same) { return (void)same, x; }
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES)));
+
+static inline vec multiply_add(vec sum, const unit *a, unit b) { /* a: one unit for each lane */
+#if defined(TYPE_bf16) && defined(__AVX512BF16__)
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_set1_epi32((int)b));
+#else
+    vec x;
+    memcpy(&x, a, sizeof(x));
+    return sum + x * b;
+#endif
+}
+
 #include "cpu_attention.c"
 #include "cpu_linear.c"
