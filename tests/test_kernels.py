@@ -63,7 +63,7 @@ def dense_attention(q, k_cache, v_cache, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("block_size", [1, 16, 256])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 64), (4, 4, 24), (8, 1, 128)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 64), (4, 4, 24), (8, 1, 128), (4, 2, 16)])
 def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
     torch.manual_seed(0)
     batch, num_blocks = ragged_batch(block_size)

@@ -28,7 +28,8 @@ SOURCE = Path(__file__).with_name("cpu_kernels.c")
 INCLUDED = [SOURCE.with_name("cpu_attention.c"), SOURCE.with_name("cpu_linear.c")]
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
-COMPILE = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11"]
+# -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
+COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11"]
 if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 TASKS_PER_THREAD = 4

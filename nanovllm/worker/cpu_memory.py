@@ -1,7 +1,7 @@
 """Memory on a CPU: how much there is, and page faults out of the way (chapters 3 and 10).
 
-The first touch of a page costs more than computing with what is written to it: the system finds and clears the page, and
-in a virtual machine the host does so once more.
+The first touch of a page costs more than computing with what is written to it: the system finds and clears the page,
+and in a virtual machine the host does so once more.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def touch(parts: list[Tensor]) -> Thread:
-    """Clear, in a thread of its own, the first bytes of each part, TOUCHED_BYTES in all. Join it before writing to them."""
+    """Clear the first bytes of each part, TOUCHED_BYTES in all, in a thread; join it before they are used."""
     num_bytes = min(TOUCHED_BYTES // len(parts), parts[0].nbytes)
 
     def clear() -> None:

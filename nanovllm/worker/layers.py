@@ -25,7 +25,7 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.weight: Tensor = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
@@ -35,8 +35,8 @@ class Linear(nn.Module):
 
 def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
     """Lay every weight out the way its product reads it, once, instead of at each product."""
-    for layer in model.modules():
-        for candidate in (kernels, TORCH_KERNELS) if isinstance(layer, Linear) else ():
+    for layer in [module for module in model.modules() if isinstance(module, Linear)]:
+        for candidate in (kernels, TORCH_KERNELS):
             packed = candidate.pack_weight(layer.weight)
             if packed is not None:
                 del layer.weight  # a parameter no more: it has a layout of its own
