@@ -33,7 +33,7 @@ class EngineConfig:
     gpu_memory_utilization:   share of a GPU's memory to use, or on a CPU of half the memory that is available
     kv_cache_memory_bytes:    size of the KV pool in bytes; overrides what is found by looking at the memory
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
-    tensor_parallel_size:     ranks to split the model over (1 is what there is so far)
+    tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
     enforce_eager:            plain PyTorch operations only: no optimizations
     optimizations:            which to use on a CPU: "reordered_weights" (layers.py), "c_kernels" (cpu_kernels.py)
     seed:                     where requests without a seed of their own get theirs
@@ -79,8 +79,6 @@ class EngineConfig:
             raise ValueError(
                 f"prefix_caching_hash_algo must be one of {known}, found {self.prefix_caching_hash_algo!r}"
             )
-        if self.tensor_parallel_size != 1:
-            raise ValueError(f"tensor_parallel_size must be 1 so far, found {self.tensor_parallel_size}")
         for name in self.optimizations:
             if name not in OPTIMIZATIONS:
                 raise ValueError(f"optimizations are {', '.join(OPTIMIZATIONS)}, found {name!r}")

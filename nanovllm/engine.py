@@ -60,15 +60,19 @@ class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
         from nanovllm.worker.loader import resolve_checkpoint
-        from nanovllm.worker.model_runner import ModelRunner
+        from nanovllm.worker.model_runner import ModelRunner, pack
+        from nanovllm.worker.parallel import ParallelRunner
 
         directory = resolve_checkpoint(config.model)
         model_config = ModelConfig.from_directory(directory)
-        self.model_runner = ModelRunner(config, model_config)  # fills pages of its KV pool while the tokenizer loads
+        runner_class = ModelRunner if config.tensor_parallel_size == 1 else ParallelRunner
+        self._pack = pack
+        self.model_runner: Any = runner_class(config, model_config)
         self.tokenizer = load_tokenizer(directory)
         if not model_config.eos_token_ids and self.tokenizer.eos_token_id is not None:
             model_config = replace(model_config, eos_token_ids=frozenset([self.tokenizer.eos_token_id]))
-        self.model_runner.load(directory, model_config.eos_token_ids)
+        self.model_runner.load(directory)
+        self.model_runner.prepare()
         self.config, self.model_config = config, model_config
         self.block_manager = BlockManager(
             self.model_runner.num_blocks,
@@ -178,7 +182,8 @@ class LLMEngine:
             if not output.chunks:
                 return []
             self._note_scheduled(output.chunks, started)
-            token_ids, logprobs = self.model_runner.execute(output)
+            work = self._pack(output, self.block_manager.block_size, self.model_config.eos_token_ids)
+            token_ids, logprobs = self.model_runner.run(*work)
             sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
             self.scheduler.update(output, token_ids)
         except BaseException:

@@ -112,7 +112,7 @@ class LLM:
             "kv_pool": {
                 "num_blocks": num_blocks,
                 "block_size": manager.block_size,
-                "num_bytes": engine.model_runner.kv_cache.num_bytes,
+                "num_bytes": engine.model_runner.kv_cache_bytes,
                 **{f"num_{state}_blocks": count for state, count in states.items()},
                 "usage": states["referenced"] / num_blocks,
             },

@@ -257,16 +257,16 @@ def test_defaults_come_from_generation_config(tmp_path, checkpoint):
 def test_an_exception_in_a_step_leaves_the_llm_usable(llm, monkeypatch):
     expected = llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))
     llm.reset_prefix_cache()
-    execute, calls = llm.engine.model_runner.execute, 0
+    run, calls = llm.engine.model_runner.run, 0
 
-    def failing(output):
+    def failing(*work):
         nonlocal calls
         calls += 1
         if calls in (1, 4):
             raise RuntimeError("no memory left")
-        return execute(output)
+        return run(*work)
 
-    monkeypatch.setattr(llm.engine.model_runner, "execute", failing)
+    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no memory left"):
             llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))
@@ -277,20 +277,20 @@ def test_an_exception_in_a_step_leaves_the_llm_usable(llm, monkeypatch):
 
 
 def test_ctrl_c_takes_effect_between_steps(llm, monkeypatch):
-    execute, interrupted_steps = llm.engine.model_runner.execute, []
+    run, interrupted_seqs = llm.engine.model_runner.run, []
 
-    def interrupted(output):
-        if output.chunks[0].seq.num_generated_tokens == 4:
+    def interrupted(*work):
+        [seq] = llm.engine.scheduler.running
+        if seq.num_generated_tokens == 4:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)  # a handler that raised would do so here
-            interrupted_steps.append(output)
-        return execute(output)
+            interrupted_seqs.append(seq)
+        return run(*work)
 
-    monkeypatch.setattr(llm.engine.model_runner, "execute", interrupted)
+    monkeypatch.setattr(llm.engine.model_runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([TEXT], sampled())
-    [output] = interrupted_steps
-    seq = output.chunks[0].seq
+    [seq] = interrupted_seqs
     assert seq.num_generated_tokens == 5, "the step was finished"
     assert seq.status is SequenceStatus.FINISHED and not llm.engine.has_unfinished_requests()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -299,13 +299,13 @@ def test_ctrl_c_takes_effect_between_steps(llm, monkeypatch):
 
 
 def test_a_second_ctrl_c_interrupts_at_once(llm, monkeypatch):
-    def stuck(output):
+    def stuck(*work):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
         raise AssertionError("still here")
 
-    monkeypatch.setattr(llm.engine.model_runner, "execute", stuck)
+    monkeypatch.setattr(llm.engine.model_runner, "run", stuck)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([TEXT], sampled())
     assert not llm.engine.has_unfinished_requests()

@@ -70,3 +70,9 @@ def test_bench_prefix_cache(run):
     for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
+
+
+def test_tensor_parallel(run):
+    out = run("tensor_parallel.py")
+    assert out.count("the same 24 tokens on 1 and 3 ranks") == 3
+    assert "61 times 2,304 bytes" in out and out.count("16,384") == 3

@@ -17,7 +17,6 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, reorder_weights
 
-CPU = torch.device("cpu")
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -42,7 +41,7 @@ def ragged_batch(block_size: int, lengths=RAGGED) -> tuple[Batch, int]:
         seq.block_table = [free.pop() for _ in range(-(-len(seq.tokens) // block_size))]
         chunks.append(ScheduledChunk(seq, before, before + now, before))
     output = SchedulerOutput(chunks, [], sum(now for _, now in lengths))
-    return Batch.from_scheduler_output(output, block_size, CPU), num_blocks
+    return Batch.from_scheduler_output(output, block_size), num_blocks
 
 
 def dense_attention(q, k_cache, v_cache, batch: Batch) -> torch.Tensor:

@@ -47,7 +47,7 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         for end in ends:
             output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
-            batch = Batch.from_scheduler_output(output, runner.block_size, runner.device)
+            batch = Batch.from_scheduler_output(output, runner.block_size)
             batch = replace(batch, logits_rows=torch.arange(end - start))
             rows.append(runner.model(batch, runner.rotary, runner.kv_cache, runner.kernels))
             start = end

@@ -7,7 +7,7 @@ import torch
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.sampler import NUM_CANDIDATES, sample, uniform_noise
+from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
 NUM_DRAWS = 20_000
@@ -36,7 +36,7 @@ def exact_probs(logits: list[float], p: SamplingParams, prompt=(), output=()) ->
 
 
 def draw(logits: list[list[float]], seqs: list[Sequence], eos=frozenset()) -> list[int]:
-    return sample(torch.tensor(logits), seqs, eos)[0]
+    return sample(torch.tensor(logits), SamplingBatch.from_sequences(seqs, eos))[0]
 
 
 def chi_square(counts: list[int], probs: list[float]) -> tuple[float, int]:
@@ -140,7 +140,7 @@ def test_min_tokens_forbids_what_would_stop():
 def test_logprobs_are_of_the_raw_logits():
     params = SamplingParams(temperature=0, logprobs=3, repetition_penalty=5.0)
     seq, silent = Sequence([0], params), Sequence([0], SamplingParams(temperature=0))
-    tokens, [found, nothing] = sample(torch.tensor([LOGITS, LOGITS]), [seq, silent])
+    tokens, [found, nothing] = sample(torch.tensor([LOGITS, LOGITS]), SamplingBatch.from_sequences([seq, silent]))
     exact = torch.tensor(LOGITS).log_softmax(0)
     assert tokens[0] == 3 and nothing is None
     assert (found.rank, found.top_token_ids) == (2, [0, 3, 6])

@@ -4,10 +4,12 @@ The tokens of all sequences lie one after another, without padding; cu_seqlens_q
 This is the layout of FlashAttention's varlen functions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
@@ -25,6 +27,7 @@ class Batch:
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
+    max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without asking a device
     """
 
     input_ids: Tensor
@@ -34,9 +37,12 @@ class Batch:
     seqlens_k: Tensor
     block_tables: Tensor
     logits_rows: Tensor
+    max_query_len: int
+    max_key_len: int
 
     @classmethod
-    def from_scheduler_output(cls, output: SchedulerOutput, block_size: int, device: torch.device) -> "Batch":
+    def from_scheduler_output(cls, output: SchedulerOutput, block_size: int) -> "Batch":
+        """The batch of a step, in the CPU's memory."""
         input_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -57,12 +63,20 @@ class Batch:
         width = max(map(len, tables))
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device)
+            return torch.tensor(values, dtype=dtype)
 
         tokens = tensor(input_ids), tensor(positions), tensor(slots)
         lengths = tensor(cu_seqlens_q, torch.int32), tensor(seqlens_k, torch.int32)
         block_tables = tensor([table + [0] * (width - len(table)) for table in tables], torch.int32)
-        return cls(*tokens, *lengths, block_tables, tensor(logits_rows))
+        max_query_len = max(chunk.end - chunk.start for chunk in output.chunks)
+        return cls(*tokens, *lengths, block_tables, tensor(logits_rows), max_query_len, max(seqlens_k))
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch in a device's memory; nothing waits for the copies."""
+        if device.type == "cpu":
+            return self
+        values: list[Any] = [getattr(self, field.name) for field in fields(self)]
+        return Batch(*(x.pin_memory().to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in values))
 
     # What several layers need is worked out once a step, at the first layer that asks.
 
@@ -73,6 +87,11 @@ class Batch:
             return None, self.slot_mapping
         rows = (self.slot_mapping >= 0).nonzero().squeeze(1)
         return rows, self.slot_mapping[rows]
+
+    @cached_property
+    def cu_seqlens_k(self) -> Tensor:
+        """[B + 1]: where each sequence's keys would begin if they lay one after another."""
+        return F.pad(self.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
 
     @cached_property
     def query_lens(self) -> list[int]:

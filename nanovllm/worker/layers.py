@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nanovllm.config import ModelConfig
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.parallel import Group
 
 
 class RMSNorm(nn.Module):
@@ -21,16 +22,24 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. Projections that read the same input are packed into one weight, one matrix product."""
+    """y = x W^T + b. Projections that read the same input are packed into one weight, one matrix product.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+    Under tensor parallelism a rank holds some rows of the weight and gets those columns of y (column-parallel, after
+    W^T). With a group, it holds some columns of the weight, for the columns of x that it has, and the ranks add up what
+    they get (row-parallel).
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, group: Group | None = None) -> None:
         super().__init__()
+        self.group = group
         self.weight: Tensor = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight, self.bias)
+        if self.group is None:
+            return self.product(x, self.weight, self.bias)
+        return self.group.all_reduce(self.product(x, self.weight, self.bias if self.group.rank == 0 else None))
 
 
 def reorder_weights(model: nn.Module, kernels: Kernels) -> None:

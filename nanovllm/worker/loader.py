@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from nanovllm.config import ModelConfig
 from nanovllm.worker.model import Decoder
+from nanovllm.worker.parallel import Group, shard
 
 # Written by old exporters; computed here from the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -39,17 +40,22 @@ def resolve_checkpoint(model: str) -> Path:
         ) from error
 
 
-def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Build the decoder and read the weights into it. ValueError lists missing, extra and wrongly shaped tensors."""
+def load_model(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = Group()
+) -> Decoder:
+    """Build the decoder and read this rank's share of the weights into it.
+
+    ValueError lists missing, extra and wrongly shaped tensors.
+    """
     files = _tensor_files(directory)
-    model = _uninitialised(config, dtype, device)
-    wanted = dict(model.checkpoint_tensors())
+    model = _uninitialised(shard(config, group.size), dtype, device, group)
+    whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
-    extra = [n for n in files if n not in wanted and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
-    problems = [f"missing: {name}" for name in wanted if name not in files]
+    extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
+    problems = [f"missing: {name}" for name in whole if name not in files]
     problems += [f"not part of a {config.architecture}: {name}" for name in extra]
-    for name in wanted.keys() & files.keys():
-        found, expected = files[name].get_slice(name).get_shape(), list(wanted[name].shape)
+    for name in whole.keys() & files.keys():
+        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
         if found != expected:
             problems.append(f"wrong shape: {name} is {found}, config.json implies {expected}")
     if problems:
@@ -57,18 +63,25 @@ def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device:
         raise ValueError(f"the tensors in {directory} do not fit its config.json:\n  {shown}")
 
     with torch.no_grad():
-        for name, place in wanted.items():
-            place.copy_(files[name].get_tensor(name))
+        for name, place in model.checkpoint_tensors():
+            share = tuple(map(_share, whole[name].shape, place.shape, [group] * place.dim()))
+            place.copy_(files[name].get_slice(name)[share])
     return model.eval().requires_grad_(False)
 
 
-def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _share(whole_size: int, size: int, group: Group) -> slice:
+    """This rank's part of a dimension. If there are fewer parts than ranks, neighbours have the same one."""
+    start = group.rank * (whole_size // size) // group.size * size
+    return slice(start, start + size)
+
+
+def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = Group()) -> Decoder:
     """Parameters of the right shapes; their memory is reserved, but not touched before the weights come in."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Decoder(config)
+            return Decoder(config, group)
     finally:
         torch.set_default_dtype(previous)
 

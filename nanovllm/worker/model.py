@@ -17,17 +17,18 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding
+from nanovllm.worker.parallel import Group
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.split_sizes = (q_size, kv_size, kv_size)
         self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, config.qkv_bias)
-        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, group)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -45,22 +46,22 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias, group)
 
     def forward(self, x: Tensor, kernels: Kernels) -> Tensor:
         return self.down_proj(kernels.silu_and_mul(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: Group) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, group)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, group)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, cos_sin: Tensors, kv_layer: Tensors, batch: Batch, kernels: Kernels
@@ -73,28 +74,39 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole network: token ids in, logits of the wanted rows out."""
+    """The whole network: token ids in, logits of the wanted rows out.
 
-    def __init__(self, config: ModelConfig) -> None:
+    config has the sizes of this rank's share: of heads, of the MLP's columns, of the vocabulary (parallel.shard).
+    """
+
+    def __init__(self, config: ModelConfig, group: Group = Group()) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.group = config, group
         self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers: Any = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(config, group) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
     def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
-        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows."""
-        x = F.embedding(batch.input_ids, self.embed_tokens)  # [T, hidden_size]
+        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0)."""
+        x = self._embed(batch.input_ids)  # [T, hidden_size]
         cos_sin = rotary.lookup(batch.positions)
         delta: Any = None
         for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
             delta = layer(x, delta, cos_sin, kv_layer, batch, kernels)
         rows = batch.logits_rows
         x = kernels.add_rms_norm(x[rows], delta[rows], self.norm.weight, self.norm.eps)
-        return self.lm_head(x)
+        return self.group.gather(self.lm_head(x))
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return F.embedding(input_ids, self.embed_tokens)
+        rows = input_ids - self.group.rank * self.config.vocab_size
+        elsewhere = (rows < 0) | (rows >= self.config.vocab_size)
+        x = F.embedding(rows.masked_fill(elsewhere, 0), self.embed_tokens)
+        return self.group.all_reduce(x.masked_fill(elsewhere[:, None], 0))
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the checkpoint, the place it is read into) for every tensor; packed weights give one view a part."""

@@ -18,75 +18,92 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.sampler import TokenLogprobs, sample
+from nanovllm.worker.parallel import Group, shard
+from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
 
 logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
 
 
-class ModelRunner:
-    """Makes the KV pool, loads the model and executes steps.
+def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
+    """A step as arrays, which is all that a rank is told of it."""
+    seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
+    return Batch.from_scheduler_output(output, block_size), SamplingBatch.from_sequences(seqs, eos_token_ids)
 
-    block_size, num_blocks   the pool's shape, for the block manager; known once load() has returned
+
+class ModelRunner:
+    """One rank's model (its share, if it has company): load(), prepare(), then a run() for each step.
+
+    block_size, num_blocks   the pool's shape, for the block manager; known once prepare() has returned
     max_model_len            what the caller asked for, or the most that model and pool allow
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, group: Group = Group()) -> None:
         """Check what can be checked before any weight is read, and on a CPU begin to make the KV pool."""
-        self.config, self.model_config = config, model_config
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.config, self.model_config, self.group = config, model_config, group
+        self.local_config = shard(model_config, group.size)
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", group.rank) if on_gpu else torch.device("cpu")
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE
         limit = model_config.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > limit:
             raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {limit} positions")
         self.max_model_len = config.max_model_len or limit
-        if self.device.type == "cpu":
-            self._make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization))
+        if not on_gpu:
+            self._make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization) // group.size)
             self._touching = cpu_memory.touch(list(self.kv_cache.data.flatten(0, 1)))
 
-    def load(self, directory: Path, eos_token_ids: frozenset[int]) -> None:
-        """Load the weights and get ready for the first step."""
-        self._eos_token_ids = eos_token_ids
-        on_cpu, model_config = self.device.type == "cpu", self.model_config
+    def load(self, directory: Path) -> None:
+        """Read the weights."""
+        on_cpu = self.device.type == "cpu"
         optimizations = () if self.config.enforce_eager or not on_cpu else self.config.optimizations
         self.kernels = TORCH_KERNELS
         if "c_kernels" in optimizations:
-            self.kernels = load_cpu_kernels(model_config, self.dtype) or TORCH_KERNELS
-        self.model = load_model(directory, model_config, self.dtype, self.device)
+            self.kernels = load_cpu_kernels(self.local_config, self.dtype) or TORCH_KERNELS
+        self.model = load_model(directory, self.model_config, self.dtype, self.device, self.group)
+        self.weight_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
         if "reordered_weights" in optimizations:
             reorder_weights(self.model, self.kernels)
-        limit = model_config.max_position_embeddings
-        self.rotary = RotaryEmbedding(model_config, limit, self.dtype, self.device)
+        limit = self.model_config.max_position_embeddings
+        self.rotary = RotaryEmbedding(self.model_config, limit, self.dtype, self.device)
         self._logits = torch.empty(0)
-        if on_cpu:
+
+    def prepare(self) -> tuple[int, int, int, int]:
+        """Get ready for the first step. Returns num_blocks, block_size, max_model_len and the bytes of the KV pool."""
+        if self.device.type == "cpu":
             cpu_memory.keep_freed_memory()
             self._touching.join()
         else:
             self._make_pool(self._free_cuda_bytes())
-        size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache.num_bytes / 1e6:.1f} MB in {self.dtype}"
-        blocks = f"{self.num_blocks} blocks of {self.block_size}"
-        logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
+        self.kv_cache_bytes = self.kv_cache.num_bytes
+        if self.group.rank == 0:
+            size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache_bytes / 1e6:.1f} MB in {self.dtype}"
+            blocks = f"{self.num_blocks} blocks of {self.block_size}"
+            logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
+        return self.num_blocks, self.block_size, self.max_model_len, self.kv_cache_bytes
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def run(self, batch: Batch, sampling: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
-        batch = Batch.from_scheduler_output(output, self.block_size, self.device)
-        seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
-        logits = self.model(batch, self.rotary, self.kv_cache, self.kernels)
-        if not seqs:
+        logits = self.model(batch.to(self.device), self.rotary, self.kv_cache, self.kernels)
+        num_rows = len(sampling.num_logprobs)
+        if num_rows == 0 or self.group.rank > 0:
             return [], []
-        if self._logits.shape[0] < len(seqs):
-            self._logits = torch.empty(len(seqs), logits.shape[1], dtype=torch.float32, device=self.device)
+        if self._logits.shape[0] < num_rows:
+            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
         # Into memory that is there already: page faults would cost more than the conversion.
-        logits = self._logits[: len(seqs)].copy_(logits)
-        return sample(logits, seqs, self._eos_token_ids)
+        return sample(self._logits[:num_rows].copy_(logits), sampling)
+
+    def usage(self) -> dict[str, int]:
+        """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""
+        reduced = self.group.num_reduced_bytes
+        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache_bytes, "all_reduced": reduced}
 
     def _make_pool(self, free_bytes: int) -> None:
-        self.num_blocks = num_blocks_for_pool(
-            self.config, self.model_config, self.block_size, self.dtype, self.max_model_len, free_bytes
-        )
+        sizes = self.local_config, self.block_size, self.dtype, self.max_model_len
+        self.num_blocks = self.group.smallest(num_blocks_for_pool(self.config, *sizes, free_bytes))
         num_tokens = self.num_blocks * self.block_size
         if num_tokens < self.max_model_len and (self.config.max_model_len is not None or num_tokens < 2):
             raise ValueError(
@@ -97,7 +114,7 @@ class ModelRunner:
         if num_tokens < self.max_model_len:
             logger.info("max_model_len %d -> %d: what the KV pool holds", self.max_model_len, num_tokens)
             self.max_model_len = num_tokens
-        self.kv_cache = KVCache(self.model_config, self.num_blocks, self.block_size, self.dtype, self.device)
+        self.kv_cache = KVCache(self.local_config, self.num_blocks, self.block_size, self.dtype, self.device)
 
     @torch.inference_mode()
     def _free_cuda_bytes(self) -> int:
@@ -106,10 +123,10 @@ class ModelRunner:
         seq = Sequence([0] * num_tokens)
         seq.block_table = list(range(-(-num_tokens // self.block_size)))
         output = SchedulerOutput([ScheduledChunk(seq, 0, num_tokens, 0)], [], num_tokens)
-        kv_cache = KVCache(self.model_config, len(seq.block_table), self.block_size, self.dtype, self.device)
+        kv_cache = KVCache(self.local_config, len(seq.block_table), self.block_size, self.dtype, self.device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        batch = Batch.from_scheduler_output(output, self.block_size, self.device)
+        batch = Batch.from_scheduler_output(output, self.block_size).to(self.device)
         self.model(batch, self.rotary, kv_cache, self.kernels)
         peak = torch.cuda.max_memory_allocated() - before
         del kv_cache

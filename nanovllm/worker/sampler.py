@@ -34,50 +34,90 @@ def uniform_noise(seq: Sequence) -> float:
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def sample(
-    logits: Tensor, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()
-) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """Choose a token for each row of logits [R, vocab_size] (float32; changed in place), one row a sequence."""
-    wanted = [seq.sampling_params.logprobs for seq in seqs]
-    raw = logits.clone() if any(k is not None for k in wanted) else logits
-    for row, seq in enumerate(seqs):
-        p = seq.sampling_params
-        if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
-            _apply_penalties(logits[row], seq)
-        if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
-            logits[row, [*p.stop_token_ids, *(() if p.ignore_eos else eos_token_ids)]] = -torch.inf  # type: ignore[misc]
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    tokens = logits.argmax(-1)
-    random_rows = [row for row, seq in enumerate(seqs) if seq.sampling_params.temperature > 0]
-    if random_rows:
-        tokens[random_rows] = _sample_randomly(logits[random_rows], [seqs[row] for row in random_rows])
-    chosen = tokens.tolist()
-    return chosen, _logprobs(raw, chosen, wanted)
+    num_logprobs        for each row, how many of the top tokens' logprobs are wanted; None: not even its own
+    penalties           (row, tokens so far, of those the prompt's, repetition, presence and frequency penalty)
+    banned              (row, token ids it must not get)
+    random_rows         rows that are sampled; the others take the most likely token
+    temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
+    """
+
+    num_logprobs: list[int | None]
+    penalties: list[tuple[int, Tensor, int, float, float, float]]
+    banned: list[tuple[int, list[int]]]
+    random_rows: list[int]
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    noise: Tensor
+
+    @classmethod
+    def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
+        penalties, banned, random_rows = [], [], []
+        for row, seq in enumerate(seqs):
+            p = seq.sampling_params
+            if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
+                numbers = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
+                penalties.append((row, torch.tensor(seq.tokens), seq.num_prompt_tokens, *numbers))
+            if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
+                banned.append((row, [*(p.stop_token_ids or ()), *(() if p.ignore_eos else eos_token_ids)]))
+            if p.temperature > 0:
+                random_rows.append(row)
+        chosen = [seqs[row] for row in random_rows]
+        params = [seq.sampling_params for seq in chosen]
+        return cls(
+            [seq.sampling_params.logprobs for seq in seqs],
+            penalties,
+            banned,
+            random_rows,
+            torch.tensor([p.temperature for p in params]),
+            torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
+            torch.tensor([p.top_p for p in params]),
+            torch.tensor([p.min_p for p in params]),
+            torch.tensor([uniform_noise(seq) for seq in chosen], dtype=torch.float64),
+        )
 
 
-def _apply_penalties(row: Tensor, seq: Sequence) -> None:
-    p = seq.sampling_params
-    seen = torch.tensor(seq.tokens, device=row.device).unique()
-    row[seen] = torch.where(row[seen] > 0, row[seen] / p.repetition_penalty, row[seen] * p.repetition_penalty)
-    generated = torch.tensor(seq.generated_token_ids, dtype=torch.int64, device=row.device)
-    tokens, counts = generated.unique(return_counts=True)
-    row[tokens] -= p.frequency_penalty * counts + p.presence_penalty
+def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
+    """Choose a token for each row of logits [R, vocab_size] (float32; changed in place)."""
+    raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
+    for row, tokens, num_prompt_tokens, *penalties in batch.penalties:
+        _apply_penalties(logits[row], tokens.to(logits.device), num_prompt_tokens, *penalties)
+    for row, token_ids in batch.banned:
+        logits[row, token_ids] = -torch.inf
+    chosen = logits.argmax(-1)
+    if batch.random_rows:
+        chosen[batch.random_rows] = _sample_randomly(logits[batch.random_rows], batch)
+    token_ids = chosen.tolist()
+    return token_ids, _logprobs(raw, token_ids, batch.num_logprobs)
 
 
-def _sample_randomly(logits: Tensor, seqs: list[Sequence]) -> Tensor:
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(logits.device)
+def _apply_penalties(
+    row: Tensor, tokens: Tensor, num_prompt_tokens: int, repetition: float, presence: float, frequency: float
+) -> None:
+    seen = tokens.unique()
+    row[seen] = torch.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
+    generated, counts = tokens[num_prompt_tokens:].unique(return_counts=True)
+    row[generated] -= frequency * counts + presence
 
-    params = [seq.sampling_params for seq in seqs]
-    scaled = logits / column([p.temperature for p in params])[:, None]
-    if any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params):
+
+def _sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    def on_device(x: Tensor) -> Tensor:
+        return x.to(logits.device, non_blocking=True)
+
+    scaled = logits / on_device(batch.temperature)[:, None]
+    if bool((batch.top_k > 0).any() or (batch.top_p < 1.0).any() or (batch.min_p > 0.0).any()):
         vocab_size = logits.shape[1]
-        top_k = column([p.top_k if p.top_k > 0 else vocab_size for p in params], torch.int64).clamp(max=vocab_size)
-        limits = top_k, column([p.top_p for p in params]), column([p.min_p for p in params])
-        scaled = scaled.masked_fill(scaled < _threshold(scaled, *limits)[:, None], -torch.inf)
+        top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
+        threshold = _threshold(scaled, on_device(top_k), on_device(batch.top_p), on_device(batch.min_p))
+        scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: a token of probability 1e-8 keeps its share of the line.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
-    target = column([uniform_noise(seq) for seq in seqs], torch.float64) * cumulative[:, -1]
+    target = on_device(batch.noise) * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     return token_ids.clamp(max=logits.shape[1] - 1)

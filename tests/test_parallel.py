@@ -1,0 +1,203 @@
+"""Tensor parallelism on gloo ranks: the same tokens, a share of the memory each, and no rank that outlives trouble."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from checkpoints import SIZES
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import ModelConfig
+from nanovllm.worker import loader, parallel
+from nanovllm.worker.loader import load_model
+from nanovllm.worker.parallel import Group, shard
+
+OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
+CPU = torch.device("cpu")
+
+
+def make_prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    shared = rng.choices(range(10, 300), k=17)
+    return [shared + rng.choices(range(10, 300), k=n) for n in (1, 3, 8, 2)] + [rng.choices(range(10, 300), k=20)]
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    random_ones = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=8, repetition_penalty=1.1, logprobs=2)
+    outputs = [output for _ in ("cold", "warm") for output in llm.generate(make_prompts(), greedy)]
+    outputs += llm.generate(make_prompts()[:2], random_ones)
+    assert all(len(entries) >= 2 for output in outputs[-2:] for entries in output.outputs[0].logprobs)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a rank outlived its engine"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def two_ranks(checkpoint):
+    llm = LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
+    pids = [process.pid for process in llm.engine.model_runner._processes]
+    yield llm, pids
+    llm.engine.model_runner._end()
+    wait_until_gone(pids, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "variant"), [(2, "llama"), (2, "qwen2"), (2, "llama-biases"), (4, "llama"), (4, "qwen3")]
+)
+def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, size, variant):
+    folder = checkpoint(variant)
+    alone, together = LLM(str(folder), **OPTIONS), LLM(str(folder), tensor_parallel_size=size, **OPTIONS)
+    assert tokens_of(together) == tokens_of(alone)
+    stats = together.stats()
+    assert stats["num_preemptions"] > 0 and stats["prefix_cache"]["hits"] > 0
+    together.engine.scheduler.check_integrity()
+
+    single, config = alone.engine.model_runner, alone.engine.model_config
+    whole_names = ("norm", "o_proj.bias", "down_proj.bias")
+    replicated = sum(p.nbytes for name, p in single.model.named_parameters() if any(n in name for n in whole_names))
+    # Where ranks outnumber KV heads, some hold a copy of the same one.
+    num_kv_heads = max(1, config.num_key_value_heads // size)
+    num_copies = num_kv_heads * size - config.num_key_value_heads
+    num_rows = config.hidden_size + bool(config.qkv_bias)
+    copied = 2 * config.num_hidden_layers * num_copies * config.head_dim * num_rows * 4
+    for usage in together.engine.model_runner.usage():
+        assert usage["weights"] == replicated + (single.weight_bytes - replicated + copied) / size
+        assert usage["kv_cache"] == single.kv_cache_bytes * num_kv_heads / config.num_key_value_heads
+        assert usage["all_reduced"] > 0
+
+
+class Recorder:
+    """A safetensors file that counts the numbers read from it."""
+
+    num_read = 0
+
+    def __init__(self, file):
+        self.keys, self.get_slice = file.keys, lambda name: RecordedSlice(file.get_slice(name))
+
+
+class RecordedSlice:
+    def __init__(self, part):
+        self.part, self.get_shape = part, part.get_shape
+
+    def __getitem__(self, share):
+        tensor = self.part[share]
+        Recorder.num_read += tensor.numel()
+        return tensor
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen3"])
+def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, variant, monkeypatch):
+    folder = checkpoint(variant)
+    config = ModelConfig.from_directory(folder)
+    whole = dict(load_model(folder, config, torch.float32, CPU).checkpoint_tensors())
+    monkeypatch.setattr(loader, "_open", lambda path, open=loader._open: Recorder(open(path)))
+    parts = []
+    for rank in (0, 1):
+        Recorder.num_read = 0
+        parts.append(dict(load_model(folder, config, torch.float32, CPU, Group(rank, 2)).checkpoint_tensors()))
+        assert Recorder.num_read == sum(tensor.numel() for tensor in parts[rank].values())
+    for name, tensor in whole.items():
+        dim = next((d for d, n in enumerate(parts[0][name].shape) if n != tensor.shape[d]), None)
+        assert (dim is None) == ("norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))), name
+        if dim is None:
+            assert torch.equal(parts[0][name], tensor) and torch.equal(parts[1][name], tensor)
+        else:
+            assert torch.equal(torch.cat([part[name] for part in parts], dim), tensor), name
+
+
+def test_sizes_that_do_not_divide(checkpoint):
+    with pytest.raises(ValueError, match="tensor_parallel_size=3 does not divide num_attention_heads=4.* 1, 2, 4"):
+        LLM(str(checkpoint()), tensor_parallel_size=3)
+    with pytest.raises(ValueError, match=f"=8 does not divide num_attention_heads={SIZES['num_attention_heads']};"):
+        shard(ModelConfig.from_directory(checkpoint()), 8)
+
+
+def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint):
+    with pytest.raises(ValueError, match="does not fit in the KV pool"):
+        LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS | dict(num_gpu_blocks_override=3))
+
+
+def test_two_engines_at_once_and_one_that_is_dropped(two_ranks, checkpoint):
+    other = LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
+    assert tokens_of(two_ranks[0]) == tokens_of(other)
+    pids = [process.pid for process in other.engine.model_runner._processes]
+    del other
+    wait_until_gone(pids, 1)
+    assert all(map(is_alive, two_ranks[1]))
+
+
+def test_a_rank_that_dies_ends_the_engine(two_ranks):
+    llm, pids = two_ranks
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="rank 1 died, exit code -9"):
+        llm.generate([[5, 6, 7]])
+    wait_until_gone(pids, 1)
+    assert not llm.engine.has_unfinished_requests()
+    with pytest.raises(RuntimeError, match="has ended"):
+        llm.generate([[5, 6, 7]])
+
+
+def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
+    llm, pids = two_ranks
+    monkeypatch.setattr(parallel, "TIMEOUT_S", 5.0)  # the driver's; a rank that lives is heard every 2 s
+    os.kill(pids[0], signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match="rank 0 hangs"):
+        llm.generate([[5, 6, 7]])
+    wait_until_gone(pids, 1)
+
+
+@pytest.mark.parametrize(("program", "message"), [("exit 3", "rank 0 died, exit code 3"), ("sleep 60", "rank 0 hangs")])
+def test_a_rank_that_never_starts(checkpoint, tmp_path, monkeypatch, program, message):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(parallel, "TIMEOUT_S", 2.0)
+    with pytest.raises(RuntimeError, match=message):
+        LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
+
+
+# No `if __name__ == "__main__"`, as in every script in the wild.
+SCRIPT = """
+import sys
+from nanovllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], tensor_parallel_size=2, max_model_len=200, block_size=4)
+print(*(process.pid for process in llm.engine.model_runner._processes), flush=True)
+while True:
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=190, ignore_eos=True), use_tqdm=False)
+"""
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+def test_nothing_outlives_the_driver(checkpoint, tmp_path, how):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(checkpoint())]
+    driver = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    time.sleep(1)
+    os.killpg(driver.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
+    _, errors = driver.communicate(timeout=10)
+    assert how == "kill -9" or errors.strip().endswith("KeyboardInterrupt")
+    wait_until_gone(pids, 10)
