@@ -2,8 +2,8 @@
 
     python examples/tensor_parallel.py [MODEL] [--ranks 3]
 
-Without a GPU the ranks are processes that share this machine's cores, so nothing gets faster here: it shows how it works.
-The demo checkpoint has 9 query heads over 3 KV heads, so it can be split over 3 ranks.
+Without a GPU the ranks are processes that share this machine's cores, so nothing gets faster here: it shows how it
+works. The demo checkpoint has 9 query heads over 3 KV heads, so it can be split over 3 ranks.
 """
 
 import argparse
@@ -58,9 +58,8 @@ def main() -> None:
     num_reduces = 2 * config.num_hidden_layers + 1
     row_bytes = config.hidden_size * 4
     console.print(
-        f"{num_steps} steps; {usages[0]['all_reduced'] / num_steps:,.0f} bytes all-reduced in a step on average:\n"
-        f"{num_reduces} times {row_bytes:,} bytes for each token of the batch, after the embedding and twice in each of\n"
-        f"{config.num_hidden_layers} layers.\n"
+        f"{num_steps} steps; {usages[0]['all_reduced'] / num_steps:,.0f} bytes all-reduced in a step on average: "
+        f"{num_reduces} times {row_bytes:,}\nfor each token of the batch: after the embedding, twice in each layer.\n"
     )
     for output, reference in zip(outputs, expected, strict=True):
         same = output.outputs[0].token_ids == reference.outputs[0].token_ids

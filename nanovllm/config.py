@@ -13,7 +13,7 @@ from nanovllm.sampling_params import check_number, reject_unknown
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-OPTIMIZATIONS = ("reordered_weights", "c_kernels")
+OPTIMIZATIONS = ("reordered_weights", "c_kernels", "triton", "flash_attn", "cuda_graphs")
 REQUIRED_SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
 ROPE_SCALINGS = ("default", "linear", "llama3")
 
@@ -34,8 +34,9 @@ class EngineConfig:
     kv_cache_memory_bytes:    size of the KV pool in bytes; overrides what is found by looking at the memory
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
     tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
-    enforce_eager:            plain PyTorch operations only: no optimizations
-    optimizations:            which to use on a CPU: "reordered_weights" (layers.py), "c_kernels" (cpu_kernels.py)
+    enforce_eager:            on a GPU no CUDA graphs, on a CPU plain PyTorch operations only
+    optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu_kernels.py), on
+                              a GPU "triton" and "flash_attn" (cuda_kernels.py) and "cuda_graphs" (cuda_graphs.py)
     seed:                     where requests without a seed of their own get theirs
     """
 

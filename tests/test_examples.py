@@ -75,4 +75,4 @@ def test_bench_prefix_cache(run):
 def test_tensor_parallel(run):
     out = run("tensor_parallel.py")
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3
-    assert "61 times 2,304 bytes" in out and out.count("16,384") == 3
+    assert "61 times 2,304" in out and out.count("16,384") == 3

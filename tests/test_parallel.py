@@ -125,7 +125,7 @@ def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, varian
 
 
 def test_sizes_that_do_not_divide(checkpoint):
-    with pytest.raises(ValueError, match="tensor_parallel_size=3 does not divide num_attention_heads=4.* 1, 2, 4"):
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=3 does not divide num_attention_heads=4.* 1, 2, 4"):
         LLM(str(checkpoint()), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=f"=8 does not divide num_attention_heads={SIZES['num_attention_heads']};"):
         shard(ModelConfig.from_directory(checkpoint()), 8)
@@ -154,6 +154,13 @@ def test_a_rank_that_dies_ends_the_engine(two_ranks):
     assert not llm.engine.has_unfinished_requests()
     with pytest.raises(RuntimeError, match="has ended"):
         llm.generate([[5, 6, 7]])
+
+
+def test_a_rank_that_fails_ends_the_engine(two_ranks):
+    llm, pids = two_ranks
+    with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
+        llm.engine.model_runner.run("no batch", None)
+    wait_until_gone(pids, 1)
 
 
 def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):

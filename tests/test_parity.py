@@ -48,11 +48,11 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
         for end in ends:
             output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
             batch = Batch.from_scheduler_output(output, runner.block_size)
-            batch = replace(batch, logits_rows=torch.arange(end - start))
+            batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)
             rows.append(runner.model(batch, runner.rotary, runner.kv_cache, runner.kernels))
             start = end
     llm.engine.block_manager.free(seq)
-    return torch.cat(rows)
+    return torch.cat(rows).cpu()
 
 
 @pytest.mark.parametrize("block_size", [4, 16])

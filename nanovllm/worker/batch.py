@@ -73,10 +73,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory; nothing waits for the copies."""
-        if device.type == "cpu":
-            return self
-        values: list[Any] = [getattr(self, field.name) for field in fields(self)]
-        return Batch(*(x.pin_memory().to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in values))
+        return self if device.type == "cpu" else Batch(*(move(getattr(self, f.name), device) for f in fields(self)))
 
     # What several layers need is worked out once a step, at the first layer that asks.
 
@@ -110,3 +107,8 @@ class Batch:
                 tiles.append((row + i, min(TILE_ROWS, num_rows - i), b, num_keys - num_rows + i + 1))
             row += num_rows
         return torch.tensor(tiles)
+
+
+def move(x: Any, device: torch.device) -> Any:
+    """A tensor in a device's memory, by a copy that nothing waits for. Other things stay what they are."""
+    return x if device.type == "cpu" or not isinstance(x, Tensor) else x.pin_memory().to(device, non_blocking=True)

@@ -48,12 +48,8 @@ SIGNATURES = {
 def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     """The kernels for this model, or None (with the reason logged) where they cannot be had."""
     group_size = config.num_attention_heads // config.num_key_value_heads
-    defines = [
-        f"-DTYPE_{TYPES[dtype]}",
-        f"-DHEAD_DIM={config.head_dim}",
-        f"-DGROUP={group_size}",
-        f"-DTILE={TILE_ROWS}",
-    ]
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
+    defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
     try:
         library = ctypes.CDLL(str(_compiled(defines)))
     except (OSError, subprocess.SubprocessError) as error:
@@ -146,10 +142,9 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         return packed if lib.pack_weight(packed.data_ptr(), weight.data_ptr(), *weight.shape) else None
 
     def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        (n, k), m = packed.shape, x.shape[0]
-        out = x.new_empty(m, n)
+        x, out = x.contiguous(), x.new_empty(x.shape[0], packed.shape[0])
         bias_ptr = None if bias is None else bias.data_ptr()
-        lib.linear(out.data_ptr(), x.data_ptr(), packed.data_ptr(), bias_ptr, m, n, k)
+        lib.linear(out.data_ptr(), x.data_ptr(), packed.data_ptr(), bias_ptr, x.shape[0], *packed.shape)
         return out
 
     return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, pack_weight, linear)

@@ -11,10 +11,13 @@ import torch
 from nanovllm.config import EngineConfig, ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.sampling_params import SamplingParams
 from nanovllm.worker import cpu_memory
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu_kernels import load_cpu_kernels
-from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.cuda_graphs import DecodeGraphs
+from nanovllm.worker.cuda_kernels import load_cuda_kernels
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
@@ -46,7 +49,8 @@ class ModelRunner:
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", group.rank) if on_gpu else torch.device("cpu")
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
-        self.block_size = config.block_size or DEFAULT_BLOCK_SIZE
+        kernels, block_size = self._choose_kernels()
+        self.kernels, self.block_size = kernels or TORCH_KERNELS, config.block_size or block_size or DEFAULT_BLOCK_SIZE
         limit = model_config.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > limit:
             raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {limit} positions")
@@ -57,18 +61,14 @@ class ModelRunner:
 
     def load(self, directory: Path) -> None:
         """Read the weights."""
-        on_cpu = self.device.type == "cpu"
-        optimizations = () if self.config.enforce_eager or not on_cpu else self.config.optimizations
-        self.kernels = TORCH_KERNELS
-        if "c_kernels" in optimizations:
-            self.kernels = load_cpu_kernels(self.local_config, self.dtype) or TORCH_KERNELS
         self.model = load_model(directory, self.model_config, self.dtype, self.device, self.group)
         self.weight_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
-        if "reordered_weights" in optimizations:
+        if self.device.type == "cpu" and self._is_on("reordered_weights"):
             reorder_weights(self.model, self.kernels)
         limit = self.model_config.max_position_embeddings
         self.rotary = RotaryEmbedding(self.model_config, limit, self.dtype, self.device)
         self._logits = torch.empty(0)
+        self._graphs: DecodeGraphs | None = None
 
     def prepare(self) -> tuple[int, int, int, int]:
         """Get ready for the first step. Returns num_blocks, block_size, max_model_len and the bytes of the KV pool."""
@@ -76,7 +76,7 @@ class ModelRunner:
             cpu_memory.keep_freed_memory()
             self._touching.join()
         else:
-            self._make_pool(self._free_cuda_bytes())
+            self._make_cuda_pool()
         self.kv_cache_bytes = self.kv_cache.num_bytes
         if self.group.rank == 0:
             size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache_bytes / 1e6:.1f} MB in {self.dtype}"
@@ -87,7 +87,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch, sampling: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
-        logits = self.model(batch.to(self.device), self.rotary, self.kv_cache, self.kernels)
+        batch = batch.to(self.device)
+        logits = self._graphs.run(batch) if self._graphs else None
+        if logits is None:
+            logits = self._forward(batch)
         num_rows = len(sampling.num_logprobs)
         if num_rows == 0 or self.group.rank > 0:
             return [], []
@@ -100,6 +103,18 @@ class ModelRunner:
         """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""
         reduced = self.group.num_reduced_bytes
         return {"weights": self.weight_bytes, "kv_cache": self.kv_cache_bytes, "all_reduced": reduced}
+
+    def _is_on(self, optimization: str) -> bool:
+        return optimization in self.config.optimizations and not self.config.enforce_eager
+
+    def _choose_kernels(self) -> tuple[Kernels | None, int | None]:
+        """(kernels, block size that suits them); None: nothing better than PyTorch's operations, any size."""
+        if self.device.type == "cuda":
+            return load_cuda_kernels(self.config, self.local_config.head_dim, self.dtype)
+        return load_cpu_kernels(self.local_config, self.dtype) if self._is_on("c_kernels") else None, None
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
     def _make_pool(self, free_bytes: int) -> None:
         sizes = self.local_config, self.block_size, self.dtype, self.max_model_len
@@ -117,19 +132,33 @@ class ModelRunner:
         self.kv_cache = KVCache(self.local_config, self.num_blocks, self.block_size, self.dtype, self.device)
 
     @torch.inference_mode()
-    def _free_cuda_bytes(self) -> int:
-        """What is left of gpu_memory_utilization beside the weights and the largest step, measured by running one."""
-        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len)
-        seq = Sequence([0] * num_tokens)
-        seq.block_table = list(range(-(-num_tokens // self.block_size)))
-        output = SchedulerOutput([ScheduledChunk(seq, 0, num_tokens, 0)], [], num_tokens)
-        kv_cache = KVCache(self.local_config, len(seq.block_table), self.block_size, self.dtype, self.device)
+    def _make_cuda_pool(self) -> None:
+        """Run the largest step and record the graphs to see what they take; the pool gets what is left."""
+        num_tokens, num_seqs = min(self.config.max_num_batched_tokens, self.max_model_len), self.config.max_num_seqs
+        seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
+        seq.block_table = [0] * -(-num_tokens // self.block_size)
+        chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (self.config.max_num_batched_tokens // num_tokens)
+        step = SchedulerOutput(chunks, [], num_tokens * len(chunks))
+        self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        batch = Batch.from_scheduler_output(output, self.block_size).to(self.device)
-        self.model(batch, self.rotary, kv_cache, self.kernels)
+        self.run(*pack(step, self.block_size, frozenset()))
+        logits = torch.zeros(num_seqs, self.model_config.vocab_size, device=self.device)
+        sample(logits, SamplingBatch.from_sequences([seq] * num_seqs))
+        del logits
         peak = torch.cuda.max_memory_allocated() - before
-        del kv_cache
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return int(total * self.config.gpu_memory_utilization) - (total - free) - peak
+        left = int(total * self.config.gpu_memory_utilization) - (total - free) - peak
+        if self._is_on("cuda_graphs"):
+            self._graphs = self._record_graphs()
+            left -= free - torch.cuda.mem_get_info()[0]
+            self._graphs = None  # they read the small pool
+            torch.cuda.empty_cache()
+        self._make_pool(left)
+        if self._is_on("cuda_graphs"):
+            self._graphs = self._record_graphs()
+
+    def _record_graphs(self) -> DecodeGraphs:
+        sizes = self.config.max_num_seqs, self.max_model_len, self.block_size
+        return DecodeGraphs(self._forward, *sizes, self.device)

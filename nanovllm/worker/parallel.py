@@ -1,8 +1,8 @@
 """Tensor parallelism: one model over several processes (chapter 9; Megatron-LM, arXiv:1909.08053).
 
-The driver keeps the scheduler and starts one process a rank. Each rank holds a share of the attention heads, of the MLP's
-columns, of the vocabulary and of the KV cache, receives each step as packed arrays, and answers; rank 0's answer has
-the sampled tokens. A group that has lost a rank cannot go on: the engine ends, and the error names the rank.
+The driver keeps the scheduler and starts one process a rank. Each rank holds a share of the attention heads, of the
+MLP's columns, of the vocabulary and of the KV cache, receives each step as packed arrays, and answers; rank 0's answer
+has the sampled tokens. A group that has lost a rank cannot go on: the engine ends, and the error names the rank.
 
 Nothing heavy is imported at the top: a rank that starts says that it is alive before it imports torch.
 """
@@ -204,10 +204,10 @@ class ParallelRunner:
                 if kind != "alive":
                     (answers if kind == "done" else lost)[rank] = content
             for rank in pending:
-                waited_for = lost and time.monotonic() - max(heard[r] for r in lost) > GRACE_S
-                if rank not in answers and rank not in lost:
-                    if waited_for or time.monotonic() - heard[rank] > TIMEOUT_S:
-                        raise RuntimeError(f"rank {rank} hangs: {TIMEOUT_S:.0f} s without an answer")
+                in_vain = lost and time.monotonic() - max(heard[r] for r in lost) > GRACE_S
+                silent = time.monotonic() - heard[rank] > TIMEOUT_S
+                if (in_vain or silent) and rank not in answers and rank not in lost:
+                    raise RuntimeError(f"rank {rank} hangs: {TIMEOUT_S:.0f} s without an answer")
         return [answers[rank] for rank in range(self.size)]
 
 

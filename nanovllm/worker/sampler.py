@@ -8,11 +8,13 @@ request draws the same numbers whatever else is in the batch and however often i
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
+from nanovllm.worker.batch import move
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024
@@ -39,16 +41,16 @@ class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted; None: not even its own
-    penalties           (row, tokens so far, of those the prompt's, repetition, presence and frequency penalty)
-    banned              (row, token ids it must not get)
+    penalties           (row, tokens seen, factor of these; tokens generated, what is taken off these)
+    banned              (row, tokens it must not get)
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     """
 
     num_logprobs: list[int | None]
-    penalties: list[tuple[int, Tensor, int, float, float, float]]
-    banned: list[tuple[int, list[int]]]
-    random_rows: list[int]
+    penalties: list[tuple[int, Tensor, float, Tensor, Tensor]]
+    banned: list[tuple[int, Tensor]]
+    random_rows: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -61,10 +63,13 @@ class SamplingBatch:
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
-                numbers = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
-                penalties.append((row, torch.tensor(seq.tokens), seq.num_prompt_tokens, *numbers))
+                tokens = torch.tensor(seq.tokens)
+                generated, counts = tokens[seq.num_prompt_tokens :].unique(return_counts=True)
+                taken_off = p.frequency_penalty * counts + p.presence_penalty
+                penalties.append((row, tokens.unique(), p.repetition_penalty, generated, taken_off))
             if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
-                banned.append((row, [*(p.stop_token_ids or ()), *(() if p.ignore_eos else eos_token_ids)]))
+                token_ids = [*(p.stop_token_ids or ()), *(() if p.ignore_eos else eos_token_ids)]
+                banned.append((row, torch.tensor(token_ids, dtype=torch.int64)))
             if p.temperature > 0:
                 random_rows.append(row)
         chosen = [seqs[row] for row in random_rows]
@@ -73,7 +78,7 @@ class SamplingBatch:
             [seq.sampling_params.logprobs for seq in seqs],
             penalties,
             banned,
-            random_rows,
+            torch.tensor(random_rows, dtype=torch.int64),
             torch.tensor([p.temperature for p in params]),
             torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
             torch.tensor([p.top_p for p in params]),
@@ -85,39 +90,34 @@ class SamplingBatch:
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Choose a token for each row of logits [R, vocab_size] (float32; changed in place)."""
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
-    for row, tokens, num_prompt_tokens, *penalties in batch.penalties:
-        _apply_penalties(logits[row], tokens.to(logits.device), num_prompt_tokens, *penalties)
-    for row, token_ids in batch.banned:
-        logits[row, token_ids] = -torch.inf
+    for row, *numbers in batch.penalties:
+        seen, factor, generated, taken_off = (move(x, logits.device) for x in numbers)
+        values = logits[row, seen]
+        logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+        logits[row, generated] -= taken_off
+    for row, banned in batch.banned:
+        logits[row, move(banned, logits.device)] = -torch.inf
     chosen = logits.argmax(-1)
-    if batch.random_rows:
-        chosen[batch.random_rows] = _sample_randomly(logits[batch.random_rows], batch)
-    token_ids = chosen.tolist()
+    if len(batch.random_rows):
+        rows = move(batch.random_rows, logits.device)
+        chosen[rows] = _sample_randomly(logits[rows], batch)
+    token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
     return token_ids, _logprobs(raw, token_ids, batch.num_logprobs)
 
 
-def _apply_penalties(
-    row: Tensor, tokens: Tensor, num_prompt_tokens: int, repetition: float, presence: float, frequency: float
-) -> None:
-    seen = tokens.unique()
-    row[seen] = torch.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
-    generated, counts = tokens[num_prompt_tokens:].unique(return_counts=True)
-    row[generated] -= frequency * counts + presence
-
-
 def _sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    def on_device(x: Tensor) -> Tensor:
-        return x.to(logits.device, non_blocking=True)
-
-    scaled = logits / on_device(batch.temperature)[:, None]
+    temperature, top_p, min_p, noise = (
+        move(x, logits.device) for x in (batch.temperature, batch.top_p, batch.min_p, batch.noise)
+    )
+    scaled = logits / temperature[:, None]
     if bool((batch.top_k > 0).any() or (batch.top_p < 1.0).any() or (batch.min_p > 0.0).any()):
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = _threshold(scaled, on_device(top_k), on_device(batch.top_p), on_device(batch.min_p))
+        threshold = _threshold(scaled, move(top_k, logits.device), top_p, min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: a token of probability 1e-8 keeps its share of the line.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
-    target = on_device(batch.noise) * cumulative[:, -1]
+    target = noise * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     return token_ids.clamp(max=logits.shape[1] - 1)
@@ -132,10 +132,9 @@ def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
     vocab_size = scaled.shape[1]
     threshold = scaled.amax(-1) + min_p.log()  # p >= min_p * p_max, in the language of logits
     log_total = scaled.logsumexp(-1, keepdim=True)
-    rows = ((top_k < vocab_size) | (top_p < 1.0)).nonzero().squeeze(1)
-    for num_candidates in (min(NUM_CANDIDATES, vocab_size), vocab_size):
-        if len(rows) == 0:
-            break
+
+    def look_at(num_candidates: int, rows: Any) -> tuple[Tensor, Tensor]:
+        """The rows' thresholds among so many candidates, and for which rows they were enough."""
         values = scaled[rows].topk(num_candidates).values  # [rows, num_candidates], descending
         rank = torch.arange(num_candidates, device=values.device)
         kept = (values >= threshold[rows, None]) & (rank < top_k[rows, None])
@@ -145,9 +144,16 @@ def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
         total = torch.where(cut, probs.sum(-1), 1.0)
         wanted = torch.where(top_p[rows] < 1.0, top_p[rows] * total, torch.inf)
         kept &= probs.cumsum(-1) - probs < wanted[:, None]
-        decided = cut | ((min_p[rows] == 0) & ~kept[:, -1])
-        threshold[rows[decided]] = values.masked_fill(~kept, torch.inf).amin(-1)[decided]
-        rows = rows[~decided]
+        return values.masked_fill(~kept, torch.inf).amin(-1), cut | ((min_p[rows] == 0) & ~kept[:, -1])
+
+    if scaled.is_cuda:  # it sorts the lot in less time than it takes to ask which rows need it
+        return look_at(vocab_size, slice(None))[0]
+    rows = ((top_k < vocab_size) | (top_p < 1.0)).nonzero().squeeze(1)
+    for num_candidates in (min(NUM_CANDIDATES, vocab_size), vocab_size):
+        if len(rows):
+            found, decided = look_at(num_candidates, rows)
+            threshold[rows[decided]] = found[decided]
+            rows = rows[~decided]
     return threshold
 
 

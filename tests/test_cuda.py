@@ -1,0 +1,73 @@
+"""On a GPU: the parity matrix once more, through Triton and through PyTorch, and flash-attn's logits in bf16.
+
+Without one: test_triton.py runs the kernels in Triton's interpreter, test_flash_attn.py checks the call to flash-attn,
+and test_gpu_paths.py the choice between them and the CUDA graphs.
+"""
+
+import importlib.util
+import random
+
+import pytest
+import torch
+from test_parity import check, greedy, logits_of, make_prompts, reference_logits
+
+from nanovllm import LLM
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+TRITON, PYTORCH = ("triton", "cuda_graphs"), ()
+needs_flash_attn = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs flash-attn")
+
+
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
+def test_logits_at_every_position(every_checkpoint, optimizations):
+    llm = LLM(str(every_checkpoint), dtype="float32", optimizations=optimizations, num_gpu_blocks_override=64)
+    token_ids = random.Random(1).choices(range(320), k=150)
+    expected = reference_logits(every_checkpoint, token_ids)
+    for ends in ([150], [1, 16, 17, 80, 149, 150]):
+        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("optimizations", [TRITON, ("triton",), PYTORCH], ids=["graphs", "triton", "pytorch"])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
+@pytest.mark.parametrize("setting", ["alone", "batch", "tiny budget", "tiny pool"])
+def test_greedy_matrix(checkpoint, setting, block_size, optimizations):
+    options = dict(dtype="float32", block_size=block_size, max_model_len=96, optimizations=optimizations)
+    options["num_gpu_blocks_override"] = 4096 // block_size
+    if setting == "tiny budget":
+        options |= dict(max_num_batched_tokens=5, max_num_seqs=8)
+    if setting == "tiny pool":
+        options["num_gpu_blocks_override"] = -(-96 // block_size) + (1 if block_size == 256 else 20 // block_size)
+    llm, prompts = LLM(str(checkpoint()), **options), make_prompts(10)
+    for _ in ("cold", "warm"):
+        for batch in [[prompt] for prompt in prompts[:4]] if setting == "alone" else [prompts]:
+            check(llm, checkpoint(), batch)
+
+
+@needs_flash_attn
+def test_flash_attn_logits_in_bf16(demo_checkpoint):
+    token_ids = random.Random(2).choices(range(100, 40_000), k=600)
+    options = dict(dtype="bfloat16", num_gpu_blocks_override=16, max_model_len=1024)
+    flash = logits_of(LLM(str(demo_checkpoint), **options), token_ids, [600])
+    plain = logits_of(LLM(str(demo_checkpoint), optimizations=(), **options), token_ids, [600])
+    assert (flash - plain).abs().mean() < 0.02 * plain.abs().mean()
+    assert (flash.argmax(-1) == plain.argmax(-1)).float().mean() > 0.95
+
+
+def test_demo_model_in_bf16(demo_checkpoint):
+    llm = LLM(str(demo_checkpoint), max_model_len=512)
+    [output] = llm.generate(["The capital of France is"], greedy(4))
+    assert output.outputs[0].text.startswith(" Paris")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus(checkpoint):
+    options = dict(dtype="float32", num_gpu_blocks_override=64)
+    alone, together = LLM(str(checkpoint()), **options), LLM(str(checkpoint()), tensor_parallel_size=2, **options)
+    outputs = [[o.outputs[0].token_ids for o in llm.generate(make_prompts(6), greedy(16))] for llm in (alone, together)]
+    assert outputs[0] == outputs[1]
