@@ -193,7 +193,9 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         self.torch, self.padded = torch, padded
+        torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+        self.model.to(torch.get_default_device())
 
     def __call__(self, work: Work) -> None:
         for group in [work] if self.padded else [[item] for item in work]:

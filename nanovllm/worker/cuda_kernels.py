@@ -52,6 +52,8 @@ def _why_not_flash_attn(config: EngineConfig, head_dim: int, dtype: torch.dtype)
         return f"flash-attn does not compute in {dtype}"
     if config.block_size is not None and config.block_size % FLASH_BLOCK_SIZE:
         return f"flash-attn needs a block_size that is a multiple of {FLASH_BLOCK_SIZE}, and it is {config.block_size}"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return "flash-attn needs an Ampere GPU or a later one"
     if head_dim > 256 or head_dim % 8:
         return f"flash-attn has no heads of {head_dim} dimensions"
     if "flash_attn" not in config.optimizations or importlib.util.find_spec("flash_attn") is None:

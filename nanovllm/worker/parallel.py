@@ -122,7 +122,12 @@ class ParallelRunner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
+        import torch
+
         shard(model_config, config.tensor_parallel_size)  # refuses what cannot be divided
+        if 0 < torch.cuda.device_count() < config.tensor_parallel_size:
+            found = f"{torch.cuda.device_count()} GPUs"
+            raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size} needs as many GPUs, found {found}")
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
