@@ -31,7 +31,7 @@ class EngineConfig:
     enable_prefix_caching:    reuse the K/V of shared prefixes
     prefix_caching_hash_algo: "xxh64" (fast) or "sha256" (for tenants who do not trust each other)
     gpu_memory_utilization:   share of a GPU's memory to use, or on a CPU of half the memory that is available
-    kv_cache_memory_bytes:    size of the KV pool in bytes; overrides what is found by looking at the memory
+    kv_cache_memory_bytes:    size of the KV pool (of each rank) in bytes; overrides what is found in the memory
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
     tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
     enforce_eager:            on a GPU no CUDA graphs, on a CPU plain PyTorch operations only

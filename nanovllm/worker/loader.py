@@ -64,7 +64,7 @@ def load_model(
 
     with torch.no_grad():
         for name, place in model.checkpoint_tensors():
-            share = tuple(map(_share, whole[name].shape, place.shape, [group] * place.dim()))
+            share = tuple(_share(*sizes, group) for sizes in zip(whole[name].shape, place.shape, strict=True))
             place.copy_(files[name].get_slice(name)[share])
     return model.eval().requires_grad_(False)
 

@@ -49,12 +49,12 @@ class ModelRunner:
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", group.rank) if on_gpu else torch.device("cpu")
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
-        kernels, block_size = self._choose_kernels()
-        self.kernels, self.block_size = kernels or TORCH_KERNELS, config.block_size or block_size or DEFAULT_BLOCK_SIZE
         limit = model_config.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > limit:
             raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {limit} positions")
         self.max_model_len = config.max_model_len or limit
+        kernels, block_size = self._choose_kernels()
+        self.kernels, self.block_size = kernels or TORCH_KERNELS, config.block_size or block_size or DEFAULT_BLOCK_SIZE
         if not on_gpu:
             self._make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization) // group.size)
             self._touching = cpu_memory.touch(list(self.kv_cache.data.flatten(0, 1)))

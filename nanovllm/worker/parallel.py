@@ -144,9 +144,10 @@ class ParallelRunner:
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OMP_NUM_THREADS": str(max(1, num_cores // self.size)),
         }
-        for _ in range(self.size):
+        for rank in range(self.size):
             ours, theirs = Pipe()
-            command = [sys.executable, "-c", f"from nanovllm.worker.parallel import serve; serve({theirs.fileno()})"]
+            code = f"from nanovllm.worker.parallel import serve; serve({theirs.fileno()}, {rank})"
+            command = [sys.executable, "-c", code]
             # In a session of its own, so that the terminal's Ctrl-C reaches the driver only.
             process = subprocess.Popen(
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
@@ -154,31 +155,32 @@ class ParallelRunner:
             self._processes.append(process)
             self._connections.append(ours)
             theirs.close()
-        self._ask(*((rank, self._store.port, self.config, self.model_config) for rank in range(self.size)))
-        self._ask(*[("load", directory)] * self.size)
+        self._ask(self._store.port, self.config, self.model_config)
+        self._ask("load", directory)
 
     def prepare(self) -> None:
         """See ModelRunner.prepare."""
-        pools = self._ask(*[("prepare",)] * self.size)
+        pools = self._ask("prepare")
         self.num_blocks, self.block_size, self.max_model_len, _ = pools[0]
         self.kv_cache_bytes = sum(pool[-1] for pool in pools)
 
     def run(self, *work: Any) -> Any:
         """See ModelRunner.run."""
-        return self._ask(*[("run", *work)] * self.size)[0]
+        return self._ask("run", *work)[0]
 
     def usage(self) -> list[dict[str, int]]:
         """See ModelRunner.usage; one a rank."""
-        return self._ask(*[("usage",)] * self.size)
+        return self._ask("usage")
 
-    def _ask(self, *messages: Any) -> list[Any]:
-        """Send each rank its message and collect the answers. Whatever goes wrong here ends the engine."""
+    def _ask(self, *message: Any) -> list[Any]:
+        """Send all ranks a message and collect their answers. Whatever goes wrong here ends the engine."""
         if not self._end.alive:
             raise RuntimeError("this engine has ended; build a new LLM")
         try:
-            for connection, message in zip(self._connections, messages, strict=True):
+            data = pickle.dumps(message)
+            for connection in self._connections:
                 with suppress(OSError):  # a rank that has died is found out below
-                    connection.send_bytes(pickle.dumps(message))
+                    connection.send_bytes(data)
             return self._collect()
         except BaseException:
             self._end()
@@ -224,7 +226,7 @@ def _kill(processes: list[subprocess.Popen], connections: list[Connection]) -> N
         connection.close()
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, rank: int) -> None:
     """A rank's whole life: make a ModelRunner, then call the methods that the driver asks for. fd: its connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     connection, lock = Connection(fd), Lock()
@@ -243,7 +245,7 @@ def serve(fd: int) -> None:
 
     Thread(target=beat, daemon=True).start()
     try:
-        rank, port, config, model_config = pickle.loads(connection.recv_bytes())
+        port, config, model_config = pickle.loads(connection.recv_bytes())
         group = Group(rank, config.tensor_parallel_size)
         group.join(port)
         from nanovllm.worker.model_runner import ModelRunner
