@@ -61,8 +61,7 @@ def main() -> None:
                 decode_s += step_s
                 num_pure_decode_tokens += stats.num_decode_tokens - decoded
 
-    # The token that ends a prompt's prefill is an output token, too.
-    num_output = stats.num_decode_tokens + args.num_requests
+    num_output = stats.num_output_tokens
     seconds = prefill_s + decode_s
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
     table = Table(title=f"{args.num_requests} requests, {stats.num_prefill_tokens:,} prompt tokens", show_header=False)

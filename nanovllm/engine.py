@@ -45,11 +45,13 @@ class Request:
 
 @dataclass
 class EngineStats:
-    """Counters since the engine was built. Prefill counts tokens known before their step, decode those sampled."""
+    """Counters since the engine was built. Prefill counts tokens known before their step, decode those computed one by
+    one, output those sampled."""
 
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_output_tokens: int = 0
     num_finished_requests: int = 0
     step_time_s: float = 0.0
 
@@ -206,6 +208,7 @@ class LLMEngine:
                 outputs.append(self._output(request))
 
         self.stats.num_steps += 1
+        self.stats.num_output_tokens += len(sampled)
         self.stats.step_time_s += time.perf_counter() - started
         return outputs
 

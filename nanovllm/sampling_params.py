@@ -36,17 +36,19 @@ class SamplingParams:
 
     n:                   samples per prompt; they share the prompt's K/V through the prefix cache
     temperature:         0 is greedy (the most likely token, always)
-    top_p, min_p:        probability mass to keep; least probability to keep, as a share of the largest
+    top_p:               probability mass to keep
+    min_p:               least probability to keep, as a share of the largest
     top_k:               number of tokens to keep; 0 or -1 keeps all
     seed:                same seed, same tokens, whatever else is in the batch; None: the engine chooses
-    max_tokens:          None: as many as fit in max_model_len
+    max_tokens:          most tokens to generate; None: as many as fit in max_model_len
     min_tokens:          before this many, nothing stops the sequence
     stop:                strings that end the text (they are not part of it)
     stop_token_ids:      token ids that end the sequence, beside the checkpoint's EOS
     ignore_eos:          generate on past EOS
     logprobs:            how many top tokens to report a position, of the raw logits; 0: the chosen one alone
     repetition_penalty:  > 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)
-    presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the output
+    presence_penalty:    subtracted from the logits of tokens that the output has
+    frequency_penalty:   subtracted from them once for each time
 
     Raises ValueError for an unknown name, a wrong type or a value out of range.
     """

@@ -1,97 +1,183 @@
-"""The `nanovllm` command."""
+"""The `nanovllm` command: what the shell says becomes arguments of the tools beside this file."""
 
 import argparse
-import json
+import logging
+import re
+import sqlite3
 import sys
+from collections.abc import Iterable
+from dataclasses import Field, fields, replace
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
 
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from nanovllm.config import ModelConfig
-from nanovllm.engine import load_tokenizer
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import EngineConfig
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
-from nanovllm.tools.workload import Workload, hit_rates, parse_request
 
-BAR_WIDTH = 14
+OVERVIEW = """\
+An LLM inference engine, small enough to read in an afternoon, from the shell.
+
+  nanovllm chat                                   talk to a small model (fetched at the first time)
+  nanovllm generate "The capital of France is"    let it continue a text
+  nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests, however long
+  nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
+  nanovllm bench                                  how fast is this machine?
+
+Every command takes --model with a checkpoint directory or a hub id such as Qwen/Qwen3-0.6B, and --help.
+"""
+RUN_BATCH = """\
+Input and output are in OpenAI's batch format: a line of the input is
+  {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 16}}
+or has the url /v1/completions and a "prompt" in its body. A line that cannot be run is answered by an error record.
+The same command continues a job that was stopped, by whatever. Ctrl-C (or SIGTERM) finishes the requests that have
+started, a second one drops them.
+
+exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
+"""
+# Of SamplingParams, those that make sense for one answer on a screen.
+SAMPLING_FLAGS = (
+    "temperature top_p top_k min_p max_tokens repetition_penalty presence_penalty frequency_penalty".split()
+)
+MAX_TOKENS = 512
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nanovllm", description="A small LLM inference engine, from the shell.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        args.model = args.model or str(demo_model_path())
+        return COMMANDS[args.command](args)
+    except (ValueError, OSError, DemoModelError, sqlite3.Error) as error:
+        print(f"nanovllm {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    from nanovllm.tools.analyze import run_analyze
+
+    return run_analyze(args.log, args.model, args.block_size)
+
+
+def _run_batch(args: argparse.Namespace) -> int:
+    from nanovllm.tools.run_batch import run_batch
+
+    return run_batch(args.input_file, args.output_file, _engine_config(args), tuple(args.served_model_name))
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from nanovllm.tools.chat import run_generate
+
+    if args.prompt is None and sys.stdin.isatty():
+        raise ValueError('name a prompt:  nanovllm generate "The capital of France is"  (or pipe one in)')
+    prompt = sys.stdin.read().removesuffix("\n") if args.prompt is None else args.prompt
+    if not prompt:
+        raise ValueError("the prompt is empty: there is nothing to continue")
+    return run_generate(*_load_and_sample(args), prompt)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from nanovllm.tools.chat import run_chat
+
+    return run_chat(*_load_and_sample(args), args.system)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from nanovllm.tools.bench import run_bench
+
+    sizes = {"--batch-sizes": args.batch_sizes, "--input-len": [args.input_len], "--output-len": [args.output_len]}
+    for name, values in sizes.items():
+        if min(values) < 1:
+            raise ValueError(f"{name} must be at least 1, found {min(values)}")
+    return run_bench(_load(args), args.batch_sizes, args.input_len, args.output_len)
+
+
+COMMANDS = {"chat": _chat, "generate": _generate, "run-batch": _run_batch, "analyze": _analyze, "bench": _bench}
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _load(args: argparse.Namespace) -> LLM:
+    config = _engine_config(args)
+    with Console(stderr=True).status(f"loading {config.model}"):
+        return LLM(**vars(config))
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig) if hasattr(args, f.name)})
+
+
+def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
+    """What was given on top of the checkpoint's defaults; greedy where it has none, for small models ramble."""
+    given = {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
+    SamplingParams(**given)  # complains before the model is loaded
+    llm = _load(args)
+    greedy = {} if "temperature" in llm.engine.model_config.generation else {"temperature": 0.0}
+    return llm, replace(llm.default_sampling_params(), **{"max_tokens": MAX_TOKENS} | greedy | given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="nanovllm", description=OVERVIEW, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of the above")
+
+    chat = commands.add_parser("chat", description="A streaming chat in the terminal.")
+    chat.add_argument("--system", help="a system message: how the model should behave")
+    generate = commands.add_parser("generate", description="Continues a text, word by word as it is generated.")
+    generate.add_argument("prompt", nargs="?", help="the text (default: standard input)")
+    batch = commands.add_parser("run-batch", description=RUN_BATCH, formatter_class=raw)
+    batch.add_argument("-i", "--input-file", type=Path, required=True, help="requests, one JSON object a line")
+    batch.add_argument("-o", "--output-file", type=Path, required=True, help="made, or continued")
+    batch.add_argument(
+        "--served-model-name", nargs="+", default=[], help="what body.model may say, beside the model's own name"
+    )
     analyze = commands.add_parser(
         "analyze",
-        help="how much a log of requests would gain from prefix caching, and the pool it needs",
         description="Reads a log of requests, one JSON object a line: chat `messages`, a `prompt` (text or token ids), "
         "or lines in the OpenAI batch format; `cache_salt` is respected. Loads the tokenizer, not the weights.",
     )
     analyze.add_argument("log", type=Path, help="requests.jsonl")
-    analyze.add_argument("--model", help="directory or hub id (default: the demo checkpoint)")
     analyze.add_argument("--block-size", type=int, default=16, help="tokens in a block of the KV pool (default: 16)")
-    args = parser.parse_args(argv)
-    try:
-        return run_analyze(args.log, args.model, args.block_size)
-    except (ValueError, FileNotFoundError, DemoModelError) as error:
-        print(f"nanovllm {args.command}: {error}", file=sys.stderr)
-        return 2
+    bench = commands.add_parser(
+        "bench", description="Random prompts, greedy, EOS ignored; a batch of each size is submitted at once."
+    )
+    bench.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
+    bench.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
+    bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
+
+    for command in (chat, generate, batch, analyze, bench):
+        command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
+    for command in (chat, generate):
+        group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
+        _add_flags(group, SamplingParams, (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS))
+    for command in (chat, generate, batch, bench):
+        group = command.add_argument_group("engine")
+        _add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
+    return parser
 
 
-def run_analyze(log: Path, model: str | None, block_size: int) -> int:
-    if block_size < 1:
-        raise ValueError(f"--block-size must be at least 1, found {block_size}")
-    if not log.is_file():
-        raise FileNotFoundError(f"{log} is not a file")
-    from nanovllm.worker.loader import resolve_checkpoint
-
-    directory = resolve_checkpoint(model or str(demo_model_path()))
-    config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)
-    workload, num_bad = Workload(block_size), 0
-    with log.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                workload.add(*parse_request(json.loads(line), tokenizer))
-            except ValueError as error:
-                num_bad += 1
-                print(f"{log}:{number}: skipped: {error}", file=sys.stderr)
-    if not workload.requests:
-        raise ValueError(f"{log} has no request that can be read ({num_bad} lines skipped)")
-    draw_report(workload, config, num_bad)
-    return 0
-
-
-def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
-    console, report = Console(highlight=False), workload.report()
-    itemsize = 4 if config.dtype == "float32" else 2
-    block_bytes = report.block_size * config.kv_bytes_per_token(itemsize)
-
-    def pool(num_blocks: int) -> str:
-        return f"{num_blocks:,} blocks, {num_blocks * block_bytes / 1e6:,.1f} MB in {config.dtype}"
-
-    facts = Table(show_header=False, title="Workload", title_justify="left")
-    for name, value in (
-        ("requests", f"{report.num_requests:,}" + (f" ({num_bad} lines skipped)" if num_bad else "")),
-        ("prompt tokens", f"{report.num_tokens:,}"),
-        (f"full blocks of {report.block_size} tokens", f"{report.num_blocks:,}"),
-        ("  unique", f"{report.num_unique_blocks:,}"),
-        ("  shared by two requests or more", f"{report.num_shared_blocks:,}"),
-        ("prefill that reuse saves at best", f"{report.best_prefill_savings:.1%}"),
-        ("mean shared prefix", f"{report.mean_shared_prefix_tokens:,.0f} tokens a request"),
-        ("pool for the working set (+20 %)", pool(report.working_set_blocks)),
-    ):
-        facts.add_row(name, value)
-    console.print(facts)
-
-    chart = Table(title="Hit rate against pool size (one request after another)", title_justify="left")
-    chart.add_column("blocks", justify="right", no_wrap=True)
-    for name, style in (("LRU (this engine)", "green"), ("by frequency", "cyan"), ("optimum", "magenta")):
-        chart.add_column(name, style=style, no_wrap=True, width=BAR_WIDTH + 6)
-    sizes = track(workload.pool_sizes(), "simulating", console=Console(stderr=True), transient=True)
-    for size, *rates in hit_rates(workload, sizes):
-        chart.add_row(f"{size:,}", *(f"{rate:4.0%} {'█' * round(rate * BAR_WIDTH)}" for rate in rates))
-    console.print(chart)
+def _add_flags(group: Any, cls: type, chosen: Iterable[Field]) -> None:
+    """A flag for each field of a dataclass, described by the class's docstring; one not given leaves no attribute."""
+    texts = re.findall(r"^    ([a-z_, ]+):\s+((?:.+\n)(?:     +.+\n)*)", (cls.__doc__ or "") + "\n", re.MULTILINE)
+    described = {name: " ".join(text.split()) for names, text in texts for name in names.split(", ")}
+    for f in chosen:
+        default = "" if f.default is None or f.name in SAMPLING_FLAGS else f" (default: {f.default})"
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": described[f.name] + default}
+        kind = next((t for t in get_args(f.type) if t is not NoneType), f.type)
+        if f.type is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif f.name == "optimizations":
+            options |= {"nargs": "*", "metavar": "NAME"}
+        else:
+            options |= {"type": kind, "metavar": kind.__name__.upper() if kind is str else "N"}
+        short = ["-tp"] if f.name == "tensor_parallel_size" else []
+        group.add_argument(*short, f"--{f.name.replace('_', '-')}", **options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""One script, two engines: for the day you outgrow this one, only the import changes.
+
+python examples/move_to_vllm.py [MODEL]                     on nanovllm
+python examples/move_to_vllm.py [MODEL] --engine vllm       on vLLM, where it is installed
+"""
+
+import argparse
+import time
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+parser.add_argument("--engine", choices=["nanovllm", "vllm"], default="nanovllm")
+
+CONTEXT = "The lighthouse was built in 1871. Its keeper, Ada, kept a grey cat and a red boat. " * 8
+QUESTIONS = ["When was the lighthouse built?", "Who was its keeper?", "What colour was the boat?"]
+
+
+def main() -> None:
+    args = parser.parse_args()
+    if args.engine == "vllm":
+        from vllm import LLM, SamplingParams
+    else:
+        from nanovllm import LLM, SamplingParams
+
+    model = args.model or demo_model()
+    llm = LLM(model, max_model_len=1024, max_num_seqs=16, gpu_memory_utilization=0.5, enable_prefix_caching=True)
+    params = SamplingParams(temperature=0, max_tokens=24, stop=["\n"])
+    for title in ("cold", "warm"):
+        started = time.perf_counter()
+        conversations = [[{"role": "user", "content": f"{CONTEXT}\n{question}"}] for question in QUESTIONS]
+        outputs = llm.chat(conversations, params, use_tqdm=False)
+        print(f"{title}: {time.perf_counter() - started:.2f} s")
+        for question, output in zip(QUESTIONS, outputs, strict=True):
+            num_prompt, num_cached = len(output.prompt_token_ids), output.num_cached_tokens
+            print(f"  {question} {output.outputs[0].text.strip()} ({num_cached} of {num_prompt} tokens cached)")
+
+    several = SamplingParams(n=3, temperature=0.8, top_p=0.95, seed=1, max_tokens=12)
+    [output] = llm.generate(["Once upon a time"], several, use_tqdm=False)
+    for sample in output.outputs:
+        print(f"  sample {sample.index}: {sample.text!r} ({sample.finish_reason})")
+
+
+def demo_model() -> str:
+    from nanovllm.tools.demo_model import demo_model_path
+
+    return str(demo_model_path())
+
+
+if __name__ == "__main__":  # vLLM starts processes that import this file
+    main()

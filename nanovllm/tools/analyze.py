@@ -1,0 +1,72 @@
+"""What prefix caching would do for a log of requests: the report of `nanovllm analyze`."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from nanovllm.config import ModelConfig
+from nanovllm.engine import load_tokenizer
+from nanovllm.tools.workload import Workload, hit_rates, parse_request
+
+BAR_WIDTH = 14
+
+
+def run_analyze(log: Path, model: str, block_size: int) -> int:
+    if block_size < 1:
+        raise ValueError(f"--block-size must be at least 1, found {block_size}")
+    if not log.is_file():
+        raise FileNotFoundError(f"{log} is not a file")
+    from nanovllm.worker.loader import resolve_checkpoint
+
+    directory = resolve_checkpoint(model)
+    config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)
+    workload, num_bad = Workload(block_size), 0
+    with log.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                workload.add(*parse_request(json.loads(line), tokenizer))
+            except ValueError as error:
+                num_bad += 1
+                print(f"{log}:{number}: skipped: {error}", file=sys.stderr)
+    if not workload.requests:
+        raise ValueError(f"{log} has no request that can be read ({num_bad} lines skipped)")
+    draw_report(workload, config, num_bad)
+    return 0
+
+
+def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
+    console, report = Console(highlight=False), workload.report()
+    itemsize = 4 if config.dtype == "float32" else 2
+    block_bytes = report.block_size * config.kv_bytes_per_token(itemsize)
+
+    def pool(num_blocks: int) -> str:
+        return f"{num_blocks:,} blocks, {num_blocks * block_bytes / 1e6:,.1f} MB in {config.dtype}"
+
+    facts = Table(show_header=False, title="Workload", title_justify="left")
+    for name, value in (
+        ("requests", f"{report.num_requests:,}" + (f" ({num_bad} lines skipped)" if num_bad else "")),
+        ("prompt tokens", f"{report.num_tokens:,}"),
+        (f"full blocks of {report.block_size} tokens", f"{report.num_blocks:,}"),
+        ("  unique", f"{report.num_unique_blocks:,}"),
+        ("  shared by two requests or more", f"{report.num_shared_blocks:,}"),
+        ("prefill that reuse saves at best", f"{report.best_prefill_savings:.1%}"),
+        ("mean shared prefix", f"{report.mean_shared_prefix_tokens:,.0f} tokens a request"),
+        ("pool for the working set (+20 %)", pool(report.working_set_blocks)),
+    ):
+        facts.add_row(name, value)
+    console.print(facts)
+
+    chart = Table(title="Hit rate against pool size (one request after another)", title_justify="left")
+    chart.add_column("blocks", justify="right", no_wrap=True)
+    for name, style in (("LRU (this engine)", "green"), ("by frequency", "cyan"), ("optimum", "magenta")):
+        chart.add_column(name, style=style, no_wrap=True, width=BAR_WIDTH + 6)
+    sizes = track(workload.pool_sizes(), "simulating", console=Console(stderr=True), transient=True)
+    for size, *rates in hit_rates(workload, sizes):
+        chart.add_row(f"{size:,}", *(f"{rate:4.0%} {'█' * round(rate * BAR_WIDTH)}" for rate in rates))
+    console.print(chart)

@@ -1,0 +1,62 @@
+"""`nanovllm bench`: the four numbers of an engine at several batch sizes (chapter 11)."""
+
+import random
+import time
+from dataclasses import dataclass
+from statistics import mean
+
+from rich.console import Console
+from rich.table import Table
+
+from nanovllm import LLM, SamplingParams
+
+BAR_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One batch. Means over its requests, all submitted at the same moment."""
+
+    batch_size: int
+    ttft_s: float  # time to first token: submitted -> first token
+    tpot_s: float  # time per output token after the first
+    latency_s: float  # submitted -> last token, of the slowest
+    output_tokens_per_s: float
+
+
+def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: int = 0) -> Measurement:
+    """Random prompts that share nothing, greedy, EOS ignored."""
+    rng, vocab_size = random.Random(f"{seed},{batch_size}"), llm.engine.model_config.vocab_size
+    prompts = [[rng.randrange(vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True), False)
+    seconds = time.perf_counter() - started
+    ttft_s = mean(output.metrics.ttft_s or 0.0 for output in outputs)
+    tpot_s = mean(output.metrics.tpot_s or 0.0 for output in outputs)
+    return Measurement(batch_size, ttft_s, tpot_s, seconds, batch_size * output_len / seconds)
+
+
+def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int) -> int:
+    console, rows = Console(highlight=False), []
+    measure(llm, max(batch_sizes), input_len, 2, seed=1)  # the first steps wait for memory
+    with Console(stderr=True).status("measuring") as status:
+        for batch_size in batch_sizes:
+            status.update(f"measuring a batch of {batch_size}")
+            rows.append(measure(llm, batch_size, input_len, output_len))
+    table = Table(title=f"{input_len} prompt tokens, {output_len} output tokens a request", title_justify="left")
+    for name in (
+        "batch",
+        "first token\nafter, ms",
+        "then a token\nevery, ms",
+        "whole batch\ntakes, s",
+        "output\ntokens/s",
+    ):
+        table.add_column(name, justify="right")
+    table.add_column("", width=BAR_WIDTH)
+    best = max(row.output_tokens_per_s for row in rows)
+    for row in rows:
+        times = f"{row.ttft_s * 1e3:,.0f}", f"{row.tpot_s * 1e3:,.1f}", f"{row.latency_s:,.2f}"
+        bar = "█" * round(row.output_tokens_per_s / best * BAR_WIDTH)
+        table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", bar)
+    console.print(table)
+    return 0

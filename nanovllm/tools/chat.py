@@ -1,0 +1,60 @@
+"""`nanovllm chat` and `nanovllm generate`: text on the screen as it is generated, and what the cache did for it."""
+
+from rich.console import Console
+
+from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.engine import Prompt
+
+HELP = "[dim]/reset starts over, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short[/]"
+
+
+def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
+    return 0 if _stream(llm, prompt, params) else 130
+
+
+def run_chat(llm: LLM, params: SamplingParams, system: str | None) -> int:
+    console = Console(highlight=False)
+    console.print(f"Say something. {HELP}")
+    beginning = [{"role": "system", "content": system}] if system else []
+    messages = list(beginning)
+    while True:
+        try:
+            question = console.input("\n[bold green]you[/] > ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print("\nbye")
+            return 0
+        if question == "/quit":
+            return 0
+        if question == "/reset":
+            messages = list(beginning)
+        elif question.startswith("/"):
+            console.print(HELP)
+        elif question:
+            messages.append({"role": "user", "content": question})
+            try:
+                output = _stream(llm, llm.chat_prompt(messages), params)
+            except ValueError as error:  # there is no room for it, most likely
+                messages.pop()
+                console.print(f"{error}\n[dim]/reset starts a new conversation[/]", style="red", markup=True)
+                continue
+            messages.append({"role": "assistant", "content": output.outputs[0].text if output else ""})
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput | None:
+    """Print the text as it grows. Returns the last output, None if there was none before Ctrl-C."""
+    shown, output = "", None
+    try:
+        for output in llm.stream(prompt, params):
+            print(output.outputs[0].text[len(shown) :], end="", flush=True)
+            shown = output.outputs[0].text
+    except KeyboardInterrupt:
+        print(" (cut short)", end="")
+    print(flush=True)
+    if output is not None:
+        num_prompt, metrics = len(output.prompt_token_ids), output.metrics
+        rate = f", then {1 / metrics.tpot_s:.0f} tokens/s" if metrics.tpot_s else ""
+        Console(stderr=True, highlight=False).print(
+            f"[dim]{num_prompt} prompt tokens, {output.num_cached_tokens} of them cached; "
+            f"first token after {(metrics.ttft_s or 0) * 1e3:.0f} ms{rate}[/]"
+        )
+    return output
