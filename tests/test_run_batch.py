@@ -575,7 +575,7 @@ def test_interrupted(job, signum, count):
     for _ in range(count):
         with suppress(ProcessLookupError):
             process.send_signal(signum)
-        time.sleep(0.3)
+        time.sleep(0.05)  # two at once would arrive as one
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, err
     assert f"{signum.name}: finishing what has started" in err and ("stopping" in err) == (count == 2)

@@ -110,15 +110,13 @@ def answer_lines(
                     _drop(llm, line, in_flight)
             answers: list[Answer] = []
             if more and len(engine.scheduler.waiting) < engine.config.max_num_seqs:
-                more, accepted = False, []
-                for number, raw in _window(source):  # read one by one: ids are claimed in the order of the lines
-                    more = True
-                    try:
-                        accepted.append(read_line(llm, number, raw, served_names, claim_id))
-                    except LineError as error:
-                        answers.append(Answer(number, error.custom_id, None, f"line {number}: {error}"))
-                engine.enqueue([request for line in accepted for request in line.requests])
-                in_flight.update({request.request_id: line for line in accepted for request in line.requests})
+                # Read one by one: ids are claimed in the order of the lines.
+                window = [_read_line(llm, *numbered, served_names, claim_id) for numbered in _window(source)]
+                more = bool(window)
+                answers = [line for line in window if isinstance(line, Answer)]
+                owner = [(request, line) for line in window if isinstance(line, _Line) for request in line.requests]
+                engine.enqueue([request for request, _ in owner])
+                in_flight.update({request.request_id: line for request, line in owner})
             for output in engine.step():
                 line = in_flight.pop(output.request_id)
                 line.outputs[output.request_id] = output
@@ -148,39 +146,31 @@ def _window(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 # -- a line in --------------------------------------------------------------------------------------------------------
 
 
-class LineError(ValueError):
-    """The line cannot be run; custom_id is that of the line, if it could be read."""
-
-    def __init__(self, reason: ValueError, custom_id: str | None) -> None:
-        super().__init__(str(reason))
-        self.custom_id = custom_id
-
-
-def read_line(
+def _read_line(
     llm: LLM, number: int, raw: bytes, served_names: tuple[str, ...], claim_id: Callable[[str, int], None]
-) -> _Line:
-    """The line's requests, checked and not yet queued. Raises LineError."""
+) -> _Line | Answer:
+    """The line's requests, checked and not yet queued; or the error that answers it."""
     custom_id = None
     try:
-        fields = parse_json(raw)
-        custom_id = read_custom_id(fields)
+        line = parse_json(raw)
+        custom_id = read_custom_id(line)
         claim_id(custom_id, number)
         for name, wanted in (("method", ("POST",)), ("url", tuple(KNOWN_BY_URL))):
-            if fields.get(name) not in wanted:
-                raise ValueError(f"{name} must be {' or '.join(wanted)}, found {fields.get(name)!r:.80}")
-        if unknown := fields.keys() - LINE_FIELDS:
+            if line.get(name) not in wanted:
+                raise ValueError(f"{name} must be {' or '.join(wanted)}, found {line.get(name)!r:.80}")
+        if unknown := line.keys() - LINE_FIELDS:
             raise ValueError(f"a line has custom_id, method, url and body, found also {', '.join(sorted(unknown))}")
-        url, body = fields["url"], fields.get("body")
+        url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
-        prompts, params, model = read_body(llm, url, body, served_names)
+        prompts, params, model = _read_body(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
         requests = [llm.engine.make_request(prompt, params) for prompt in prompts]
         return _Line(number, custom_id, url, model, params.logprobs, requests)
     except ValueError as error:
-        raise LineError(error, custom_id) from error
+        return Answer(number, custom_id, None, f"line {number}: {error}")
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -194,14 +184,14 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def read_custom_id(fields: dict[str, Any]) -> str:
+def read_custom_id(line: dict[str, Any]) -> str:
     """Raises ValueError."""
-    if not isinstance(custom_id := fields.get("custom_id"), str):
+    if not isinstance(custom_id := line.get("custom_id"), str):
         raise ValueError(f"custom_id must be a string, found {custom_id!r:.80}")
     return custom_id
 
 
-def read_body(
+def _read_body(
     llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
 ) -> tuple[list[Any], SamplingParams, str]:
     """(prompts, sampling parameters, the model's name in the answer). ValueError for what we cannot honour."""
@@ -233,8 +223,7 @@ def read_body(
         messages = _plain_messages(body.get("messages"))
         prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"))]
     else:
-        salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
-        prompts = [_completion_prompt(prompt) | salt for prompt in _prompt_list(body.get("prompt"))]
+        prompts = _prompts(body)
     if logprobs is not None:
         check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
     params = replace(llm.default_sampling_params(), **given, logprobs=logprobs)
@@ -256,16 +245,14 @@ def _plain_messages(messages: Any) -> Any:
     return plain or messages
 
 
-def _prompt_list(prompt: Any) -> list[Any]:
+def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:
     """A string or a list of token ids is one prompt, a list of those is several."""
-    if prompt is None:
+    if (prompt := body.get("prompt")) is None:
         raise ValueError("body has no prompt")
     several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
-    return prompt if several else [prompt]
-
-
-def _completion_prompt(prompt: Any) -> dict[str, Any]:
-    return {"prompt_token_ids": prompt} if isinstance(prompt, list) else {"prompt": prompt}
+    salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
+    names = {True: "prompt_token_ids", False: "prompt"}
+    return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]
 
 
 # -- an answer out ----------------------------------------------------------------------------------------------------

@@ -98,12 +98,9 @@ class CustomIds:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None)  # "": on disk, and gone with the connection
-        for statement in (
-            "PRAGMA journal_mode=OFF",
-            "CREATE TABLE seen (id BLOB PRIMARY KEY, line) WITHOUT ROWID",
-            "BEGIN",
-        ):
-            self._db.execute(statement)
+        self._db.executescript(
+            "PRAGMA journal_mode=OFF; CREATE TABLE seen (id BLOB PRIMARY KEY, line) WITHOUT ROWID; BEGIN"
+        )
 
     def claim(self, custom_id: str, line_number: int) -> None:
         """Raises ValueError if an earlier line has it."""
@@ -198,12 +195,13 @@ class OutputFile:
             found = None
         if found is None:
             raise ValueError(f"line {number} of {self.path} was not written by run-batch; choose another output file")
-        for index, what in ((1, "another input"), (2, "another model, or another --dtype or --seed")):
-            if found[index] != (self.job.input_hash, self.job.model_hash)[index - 1]:
-                raise ValueError(
-                    f"{self.path} holds answers to {what}: give what it was begun with to continue it, or choose "
-                    "another output file"
-                )
+        same_input, same_model = found[1] == self.job.input_hash, found[2] == self.job.model_hash
+        if not (same_input and same_model):
+            what = "another model, or another --dtype or --seed" if same_input else "another input"
+            raise ValueError(
+                f"{self.path} holds answers to {what}: give what it was begun with to continue it, or choose another "
+                "output file"
+            )
         line_number = int(found[3])
         if line_number >= len(self.status) or self.status[line_number]:
             raise ValueError(f"line {number} of {self.path} answers line {line_number} once more; was it edited?")
@@ -294,8 +292,9 @@ def _signals(console: Console) -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        if not received:  # or the process is about to end, and one signal more must not change how
+            for number, previous in before.items():
+                signal.signal(number, previous)
 
 
 @contextmanager
