@@ -1,0 +1,68 @@
+"""Our solution of chapter 2's exercise."""
+
+import time
+from collections.abc import Iterator
+
+from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.engine import LLMEngine, Prompt, Request
+
+
+def engine_step(engine: LLMEngine) -> list[RequestOutput]:
+    started = time.perf_counter()
+    output = engine.scheduler.schedule()
+    if not output.chunks:
+        return []
+    try:
+        engine._note_scheduled(output.chunks, started)
+        work = engine._pack(output, engine.block_manager.block_size, engine.model_config.eos_token_ids)
+        token_ids, logprobs = engine.model_runner.run(*work)
+        # Before update(): it makes these sequences one token longer, and then their chunks no longer reach the end.
+        sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
+        engine.scheduler.update(output, token_ids)
+    except BaseException:  # KeyboardInterrupt is not an Exception
+        engine.scheduler.roll_back(output)
+        raise
+
+    now = time.perf_counter()
+    progressed: dict[str, Request] = {}  # a request of several samples is in here once
+    for seq, token_logprobs in zip(sampled, logprobs, strict=True):
+        request, sample_index = engine._request_of_seq[seq.seq_id]
+        progressed[request.request_id] = request
+        engine._take_token(request, sample_index, now)
+        if token_logprobs is not None:
+            entries = engine._logprob_dict(seq.tokens[-1], token_logprobs)
+            request.logprobs.setdefault(sample_index, []).append(entries)
+
+    outputs = []
+    for request in progressed.values():
+        if request.finished:  # only now, when _take_token has looked for stop strings in every sample
+            engine.stats.num_finished_requests += 1
+            outputs.append(engine._finish(request))
+        elif request.stream:
+            outputs.append(engine._output(request))
+    engine.stats.num_steps += 1
+    engine.stats.num_output_tokens += len(sampled)
+    engine.stats.step_time_s += time.perf_counter() - started
+    return outputs
+
+
+def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
+    # Not a generator itself: nothing in a generator function runs before the first next(), and this must.
+    request = llm.engine.make_request(prompt, params, stream=True)
+    return _deltas(llm.engine, request)
+
+
+def _deltas(engine: LLMEngine, request: Request) -> Iterator[str]:
+    try:
+        [request_id] = engine.enqueue([request])
+        shown, finished = "", False
+        while not finished:
+            for output in engine.step():
+                if output.request_id != request_id:
+                    continue
+                finished, text = output.finished, output.outputs[0].text
+                delta, shown = text[len(shown) :], text
+                if delta:
+                    yield delta
+    finally:  # after an error, or when the caller leaves its loop; a request that has finished is unknown and ignored
+        engine.abort_request(request.request_id)

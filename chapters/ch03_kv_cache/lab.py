@@ -1,0 +1,452 @@
+"""The lab of chapter 3: a real generation, step by step, and the slots of the KV tensor that each step writes.
+
+The engine is not changed. The lab looks over its shoulder: it keeps the Batch that each step hands to the model runner,
+and it compares the whole KV tensor before a step with the tensor after it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chapters.draw import color_of, draw_sequences
+from chapters.story import Story
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import ModelConfig
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker.batch import Batch
+
+if TYPE_CHECKING:
+    from chapters.explorer import Explorer
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 8, 10, 12
+BEGINNING, ENDINGS = "The capital of France is Paris. The", (" capital of Italy is", " capital of Spain is", "")
+LONG_TEXT = "The harbour town had a library, and its catalogue was a wall of small drawers full of paper cards. "
+# layers, query heads, KV heads, head_dim: from each model's config.json
+WELL_KNOWN = {
+    "Qwen3-0.6B": (28, 16, 8, 128),
+    "Qwen2.5-7B": (28, 28, 4, 128),
+    "Llama-2-7B": (32, 32, 32, 128),
+    "Llama-3.1-8B": (32, 32, 8, 128),
+    "Llama-3.1-70B": (80, 64, 8, 128),
+}
+
+
+class Row(NamedTuple):
+    """One token of one step: what the Batch says of it, and whether the tensor changed at its slot."""
+
+    name: str
+    position: int
+    token: str
+    block_id: int
+    slot: int
+    changed: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    rows: list[Row]
+    tables: dict[str, list[int]]  # name -> block table, as the Batch had it
+    changed: list[int]  # slots at which the tensor differs from before, in any layer
+
+    @property
+    def written(self) -> list[int]:
+        return sorted(row.slot for row in self.rows if row.slot >= 0)
+
+    @property
+    def verdict(self) -> str:
+        if self.written != self.changed:
+            return f"slot_mapping says {self.written}, and the tensor changed in {self.changed}."
+        where = f"in slot{'s' * (len(self.changed) > 1)} {_listed(self.changed)} and nowhere else"
+        return f"The tensor changed {where}." if self.changed else "The tensor did not change."
+
+
+class CacheWorld:
+    """An engine with a pool of 10 blocks of 8 slots, requests A, B, C ..., and what the last step did to the tensor."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.engine = llm, llm.engine
+        self.runner = self.engine.model_runner
+        self.cache = self.runner.kv_cache
+        self.timing: list[Table] = []
+        self._timing_llm: LLM | None = None
+        self._watch()
+        self.reset()
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> str:
+        """Drop the requests and the cached prefixes, zero the tensor, ask the first prompt."""
+        for seq in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
+            self.engine.abort_request(self._request_ids[seq.seq_id])
+        self.llm.reset_prefix_cache()
+        self.cache.data.zero_()
+        self.names: dict[int, str] = {}
+        self._request_ids: dict[int, str] = {}
+        self.token_at: dict[int, str] = {}  # slot -> text of the token whose K/V is there
+        self.steps: list[Step] = []
+        return self.prompt()
+
+    def prompt(self) -> str:
+        """Queue the next prompt. All begin with the same block of tokens; every third one is nothing but that."""
+        encode = self.engine.tokenizer.encode
+        index = len(self.names)
+        beginning = (encode(BEGINNING) + encode(LONG_TEXT))[:BLOCK_SIZE]
+        token_ids = beginning + encode(ENDINGS[index % len(ENDINGS)], add_special_tokens=False)[:4]
+        request_id = self.engine.add_request(token_ids, _greedy(MAX_TOKENS))
+        seq = self.engine.scheduler.waiting[-1]
+        self.names[seq.seq_id], self._request_ids[seq.seq_id] = chr(ord("A") + index % 26), request_id
+        text = self.engine.tokenizer.decode(token_ids)
+        return f"{self.names[seq.seq_id]} asks {text!r}, {len(token_ids)} tokens. The next step admits it."
+
+    def step(self) -> str:
+        """One step of the engine, and what it changed in the tensor."""
+        if not self.engine.has_unfinished_requests():
+            raise ValueError("nobody is left to compute for: ask another prompt, or reset")
+        before = self.cache.data.clone()
+        with one_core():
+            self.engine.step()
+        slots_first = (
+            (self.cache.data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1)
+        )  # [num_blocks, block_size]
+        changed = slots_first.flatten().nonzero().flatten().tolist()
+        batch, seqs = self._seen
+        self.steps.append(
+            Step(len(self.steps) + 1, self._rows(batch, seqs, changed), self._tables(batch, seqs), changed)
+        )
+        for row in self.last.rows:
+            if row.slot >= 0:
+                self.token_at[row.slot] = row.token
+        return f"step {self.last.number}: {self.last.verdict}"
+
+    def measure(self) -> str:
+        """Time a generation with the cache and without it, on a second engine with room for it."""
+        if self._timing_llm is None:
+            self._timing_llm = timing_llm(self.engine.config.model)
+        self.timing = [time_generation(self._timing_llm)[0]]
+        return "timed on this machine; the table is at the bottom"
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Step:
+        return self.steps[-1]
+
+    @property
+    def seqs(self) -> list[Sequence]:
+        return [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
+
+    def panels(self) -> list[tuple[str, RenderableType]]:
+        tables = "   ".join(f"{self.names[seq.seq_id]} {seq.block_table}" for seq in self.seqs if seq.block_table)
+        step: RenderableType = Text("no step yet: press s")
+        if self.steps:
+            step = draw_step(self.last)
+        return [
+            (f"KV pool, {BLOCK_SIZE} slots a block, * written last   {tables}", self.draw_slots()),
+            (f"step {self.last.number}: {len(self.last.rows)} computed" if self.steps else "the step", step),
+            ("sequences", draw_sequences(self.seqs, self.names)),
+            ("bytes of K and V for one token, bf16", draw_bytes(self.engine.model_config, self.engine.config.model)),
+            ("with the cache and without it (press t)", Group(*self.timing) if self.timing else Text("not timed yet")),
+        ]
+
+    def draw_slots(self) -> Text:
+        """A row for each block: its owners, and in each slot the token whose K/V is there."""
+        text = Text()
+        written = self.last.written if self.steps else []
+        for block in self.engine.block_manager.blocks:
+            owners = [seq for seq in self.seqs if block.block_id in seq.block_table]
+            state = "".join(self.names[seq.seq_id] for seq in owners) or ("cached" if block.block_hash else "free")
+            style = color_of(owners[0]) if owners else "dim"
+            text.append(f"{block.block_id:>2} {state:<7}", style)
+            for slot in range(block.block_id * BLOCK_SIZE, (block.block_id + 1) * BLOCK_SIZE):
+                mark, here = ("*", f"{style} reverse") if slot in written else (" ", style)
+                text.append(f"{mark}{self.token_at.get(slot, '·'):<7}"[:8], here)
+            text.append("\n")
+        text.rstrip()
+        return text
+
+    # -- looking over the engine's shoulder -----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Keep each step's Batch, and what layer 0 hands over to be written, on the way through."""
+        run, rotary_and_write = self.runner.run, self.runner.kernels.rotary_and_write
+
+        def watched_run(batch: Batch, sampling: Any) -> Any:
+            self._seen = batch, list(self.engine.scheduler.running)
+            return run(batch, sampling)
+
+        def watched_write(q: Any, k: Any, v: Any, cos_sin: Any, kv_layer: Any, batch: Batch) -> None:
+            rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
+            if kv_layer[0].data_ptr() == self.cache.layers[0][0].data_ptr():
+                self.layer_0 = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
+
+        self.runner.run = watched_run
+        self.runner.kernels = replace(self.runner.kernels, rotary_and_write=watched_write)
+
+    def _rows(self, batch: Batch, seqs: list[Sequence], changed: list[int]) -> list[Row]:
+        rows, starts = [], batch.cu_seqlens_q.tolist()
+        ids, positions, slots = batch.input_ids.tolist(), batch.positions.tolist(), batch.slot_mapping.tolist()
+        for b, seq in enumerate(seqs):
+            for i in range(starts[b], starts[b + 1]):
+                block_id = int(batch.block_tables[b, positions[i] // BLOCK_SIZE])
+                token = self.engine.tokenizer.decode([ids[i]])
+                shown = token.strip() or repr(token)[1:-1]
+                rows.append(Row(self.names[seq.seq_id], positions[i], shown, block_id, slots[i], slots[i] in changed))
+        return rows
+
+    def _tables(self, batch: Batch, seqs: list[Sequence]) -> dict[str, list[int]]:
+        lengths = [-(-num_keys // BLOCK_SIZE) for num_keys in batch.key_lens]
+        tables = zip(seqs, batch.block_tables.tolist(), lengths, strict=True)
+        return {self.names[seq.seq_id]: table[:length] for seq, table, length in tables}
+
+
+def load_world(load: Callable[..., LLM]) -> CacheWorld:
+    return CacheWorld(load(block_size=BLOCK_SIZE, num_gpu_blocks_override=NUM_BLOCKS, max_model_len=32, max_num_seqs=3))
+
+
+# -- drawings -----------------------------------------------------------------------------------------------------
+
+
+def draw_step(step: Step) -> Group:
+    table = Table("", "token", "position", "block id", "offset", "slot", "tensor there", show_edge=False)
+    for row in step.rows:
+        at = str(row.position), f"table[{row.position // BLOCK_SIZE}] = {row.block_id}", str(row.position % BLOCK_SIZE)
+        table.add_row(row.name, Text(row.token), *at, str(row.slot), "changed" if row.changed else "as it was")
+    tables = "   ".join(f"{name} {block_table}" for name, block_table in step.tables.items())
+    return Group(table, Text(f"block tables: {tables}"), Text(step.verdict))
+
+
+def draw_steps(steps: list[Step]) -> Table:
+    """Decode steps of one sequence, a line each."""
+    table = Table("step", "token", "position", "block table", "slot", "slots that changed")
+    for step in steps:
+        (row,) = step.rows
+        (block_table,) = step.tables.values()
+        what = Text(row.token), str(row.position), Text(str(block_table)), str(row.slot), _listed(step.changed)
+        table.add_row(str(step.number), *what)
+    return table
+
+
+def draw_bytes(config: ModelConfig, model: str) -> Table:
+    """What kv_bytes_per_token of the real ModelConfig says of this model and of well-known ones, 2 bytes a number."""
+    table = Table("", "layers", "heads", "MHA", "as it is", "MQA", "8,192 tokens", show_edge=False)
+    configs = {Path(model).name: config} | {
+        name: replace(
+            config, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
+        )
+        for name, (layers, heads, kv_heads, head_dim) in WELL_KNOWN.items()
+    }
+    for name, this in configs.items():
+        as_it_is = this.kv_bytes_per_token(2)
+        mha, mqa = (
+            replace(this, num_key_value_heads=kv_heads).kv_bytes_per_token(2)
+            for kv_heads in (this.num_attention_heads, 1)
+        )
+        heads = f"{this.num_attention_heads} : {this.num_key_value_heads}"
+        sizes = (f"{count:,}" for count in (mha, as_it_is, mqa))
+        context = f"{8192 * as_it_is / 2**30:.2f} GiB"
+        table.add_row(name.removesuffix("-Instruct")[:16], str(this.num_hidden_layers), heads, *sizes, context)
+    return table
+
+
+# -- timing -------------------------------------------------------------------------------------------------------
+
+
+def timing_llm(model: str) -> LLM:
+    return LLM(
+        model, max_num_seqs=1, max_model_len=min(1040, ModelConfig.from_directory(Path(model)).max_position_embeddings)
+    )
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """One thread: steadier times where other programs run, since no thread waits for another one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def time_generation(llm: LLM, num_prompt: int = 128, num_new: int = 16) -> tuple[Table, bool]:
+    """A table of one generation with the cache and without, and whether both gave the same tokens."""
+    prompt = _tokens(llm, num_prompt)
+    _generate(llm, prompt, 2)  # the first run of all also gets its memory from the system
+    with_cache = _timed(llm, lambda: _generate(llm, prompt, num_new))
+    without = _timed(llm, lambda: _generate_without_cache(llm, prompt, num_new))
+    table = Table("", "tokens computed", "seconds", "ms a token", "", show_edge=False)
+    for name, (num_tokens, seconds, _) in {"with the cache": with_cache, "without": without}.items():
+        times = f"{seconds:.2f}", f"{1e3 * seconds / num_new:.1f}"
+        table.add_row(f"{num_prompt} + {num_new} tokens, {name}", f"{num_tokens:,}", *times, "(measured)")
+    return table, with_cache[2] == without[2]
+
+
+def time_contexts(llm: LLM, lengths: tuple[int, ...] = (64, 256, 1024), num_new: int = 5) -> Table:
+    """Milliseconds for one more token after a context. A request's first token computes it all, the others do not."""
+    table = Table("context", "computed with", "without", "ms with", "ms without", "", show_edge=False)
+    for length in lengths:
+        if length + num_new > llm.engine.scheduler.max_model_len:
+            break
+        llm.reset_prefix_cache()
+        with one_core():
+            metrics = llm.generate(_tokens(llm, length), _greedy(num_new), False)[0].metrics
+        start, first, last = metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time
+        assert start is not None and first is not None and last is not None
+        times = f"{1e3 * (last - first) / (num_new - 1):.1f}", f"{1e3 * (first - start):.1f}"
+        table.add_row(f"{length:,}", "1", f"{length:,}", *times, "(measured)")
+    return table
+
+
+def _timed(llm: LLM, generate: Callable[[], list[int]]) -> tuple[int, float, list[int]]:
+    """(tokens that the model computed, seconds, tokens that came out), from an empty cache."""
+    stats = llm.engine.stats
+    llm.reset_prefix_cache()
+    before, started = stats.num_prefill_tokens + stats.num_decode_tokens, time.perf_counter()
+    with one_core():
+        token_ids = generate()
+    return stats.num_prefill_tokens + stats.num_decode_tokens - before, time.perf_counter() - started, token_ids
+
+
+def _generate(llm: LLM, prompt: list[int], num_new: int) -> list[int]:
+    return llm.generate(prompt, _greedy(num_new), False)[0].outputs[0].token_ids
+
+
+def _generate_without_cache(llm: LLM, prompt: list[int], num_new: int) -> list[int]:
+    """Each token is a request of its own over everything so far, and nothing is found again."""
+    tokens = list(prompt)
+    for _ in range(num_new):
+        llm.reset_prefix_cache()
+        tokens += _generate(llm, tokens, 1)
+    return tokens[len(prompt) :]
+
+
+def _tokens(llm: LLM, length: int) -> list[int]:
+    ids = llm.get_tokenizer().encode(LONG_TEXT)
+    return (ids * (length // len(ids) + 1))[:length]
+
+
+def _greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def _listed(slots: list[int]) -> str:
+    """Slots 3, or 3 and 9, or 3 to 9."""
+    if not slots:
+        return "none"
+    if len(slots) > 2 and slots == list(range(slots[0], slots[-1] + 1)):
+        return f"{slots[0]} to {slots[-1]}"
+    return " and ".join(filter(None, [", ".join(map(str, slots[:-1])), str(slots[-1])]))
+
+
+# -- the lab ------------------------------------------------------------------------------------------------------
+
+
+def make_app(model: str | None) -> "Explorer":
+    from chapters.explorer import Action, Explorer
+
+    actions = [
+        Action("s", "step", "step"),
+        Action("p", "another prompt", "prompt"),
+        Action("r", "reset", "reset"),
+        Action("t", "time it", "measure"),
+    ]
+    return Explorer("The KV cache", load_world(Story(model).load), actions)
+
+
+def tell(story: Story) -> None:
+    world = load_world(story.load)
+    config, data = world.engine.model_config, world.cache.data
+    k_cache = world.cache.layers[0][0]
+
+    story.part("One tensor")
+    story.say(
+        f"The model has {config.num_hidden_layers} layers. In each a token has {config.num_attention_heads} query "
+        f"heads and {config.num_key_value_heads} key and value heads of {config.head_dim} numbers. The pool of this "
+        f"lab has {NUM_BLOCKS} blocks of {BLOCK_SIZE} slots, and all of it is one tensor of {data.dtype}:"
+    )
+    shapes = {"kv_cache.data": data, "layers[0], K": k_cache, "layers[0], V": world.cache.layers[0][1]}
+    story.show(Text("\n".join(f"{name}   {list(x.shape)} = {x.nbytes:,} bytes" for name, x in shapes.items())))
+    per_token = config.kv_bytes_per_token(data.dtype.itemsize)
+    story.say(
+        f"kv_bytes_per_token says {per_token:,}; times {NUM_BLOCKS * BLOCK_SIZE} slots that is "
+        f"{per_token * NUM_BLOCKS * BLOCK_SIZE:,} bytes."
+    )
+
+    story.part("A prompt goes in")
+    prompt = world.engine.tokenizer.decode(world.seqs[0].tokens)
+    story.say(f"Request A asks {prompt!r}. One step computes all of its tokens:")
+    world.step()
+    story.show(draw_step(world.last))
+    layer_0, rows = world.layer_0, world.last.rows
+    story.say("What layer 0 made of these tokens, and what of it is found in the tensor afterwards:")
+    story.show(Text("\n".join(f"{name}   {list(x.shape)}" for name, x in layer_0.items())))
+    row = rows[-1]
+    block_id, offset = row.slot // BLOCK_SIZE, row.slot % BLOCK_SIZE
+    same = torch.equal(k_cache[block_id, offset], layer_0["k"][-1]) and torch.equal(
+        world.cache.layers[0][1][block_id, offset], layer_0["v"][-1]
+    )
+    story.say(
+        f"k and v of {row.token!r} lie in slot {row.slot}, that is block {block_id}, offset {offset}, number for "
+        f"number: {same}. q was used once and is gone."
+    )
+
+    story.part("One token, one slot")
+    while len(world.last.tables["A"]) < 3:
+        world.step()
+    story.say("From here on each step computes the token that the step before it has sampled, and writes one slot:")
+    story.show(draw_steps(world.steps[1:]))
+    story.say(
+        f"The last of them begins a block. The pool now, a line for each block (* written in step {world.last.number}):"
+    )
+    story.show(world.draw_slots())
+
+    story.part("Another prompt with the same beginning")
+    story.say(world.prompt())
+    world.step()
+    story.show(draw_step(world.last))
+    found = world.seqs[-1].num_cached_tokens
+    story.say(
+        f"The first {found} tokens of B were found in a block of A. They are not computed, so they are no rows of this "
+        "Batch and have no slots in it. B's table names A's block, and B's own tokens go elsewhere. A and B have the "
+        "same positions and never the same slot."
+    )
+    story.show(world.draw_slots())
+
+    story.part("A prompt that is all there: slot -1")
+    story.say(world.prompt())
+    world.step()
+    story.show(draw_step(world.last))
+    story.say(
+        "All of C's tokens are in the cache. Its last one is computed all the same, because the model must say what "
+        "comes next, and only a computed row has logits. Its K and V are in a shared block already: slot -1, write "
+        "nothing."
+    )
+    world.step()
+    story.show(draw_step(world.last))
+    story.say(f"One step later C writes into a block of its own. {len(world.last.rows)} sequences, as many slots.")
+
+    story.part("With the cache and without it")
+    llm = timing_llm(story.model)
+    table, same = time_generation(llm)
+    story.say("The same generation twice, on one core. Without: every token is a fresh request over all tokens so far.")
+    story.show(table)
+    story.say(f"Both gave the same tokens: {same}.", measured=True)
+    story.say("One more token after a context, in tokens that are computed and in milliseconds:")
+    story.show(time_contexts(llm))
+
+    story.part("Bytes for one token")
+    story.say(
+        "K and V of one token over all layers, 2 bytes a number. Heads: query heads and KV heads, as the model is. "
+        "MHA: if each query head had a KV head of its own. MQA: if all shared one. The last column is what one "
+        "sequence of 8,192 tokens takes."
+    )
+    story.show(draw_bytes(config, story.model))

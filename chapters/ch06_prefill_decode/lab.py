@@ -1,0 +1,410 @@
+"""Lab 6: prefill and decode, timed on this machine and counted on paper; a packed batch; the chunk size moved.
+
+Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from chapters.draw import COLORS
+from chapters.story import Story
+from nanovllm import LLM, SamplingParams
+from nanovllm.config import ModelConfig
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.outputs import RequestMetrics
+from nanovllm.worker.batch import Batch
+
+PROMPT_LENS = (16, 64, 256, 1024)
+BATCH_SIZES = (1, 2, 4, 8, 16)
+CONTEXT = 64  # tokens of a sequence in the middle of the decode steps that are timed
+BUDGETS = (64, 128, 256, 512, 2048)
+LONG_PROMPT = 1000
+NUM_DECODE_STEPS = 12
+PATIENCE_S = 1.0  # a measurement is repeated while this lasts
+H100_FLOPS_PER_S, H100_BYTES_PER_S = 989e12, 3.35e12  # NVIDIA's data sheet: SXM, bf16 without sparsity
+
+
+# -- on paper -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step must compute and what it must read."""
+
+    num_tokens: int
+    flops: int
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / (self.weight_bytes + self.kv_bytes)
+
+
+def linear_weights(config: ModelConfig) -> tuple[int, int]:
+    """(numbers in the weight matrices of all layers, numbers in the output matrix)."""
+    q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    attention = config.hidden_size * (q_size + 2 * kv_size) + q_size * config.hidden_size
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    return config.num_hidden_layers * (attention + mlp), config.vocab_size * config.hidden_size
+
+
+def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) -> StepCost:
+    """The work of one step. Every weight is read once, whatever the number of tokens; so are a sequence's K and V."""
+    body, head = linear_weights(config)
+    num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    num_sampled = sum(chunk.samples for chunk in chunks)
+    # A multiplication and an addition for each weight and row; the output matrix only for rows that sample.
+    linear = 2 * (body * num_tokens + head * num_sampled)
+    # A query meets its own key and all before it, twice: q·k, and the weighted sum of v.
+    pairs = sum(position + 1 for chunk in chunks for position in range(chunk.start, chunk.end))
+    attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    kv_bytes = sum(chunk.end for chunk in chunks) * config.kv_bytes_per_token(itemsize)
+    return StepCost(num_tokens, linear + attention, (body + head) * itemsize, kv_bytes)
+
+
+def decode_chunks(batch_size: int, context: int) -> list[ScheduledChunk]:
+    """A decode step: each sequence computes the last of its `context` tokens."""
+    return [ScheduledChunk(Sequence([0] * context), context - 1, context, context - 1) for _ in range(batch_size)]
+
+
+def prompt_chunk(start: int, end: int, num_prompt_tokens: int) -> ScheduledChunk:
+    return ScheduledChunk(Sequence([0] * num_prompt_tokens), start, end, start)
+
+
+# -- on this machine ------------------------------------------------------------------------------------------------
+
+
+def stopwatch(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes per second that a sum over 256 MB reads, the best of up to eight."""
+    data = torch.ones(64 << 20, device=device)
+    return data.nbytes / min(repeat(lambda: stopwatch(lambda: data.sum().item()), 8))
+
+
+def compute_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOPs per second of a large matrix product, the best of up to eight."""
+    a, b = torch.randn(1024, 2048).to(device, dtype), torch.randn(2048, 2048).to(device, dtype)
+    return 2 * 1024 * 2048 * 2048 / min(repeat(lambda: stopwatch(lambda: (a @ b)[0, 0].item()), 8))
+
+
+def repeat(function: Callable[[], Any], times: int) -> list:
+    """What up to so many calls return; fewer on a slow machine."""
+    started, results = time.perf_counter(), [function()]
+    while len(results) < times and time.perf_counter() - started < PATIENCE_S:
+        results.append(function())
+    return results
+
+
+class World:
+    """The engine on a checkpoint, and random prompts that share nothing."""
+
+    def __init__(self, story: Story) -> None:
+        sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 1280}
+        self.llm: LLM = story.load(**sizes, num_gpu_blocks_override=256, block_size=16)
+        self.engine, self.rng = self.llm.engine, random.Random(6)
+        self.config, self.itemsize = self.engine.model_config, self.engine.model_runner.dtype.itemsize
+
+    def add(self, num_prompt: int, num_output: int) -> str:
+        prompt = [self.rng.randrange(self.config.vocab_size) for _ in range(num_prompt)]
+        params = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
+        return self.engine.add_request(prompt, params, stream=True)
+
+    def prefill_s(self, num_prompt: int) -> float:
+        """Seconds of the one step that computes a prompt, the best of up to three."""
+
+        def once() -> float:
+            self.add(num_prompt, num_output=1)
+            return stopwatch(self.engine.step)
+
+        return min(repeat(once, 3))
+
+    def decode_s(self, batch_size: int) -> float:
+        """Seconds of a decode step, the median of up to NUM_DECODE_STEPS, at contexts around CONTEXT."""
+        ids = [self.add(CONTEXT - NUM_DECODE_STEPS // 2, NUM_DECODE_STEPS + 2) for _ in range(batch_size)]
+        self.engine.step()  # the prompts, and everyone's first token
+        seconds = repeat(lambda: stopwatch(self.engine.step), NUM_DECODE_STEPS)
+        self.abort(ids)
+        return median(seconds)
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.abort_request(request_id)
+
+    def one_request(self) -> tuple[list[tuple[int, float]], RequestMetrics]:
+        """A request alone: (tokens computed, seconds) of each step, and its metrics."""
+        self.add(256, 6)
+        stats, steps, outputs = self.engine.stats, [], []
+        while self.engine.has_unfinished_requests():
+            before = stats.num_prefill_tokens + stats.num_decode_tokens
+            seconds = stopwatch(lambda: outputs.extend(self.engine.step()))
+            steps.append((stats.num_prefill_tokens + stats.num_decode_tokens - before, seconds))
+        return steps, outputs[-1].metrics
+
+    def newcomer(self, budget: int) -> "Arrival":
+        """A long prompt arrives while a short request is decoding, under a token budget."""
+        scheduler = self.engine.scheduler
+        before, scheduler.max_num_batched_tokens = scheduler.max_num_batched_tokens, budget
+        runner = self.add(32, 100)
+        times, tokens_per_step, metrics = [], [], None
+        for _ in range(4):
+            self.engine.step()
+            times.append(time.perf_counter())
+        usual_s = median(after - earlier for earlier, after in pairwise(times))
+        stats, guest = self.engine.stats, self.add(LONG_PROMPT, 100)
+        while metrics is None:
+            num_before = stats.num_prefill_tokens
+            outputs = self.engine.step()
+            times.append(time.perf_counter())
+            tokens_per_step.append(stats.num_prefill_tokens - num_before)
+            metrics = next((output.metrics for output in outputs if output.request_id == guest), None)
+        self.abort([runner, guest])
+        scheduler.max_num_batched_tokens = before
+        longest_s = max(after - earlier for earlier, after in pairwise(times))
+        return Arrival(tokens_per_step, metrics.ttft_s or 0.0, longest_s, usual_s)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """prompt_tokens: of the newcomer, in each step until its first token. The gaps are between the other's tokens."""
+
+    prompt_tokens: list[int]
+    ttft_s: float
+    longest_gap_s: float
+    usual_gap_s: float
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+
+
+def make_table(*columns: str, width: int = 12) -> Table:
+    """Numbers, right-aligned, in columns of one width, so that a table looks the same whatever was measured."""
+    table = Table(show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right", min_width=width)
+    return table
+
+
+def draw_batch(output: SchedulerOutput, batch: Batch, names: dict[int, str]) -> Text:
+    """The packed tensors of a step, a column for each row of the batch."""
+    owners = [chunk.seq.seq_id for chunk in output.chunks for _ in range(chunk.start, chunk.end)]
+    colors = dict(zip(names, COLORS, strict=False))
+    sampled = set(batch.logits_rows.tolist())
+    marks = ["*" if row in sampled else "" for row in range(len(owners))]
+    lines: list[tuple[str, list]] = [
+        ("row", list(range(len(owners)))),
+        ("sequence", [names[owner] for owner in owners]),
+        ("input_ids", batch.input_ids.tolist()),
+        ("positions", batch.positions.tolist()),
+        ("slot_mapping", batch.slot_mapping.tolist()),
+        ("logits wanted", marks),
+    ]
+    text = Text()
+    for name, values in lines:
+        text.append(f"{name:<14}")
+        for owner, value in zip(owners, values, strict=True):
+            text.append(f"{value:>5}", colors[owner] if name == "sequence" else "")
+        text.append("\n")
+    for name in ("cu_seqlens_q", "seqlens_k", "logits_rows"):
+        text.append(f"{name:<14} {getattr(batch, name).tolist()}\n")
+    text.rstrip()
+    return text
+
+
+def draw_steps(prompt_tokens: list[int]) -> Text:
+    """A bar for each step: the running request's token, then the newcomer's chunk, 16 tokens a cell."""
+    text = Text()
+    for number, num_tokens in enumerate(prompt_tokens, start=1):
+        text.append(f"step {number:>2}  1 ").append("A", "green").append(f" + {num_tokens:>4} ")
+        text.append("█" * -(-num_tokens // 16) + "\n", "cyan")
+    text.rstrip()
+    return text
+
+
+# -- the story ------------------------------------------------------------------------------------------------------
+
+
+def tell(story: Story) -> None:
+    world = World(story)
+    world.add(max(PROMPT_LENS), num_output=1)
+    world.engine.step()  # the first step waits for memory
+    tell_one_request(story, world)
+    seconds = tell_rates(story, world)
+    tell_paper(story, world)
+    tell_roofline(story, world, seconds)
+    tell_packed(story)
+    tell_budgets(story, world)
+
+
+def tell_one_request(story: Story, world: World) -> None:
+    story.part("One request, step by step")
+    steps, metrics = world.one_request()
+    story.say("A prompt of 256 tokens, six tokens of output, nobody else in the engine:")
+    table = make_table("step", "tokens", "ms", "ms a token")
+    for number, (num_tokens, seconds) in enumerate(steps, start=1):
+        row = number, num_tokens, f"{seconds * 1e3:.1f}", f"{seconds * 1e3 / num_tokens:.2f}"
+        table.add_row(*map(str, row), "(measured)")
+    story.show(table)
+    story.say(
+        "Step 1 is the prefill: 256 tokens at once, and from the last of them comes the first output token. Steps 2 to "
+        "6 are decodes: one token each. A decode token costs many times what a prompt token costs."
+    )
+    ttft_ms, tpot_ms = (metrics.ttft_s or 0) * 1e3, (metrics.tpot_s or 0) * 1e3
+    story.say(
+        f"By its own stopwatch: TTFT {ttft_ms:.1f} ms; TPOT {tpot_ms:.1f} ms, over "
+        f"{metrics.num_output_tokens - 1} gaps.",
+        measured=True,
+    )
+
+
+def tell_rates(story: Story, world: World) -> dict[tuple[str, int], float]:
+    """Returns the seconds of a step, by ("prompt", its length) or ("decode", batch size)."""
+    story.part("The two phases, in tokens per second")
+    seconds = {("prompt", n): world.prefill_s(n) for n in PROMPT_LENS}
+    seconds |= {("decode", n): world.decode_s(n) for n in BATCH_SIZES}
+    story.say("A whole prompt in one step, the best of up to three:")
+    table = make_table("prompt", "ms a step", "tokens/s")
+    for n in PROMPT_LENS:
+        step_s = seconds["prompt", n]
+        table.add_row(str(n), f"{step_s * 1e3:.1f}", f"{n / step_s:,.0f}", "(measured)")
+    story.show(table)
+    story.say(f"Decode steps at a context of about {CONTEXT} tokens, the median of up to {NUM_DECODE_STEPS}:")
+    table = make_table("sequences", "ms a step", "tokens/s")
+    for n in BATCH_SIZES:
+        step_s = seconds["decode", n]
+        table.add_row(str(n), f"{step_s * 1e3:.1f}", f"{n / step_s:,.0f}", "(measured)")
+    story.show(table)
+    times = seconds["decode", 16] / seconds["decode", 1]
+    story.say(
+        f"Sixteen sequences take {times:.1f} times as long as one, and give 16 tokens instead of one.", measured=True
+    )
+    return seconds
+
+
+def tell_paper(story: Story, world: World) -> None:
+    story.part("What a step costs on paper")
+    config, itemsize = world.config, world.itemsize
+    body, head = linear_weights(config)
+    ours, theirs = (body + head) * itemsize / 1e6, world.engine.model_runner.weight_bytes / 1e6
+    story.say(
+        f"The weight matrices of all layers hold {body:,} numbers, the output matrix {head:,}: {ours:.1f} MB at "
+        f"{itemsize} bytes each. The model runner says that it holds {theirs:.1f} MB (norms included). "
+        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
+    )
+    story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
+    table = make_table("step", "tokens", "GFLOP", "weights MB", "K/V MB", "FLOPs a byte", width=10)
+    rows = [(f"{n} x decode, context {CONTEXT}", decode_chunks(n, CONTEXT)) for n in BATCH_SIZES]
+    rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
+    rows += [(f"prompt of {n:,}", [prompt_chunk(0, n, n)]) for n in PROMPT_LENS]
+    for name, chunks in rows:
+        cost = step_cost(config, itemsize, chunks)
+        bytes_mb = f"{cost.weight_bytes / 1e6:.1f}", f"{cost.kv_bytes / 1e6:.1f}"
+        table.add_row(name, f"{cost.num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
+    story.show(table)
+    ridge = H100_FLOPS_PER_S / H100_BYTES_PER_S
+    story.say(
+        f"FLOPs a byte: the arithmetic intensity. An H100's data sheet says {H100_FLOPS_PER_S / 1e12:.0f} TFLOP/s and "
+        f"{H100_BYTES_PER_S / 1e12:.2f} TB/s, so it can do {ridge:.0f} FLOPs in the time in which it reads one byte. A "
+        "step below that waits for memory, a step above it for arithmetic."
+    )
+
+
+def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], float]) -> None:
+    story.part("The same for this machine")
+    runner = world.engine.model_runner
+    bytes_per_s, flops_per_s = read_rate(runner.device), compute_rate(runner.device, runner.dtype)
+    story.say(
+        f"Reads {bytes_per_s / 1e9:.0f} GB/s, does {flops_per_s / 1e9:,.0f} GFLOP/s in matrix products: "
+        f"{flops_per_s / bytes_per_s:.0f} FLOPs a byte.",
+        measured=True,
+    )
+    story.say("What each step would take if only its bytes counted, or only its FLOPs; and what it took:")
+    table = make_table("step", "FLOPs a byte", "bytes, ms", "FLOPs, ms", "took, ms", width=11)
+    for (kind, n), step_s in sorted(seconds.items(), key=lambda item: item[0]):
+        chunks = decode_chunks(n, CONTEXT) if kind == "decode" else [prompt_chunk(0, n, n)]
+        cost = step_cost(world.config, world.itemsize, chunks)
+        memory_s, compute_s = (cost.weight_bytes + cost.kv_bytes) / bytes_per_s, cost.flops / flops_per_s
+        name = f"{n} x decode" if kind == "decode" else f"prompt of {n}"
+        times = (f"{value * 1e3:.1f}" for value in (memory_s, compute_s, step_s))
+        table.add_row(name, f"{cost.intensity:.1f}", *times, "(measured)")
+    story.show(table)
+    story.say(
+        "The larger of the two floors is the one that counts: bytes for the decodes, FLOPs for long prompts. What a "
+        "step took above it went into attention, small operations, Python, and whatever else this machine was doing."
+    )
+
+
+def tell_packed(story: Story) -> None:
+    story.part("Two decodes and a prompt chunk in one batch")
+    scheduler = Scheduler(
+        BlockManager(num_blocks=16, block_size=4), max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40
+    )
+    a, b, c = Sequence([10, 11, 12]), Sequence([20, 21, 22, 23, 24]), Sequence(list(range(30, 40)))
+    names = {a.seq_id: "A", b.seq_id: "B", c.seq_id: "C"}
+    scheduler.add(a)
+    scheduler.add(b)
+    scheduler.update(scheduler.schedule(), [13, 25])
+    scheduler.add(c)
+    story.say(
+        "Budget 8 tokens a step, blocks of 4. A and B have computed their prompts and sampled tokens 13 and 25. "
+        "Now C arrives with a prompt of 10 tokens, 30 to 39. The next step, as the model gets it:"
+    )
+    for sampled in ([14, 26], [15, 27, 40]):
+        output = scheduler.schedule()
+        story.show(draw_batch(output, Batch.from_scheduler_output(output, 4), names))
+        if len(sampled) == 2:
+            story.say(
+                "A and B have a row each, C the six that are left of the budget. Row 7 is not the end of C's prompt, "
+                "so nobody asks for its logits. The step after that has the rest of C, and samples for all three:"
+            )
+        scheduler.update(output, sampled)
+
+
+def tell_budgets(story: Story, world: World) -> None:
+    story.part("Moving the chunk size")
+    story.say(
+        f"Request A is decoding. Request B arrives with a prompt of {LONG_PROMPT:,} tokens. max_num_batched_tokens is "
+        "all that differs. Until B's first token:"
+    )
+    arrivals = {budget: repeat(partial(world.newcomer, budget), 3) for budget in BUDGETS}
+    table = make_table("budget", "steps", "tokens of B in each step", "A's tokens meanwhile")
+    for budget, runs in arrivals.items():
+        sizes = runs[0].prompt_tokens
+        whole, last = len(sizes) - 1, sizes[-1]
+        shape = f"{whole} x {sizes[0]}, then {last}" if whole else f"{last}"
+        table.add_row(str(budget), str(len(sizes)), shape, str(len(sizes)))
+    story.show(table)
+    story.say("The steps under a budget of 256, 16 prompt tokens a cell:")
+    story.show(draw_steps(arrivals[256][0].prompt_tokens))
+    story.say("What the two users notice, the median of up to three runs:")
+    table = make_table("budget", "B's TTFT, ms", "A waits at most, ms", "A waits usually, ms")
+    for budget, runs in arrivals.items():
+        times = (
+            median(run.ttft_s for run in runs),
+            median(run.longest_gap_s for run in runs),
+            median(run.usual_gap_s for run in runs),
+        )
+        table.add_row(str(budget), *(f"{value * 1e3:.0f}" for value in times), "(measured)")
+    story.show(table)
+    story.say(
+        "The longest pause of A shrinks with the budget. The price is more steps: each reads all weights again, and "
+        "each later chunk reads the K and V of those before it. How much of that B notices depends on the machine."
+    )

@@ -1,0 +1,77 @@
+"""Explorer: the terminal app of a lab that one plays with. Keys and buttons act, panels draw what the engine holds."""
+
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.panel import Panel
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import Button, Footer, Header, Static
+
+from chapters.story import WIDTH
+
+
+class Action(NamedTuple):
+    """A key, what its button says, and the method of the world that it calls (a str that it returns is shown)."""
+
+    key: str
+    label: str
+    method: str
+
+
+class Explorer(App[None]):
+    """Plays with a world: an object of the lab that holds the engine's objects.
+
+    The world has panels() -> list of (title, renderable), drawn anew after each action.
+    """
+
+    CSS = """
+    #panels { height: 1fr; }
+    #said { height: auto; padding: 0 1; color: $accent; }
+    #buttons { height: 3; }
+    #buttons Button { min-width: 8; margin: 0 1 0 0; }
+    """
+
+    def __init__(self, title: str, world: Any, actions: list[Action]) -> None:
+        super().__init__()
+        self.title, self.world, self.actions = title, world, actions
+        for action in actions:
+            self.bind(action.key, f"act('{action.method}')", description=action.label)
+        self.bind("q", "quit", description="quit")
+
+    def compose(self) -> ComposeResult:
+        yield Header()
+        with VerticalScroll(id="panels"):
+            for index, _ in enumerate(self.world.panels()):
+                yield Static(id=f"panel{index}")
+        yield Static(id="said")
+        with Horizontal(id="buttons"):
+            for action in self.actions:
+                yield Button(f"{action.label} ({action.key})", id=action.method)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._draw("")
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_act(str(event.button.id))
+
+    def action_act(self, method: str) -> None:
+        """Do it, and draw what has become of the world."""
+        try:
+            said = getattr(self.world, method)()
+        except ValueError as error:
+            said = str(error)
+        self._draw(said or "")
+
+    def shown(self) -> str:
+        """All panels as plain text, for tests."""
+        console = Console(width=WIDTH, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        for title, renderable in self.world.panels():
+            console.print(Panel(renderable, title=title))
+        return console.export_text()
+
+    def _draw(self, said: str) -> None:
+        for index, (title, renderable) in enumerate(self.world.panels()):
+            self.query_one(f"#panel{index}", Static).update(Panel(renderable, title=title, title_align="left"))
+        self.query_one("#said", Static).update(said)

@@ -1,0 +1,175 @@
+"""Grading: the student's code in place of ours in the real engine, checked from easy to hard.
+
+A chapter's checks.py lists its TASKS. A task names a function of exercise.py and says how it is put into the engine; a
+check is a function of that function and a Bench, with a docstring that names it, and raises Wrong.
+"""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType, ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from nanovllm import LLM, SamplingParams
+
+PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
+TIME_LIMIT_S = 60
+
+
+class Wrong(Exception):
+    """The student's code did something else than it should."""
+
+    def __init__(self, hint: str, *, expected: Any = None, got: Any = None) -> None:
+        super().__init__(hint)
+        self.hint, self.expected, self.got = hint, expected, got
+
+
+class Bench:
+    """What checks work with: an engine on a real checkpoint, loaded when it is first asked for."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @cached_property
+    def llm(self) -> LLM:
+        return LLM(self.model, max_model_len=128, max_num_seqs=8, num_gpu_blocks_override=64, block_size=16)
+
+    @cached_property
+    def expected_tokens(self) -> list[list[int]]:
+        """What our own engine generates, asked for before the student's code is put in."""
+        return self.generate()
+
+    def generate(self) -> list[list[int]]:
+        """Greedy tokens for PROMPTS, from an empty cache."""
+        self.llm.reset_prefix_cache()
+        outputs = self.llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def same_tokens(self) -> None:
+        """Generate with what is installed now and compare with our tokens. Raises Wrong."""
+        for prompt, expected, got in zip(PROMPTS, self.expected_tokens, self.generate(), strict=True):
+            if expected != got:
+                at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), len(got))
+                text = self.llm.get_tokenizer().decode
+                raise Wrong(
+                    f"the model answers {prompt!r} with other tokens, from token {at} on",
+                    expected=text(expected),
+                    got=text(got),
+                )
+
+
+@dataclass(frozen=True)
+class Task:
+    """name: of the function in exercise.py. section: heading of the chapter to read again. use(function): a context in
+    which the engine runs with it. checks: from easy to hard; each runs inside that context."""
+
+    name: str
+    section: str
+    use: Callable[[Any], AbstractContextManager]
+    checks: tuple[Callable[[Any, Bench], None], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    task: Task
+    num_passed: int
+    problem: str = ""  # what the first check that failed says; empty when all passed
+    not_started: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.num_passed == len(self.task.checks)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """owner.name is `value` for a while. The owner is a class, a module or an object of the engine."""
+    ours = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, ours)
+
+
+def grade(task: Task, function: Any, bench: Bench) -> Result:
+    """Run the checks of one task until one fails."""
+    _ = bench.expected_tokens
+    for num_passed, check in enumerate(task.checks):
+        try:
+            with _time_limit(), task.use(function):
+                check(function, bench)
+        except NotImplementedError:
+            return Result(task, num_passed, "not started: it still raises NotImplementedError", not_started=True)
+        except Wrong as wrong:
+            return Result(task, num_passed, _explain(wrong))
+        except Exception as error:
+            return Result(task, num_passed, _explain_crash(error, function))
+        finally:
+            _abort_all(bench)
+    return Result(task, len(task.checks))
+
+
+def grade_all(tasks: list[Task], module: ModuleType, bench: Bench, console: Console) -> list[Result]:
+    results = []
+    for task in tasks:
+        with console.status(f"checking {task.name}"):
+            result = grade(task, getattr(module, task.name), bench)
+        results.append(result)
+        mark = "[green]passed[/]" if result.passed else "[yellow]not started[/]" if result.not_started else "[red]no[/]"
+        console.print(f"[bold]{task.name}[/]: {mark}, {result.num_passed} of {len(task.checks)} checks")
+        for number, check in enumerate(task.checks[: result.num_passed + 1]):
+            failed = number == result.num_passed
+            title = (check.__doc__ or check.__name__).strip().splitlines()[0]
+            console.print(f"  {'[red]x' if failed else '[green]+'}[/] {escape(title)}")
+        if not result.passed:
+            console.print(escape(f"    {result.problem}").replace("\n", "\n    "), soft_wrap=True)
+            console.print(f"    [dim]Read again: {task.section}[/]")
+    return results
+
+
+def _explain(wrong: Wrong) -> str:
+    lines = [wrong.hint]
+    if wrong.expected is not None or wrong.got is not None:
+        lines += [f"expected: {wrong.expected}", f"got:      {wrong.got}"]
+    return "\n".join(lines)
+
+
+def _explain_crash(error: Exception, function: Any) -> str:
+    """What was raised, and the line of the student's file that led to it."""
+    frames, file = traceback.extract_tb(error.__traceback__), getattr(function, "__code__", compile("", "", "exec"))
+    where = next((frame for frame in reversed(frames) if frame.filename == file.co_filename), frames[-1])
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"your code led to {what}\n{where.filename.rsplit('/', 1)[-1]}, line {where.lineno}: {where.line}"
+
+
+class _TooLong(Exception):
+    pass
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """A loop that never ends is a mistake like any other."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise _TooLong(f"it was not done after {TIME_LIMIT_S} s: is there a loop that never ends?")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(TIME_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _abort_all(bench: Bench) -> None:
+    """After a check that failed in the middle of a step, give the next one a fresh engine."""
+    if "llm" in vars(bench) and bench.llm.engine.has_unfinished_requests():
+        del bench.llm

@@ -1,0 +1,77 @@
+"""Quizzes: quiz.toml of a chapter, asked and scored.
+
+A question has `ask`, `why` (said when the answer is right) and either
+
+    options = [{ text = "...", right = true }, { text = "...", why = "the misunderstanding behind it" }]
+
+or a number that the engine gives:
+
+    answer = 12
+    unit = "blocks"
+    wrong = { 8 = "the misunderstanding behind this number" }
+    engine = '''Python that sets `answer`, run by a test'''
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from chapters.course import Chapter
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def load(chapter: Chapter) -> list[dict[str, Any]]:
+    return tomllib.loads((chapter.folder / "quiz.toml").read_text("utf-8"))["question"]
+
+
+def run(chapter: Chapter, console: Console, read: Callable[[str], str]) -> tuple[int, int]:
+    """Ask every question; `read` gets an answer. Returns (right answers, questions). EOFError ends it."""
+    questions = load(chapter)
+    num_right = 0
+    console.print(f"\n[bold]Chapter {chapter.number}: {chapter.title}[/], {len(questions)} questions\n")
+    for number, question in enumerate(questions, start=1):
+        console.print(Markdown(f"**{number}.** {question['ask']}"))
+        ask = _ask_number if "answer" in question else _ask_option
+        right, comment = ask(question, number, console, read)
+        num_right += right
+        console.print("[green]Right.[/]" if right else "[red]No.[/]", end=" ")
+        console.print(Markdown(comment))
+        console.print()
+    console.print(f"[bold]{num_right} of {len(questions)}[/]")
+    return num_right, len(questions)
+
+
+def _ask_option(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+    options = list(question["options"])
+    random.Random(number).shuffle(options)  # the same order each time, and not the author's
+    for letter, option in zip("abcdef", options, strict=False):
+        console.print(Markdown(f"{letter}) {option['text']}"))
+    letters = "abcdef"[: len(options)]
+    while (answer := read(f"{letters[0]}-{letters[-1]}: ").strip().lower()) not in list(letters):
+        console.print(f"Type one of the letters {', '.join(letters)}.")
+    chosen = options[letters.index(answer)]
+    if chosen.get("right"):
+        return True, question["why"]
+    right = letters[next(i for i, option in enumerate(options) if option.get("right"))]
+    return False, f"{chosen['why']} The answer is {right}: {question['why']}"
+
+
+def _ask_number(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+    while True:
+        try:
+            given = float(read(f"a number ({question['unit']}): ").replace(",", "").strip())
+            break
+        except ValueError:
+            console.print("Type a number.")
+    if given == question["answer"]:
+        return True, question["why"]
+    hint = next((text for value, text in question.get("wrong", {}).items() if float(value) == given), "")
+    return False, f"{hint} It is {question['answer']:,} {question['unit']}: {question['why']}"

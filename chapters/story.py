@@ -1,0 +1,45 @@
+"""Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from nanovllm import LLM
+
+WIDTH = 100
+
+
+class Story:
+    """Prints a lab's parts. What a lab measures on this machine is marked: say(..., measured=True)."""
+
+    def __init__(self, model: str | None = None, plain: bool = True) -> None:
+        self._model, self._plain, self._num_parts = model, plain, 0
+        self.console = Console(width=WIDTH, highlight=False)
+
+    @property
+    def model(self) -> str:
+        """The checkpoint to work on: the one that was named, or the demo checkpoint."""
+        from nanovllm.tools.demo_model import demo_model_path
+
+        return self._model or str(demo_model_path())
+
+    def load(self, **options: Any) -> LLM:
+        with Console(stderr=True).status(f"loading {self.model}"):
+            return LLM(self.model, **options)
+
+    def part(self, title: str) -> None:
+        """Begin a part; before all but the first, wait for Enter in a terminal."""
+        if self._num_parts and not self._plain and sys.stdin.isatty():
+            self.console.input("\n[dim]Enter goes on[/] ")
+        self._num_parts += 1
+        self.console.rule(f"[bold]{self._num_parts}. {title}", align="left")
+
+    def say(self, text: str, measured: bool = False) -> None:
+        """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
+        self.console.print(f"{text}{' [dim](measured)[/]' if measured else ''}\n")
+
+    def show(self, renderable: Any) -> None:
+        """A table, a panel, whatever rich can draw."""
+        self.console.print(renderable)
+        self.console.print()
