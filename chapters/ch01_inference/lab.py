@@ -307,14 +307,15 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
     num_read = weights_read(config)
     story.say(
         "One step reads every weight once, however many tokens it computes; with each token it does one multiplication "
-        f"and one addition a weight. {name} in float32, one step through the engine, the better of two runs:"
+        "and one addition a weight (in the last product, which makes the logits, for the last token only). "
+        f"{name} in float32, one step through the engine, the better of two runs:"
     )
     shown = table("tokens in the step", "weights read, MB", "arithmetic, GFLOP", "the step took", "a token took")
-    vocab_size = config.vocab_size
+    vocab_size, num_head = config.vocab_size, config.vocab_size * config.hidden_size
     for num_tokens in BATCH_SIZES:
         prompt = [(i * 7919 + 11) % vocab_size for i in range(num_tokens)]
         step_ms = min(_milliseconds(lambda: llm.generate([prompt], ONE_TOKEN, False)) for _ in range(2))  # noqa: B023
-        sizes = f"{num_read * 4 / 1e6:,.0f}", f"{2 * num_read * num_tokens / 1e9:,.1f}"
+        sizes = f"{num_read * 4 / 1e6:,.0f}", f"{2 * ((num_read - num_head) * num_tokens + num_head) / 1e9:,.1f}"
         times = f"{step_ms:.1f} ms (measured)", f"{step_ms / num_tokens:.2f} ms"
         shown.add_row(str(num_tokens), *sizes, *times)
     story.show(shown)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -353,9 +353,27 @@ def show_failure(story: Story, llm: LLM) -> None:
     while engine.has_unfinished_requests():
         tap.step()
     story.say(
-        "It keeps its tokens and has lost what was computed. check_integrity() finds nothing wrong; the next steps:"
+        "It keeps its tokens and has given back its blocks. check_integrity() finds nothing wrong; the next steps:"
     )
     story.show(steps_table(llm, tap.steps, 3))
+
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    engine.add_request(OTHER_PROMPT, params, request_id="D")
+    no_roll_back = replaced(engine.scheduler, "roll_back", lambda output: None)
+    with no_roll_back, replaced(engine.model_runner, "run", fails), suppress(RuntimeError):
+        engine.step()
+    [seq] = engine.scheduler.running
+    story.say("Now an experiment: the same failure in the first step of D, with roll_back taken out. Then E comes in.")
+    story.say(f"After step 1, running:  {escape(repr(seq))}")
+    engine.add_request(PROMPT, params, request_id="E")
+    tap = Tap(engine)
+    tap.step()
+    story.show(steps_table(llm, tap.steps, 2))
+    story.say(
+        "D counts as computed, so its chunk is empty, and the row before the end of an empty chunk is somebody else's: "
+        f"D, {OTHER_PROMPT!r}, is given the token of E. No error, and a wrong answer."
+    )
+    llm.reset_prefix_cache()
 
 
 def show_ctrl_c(story: Story, llm: LLM) -> None:

@@ -4,10 +4,8 @@ Each is put into the real Scheduler in place of its own method. Do them in this 
 step. Nothing here needs torch: a scheduler handles token ids and counts.
 """
 
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
-from nanovllm.core.sequence import Sequence, SequenceStatus
-
-__all__ = ["ScheduledChunk", "Scheduler", "SchedulerOutput", "Sequence", "SequenceStatus"]
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput  # noqa: F401 (you will need them)
+from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401
 
 
 def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:

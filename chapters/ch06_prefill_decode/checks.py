@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import nanovllm.engine
+from chapters.ch06_prefill_decode.lab import Machine
 from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -207,160 +208,118 @@ def check_pack_generates(function: Pack, bench: Bench) -> None:
         bench.same_tokens()
 
 
-# -- schedule_chunks --------------------------------------------------------------------------------------------------
+# -- token_budget -----------------------------------------------------------------------------------------------------
 
-Schedule = Callable[[Scheduler], SchedulerOutput]
+Budget = Callable[[Scheduler, Machine, float], int]
+MACHINE = Machine(weight_bytes=4e9, flops_per_token=4e9, bytes_per_s=1e11, flops_per_s=2e13)  # 40 ms, 0.2 ms a token
 
 
-class World:
-    """A scheduler with a pool that never runs out, and sequences with names, without a model."""
+@contextmanager
+def use_budget(function: Budget, limit_s: float = 0.0501) -> Iterator[None]:
+    """Each step gets the budget that the function wants for it."""
 
-    def __init__(self, budget: int, max_num_seqs: int = 8) -> None:
-        manager = BlockManager(num_blocks=500, block_size=4)
-        self.scheduler = Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=200)
-        self.names: dict[int, str] = {}
+    def schedule(scheduler: Scheduler) -> SchedulerOutput:
+        with replaced(scheduler, "max_num_batched_tokens", ask(function, scheduler, MACHINE, limit_s)):
+            return OUR_SCHEDULE(scheduler)
 
-    def add(self, num_prompt: int, first_token: int | None = None) -> Sequence:
-        first = 1000 * len(self.names) if first_token is None else first_token
-        seq = Sequence(list(range(first, first + num_prompt)), SamplingParams(max_tokens=60))
-        self.names[seq.seq_id] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[len(self.names) % 26]
-        self.scheduler.add(seq)
-        return seq
+    with replaced(Scheduler, "schedule", schedule):
+        yield
 
-    def start(self, num_seqs: int, num_prompt: int = 3) -> None:
-        """So many sequences that are decoding, by our own scheduler."""
-        for _ in range(num_seqs):
-            self.add(num_prompt)
-        budget, self.scheduler.max_num_batched_tokens = self.scheduler.max_num_batched_tokens, 10**6
-        self.take(OUR_SCHEDULE(self.scheduler))
-        self.scheduler.max_num_batched_tokens = budget
 
-    def take(self, output: SchedulerOutput) -> None:
-        """As if the model had computed the step."""
-        self.scheduler.update(output, [7 for chunk in output.chunks if chunk.samples])
+def ask(function: Budget, scheduler: Scheduler, machine: Machine, limit_s: float) -> int:
+    got = function(scheduler, machine, limit_s)
+    if not isinstance(got, int) or got < 1:
+        raise Wrong("a budget is a whole number, at least 1: with less the engine stands still", got=repr(got))
+    return got
 
-    def shape(self, output: SchedulerOutput) -> list[tuple[str, int]]:
-        return [(self.names[chunk.seq.seq_id], chunk.end - chunk.start) for chunk in output.chunks]
 
-    def step(self, function: Schedule) -> list[tuple[str, int]]:
-        """A step of the student's scheduler, examined. Returns each chunk's sequence and tokens."""
-        budget = self.scheduler.max_num_batched_tokens
-        try:
-            output = function(self.scheduler)
-        except IndexError as error:
-            full = [seq for seq in self.scheduler.running if seq.num_computed_tokens >= 4 * len(seq.block_table)]
-            if not full:
-                raise
-            hint = f"no block has room for token {full[0].num_computed_tokens} of a sequence: append_slots comes first"
-            raise Wrong(hint) from error
-        if not isinstance(output, SchedulerOutput):
-            raise Wrong("return a SchedulerOutput(chunks, preempted, num_tokens)", got=repr(output))
-        shape = self.shape(output)
-        total = sum(num_tokens for _, num_tokens in shape)
-        if total > budget:
-            raise Wrong(f"the step exceeds its budget of {budget} tokens", expected=f"<= {budget}", got=f"{shape}")
-        if any(num_tokens < 1 for _, num_tokens in shape):
-            raise Wrong("a chunk without a token: stop when the budget is used up", got=shape)
-        if output.num_tokens != total:
-            raise Wrong("num_tokens is the sum of the chunks' tokens", expected=total, got=output.num_tokens)
-        if list(output.preempted):
-            raise Wrong("nobody has to be preempted here", expected=[], got=output.preempted)
-        if len(self.scheduler.running) > self.scheduler.max_num_seqs:
-            hint = f"more than max_num_seqs = {self.scheduler.max_num_seqs} sequences are running"
-            raise Wrong(hint, expected=self.scheduler.max_num_seqs, got=len(self.scheduler.running))
-        self.take(output)
-        return shape
+def make_scheduler(num_decoding: int, num_prompt: int = 0, max_num_batched_tokens: int = 2048) -> Scheduler:
+    """So many sequences that decode, and one in the middle of a prompt that is so long."""
+    manager = BlockManager(num_blocks=1000, block_size=16)
+    scheduler = Scheduler(manager, max_num_seqs=100, max_num_batched_tokens=max_num_batched_tokens, max_model_len=2000)
+    for i in range(num_decoding):
+        scheduler.add(Sequence([100 * i, 100 * i + 1], SamplingParams(max_tokens=100)))
+    with replaced(scheduler, "max_num_batched_tokens", 1000):
+        take(scheduler, OUR_SCHEDULE(scheduler))
+    if num_prompt:
+        scheduler.add(Sequence(list(range(num_prompt)), SamplingParams(max_tokens=100)))
+        with replaced(scheduler, "max_num_batched_tokens", num_decoding + 2):
+            take(scheduler, OUR_SCHEDULE(scheduler))
+    return scheduler
 
-    def expect(self, function: Schedule, expected: list[tuple[str, int]], hint: str) -> None:
-        got = self.step(function)
+
+def take(scheduler: Scheduler, output: SchedulerOutput) -> None:
+    """As if the model had computed the step."""
+    scheduler.update(output, [7 for chunk in output.chunks if chunk.samples])
+
+
+def check_fits(function: Budget, bench: Bench) -> None:
+    """The largest step that ends in time"""
+    for limit_s, expected in ((0.0501, 250), (0.0999, 499), (0.0401, 200)):
+        got = ask(function, make_scheduler(0), MACHINE, limit_s)
+        hint = f"reading takes 0.04 s, each token 0.0002 s of arithmetic, the step may take {limit_s} s"
+        if got == int((limit_s - 0.04) / 0.0002):
+            hint += "; both happen at the same time, so the slower one counts, and not their sum"
+        elif got == expected + 1:
+            hint += "; with that many it takes longer"
         if got != expected:
             raise Wrong(hint, expected=expected, got=got)
-        try:
-            self.scheduler.check_integrity()
-        except AssertionError as error:
-            raise Wrong(f"after the step the scheduler is not sane any more: {error}") from error
 
 
-def check_prompt_in_chunks(function: Schedule, bench: Bench) -> None:
-    """A prompt of 20 tokens under a budget of 8 takes three steps, then it decodes"""
-    world = World(budget=8)
-    world.add(20)
-    for expected in (8, 8, 4):
-        world.expect(function, [("A", expected)], "a prompt of 20 tokens alone, budget 8: chunks of 8, 8 and 4")
-    world.expect(function, [("A", 1)], "its prompt is computed and a token is sampled: now it decodes")
+def check_decodes_fit(function: Budget, bench: Bench) -> None:
+    """Every decode gets its token, and a prompt moves on"""
+    for num_decoding, num_prompt, limit_s, expected in ((6, 0, 0.0003, 7), (6, 50, 0.03, 7), (0, 0, 0.03, 1)):
+        scheduler = make_scheduler(num_decoding, num_prompt)
+        got = ask(function, scheduler, MACHINE, limit_s)
+        hint = f"{num_decoding} sequences decode, {1 if num_prompt else 0} is in the middle of its prompt"
+        if got == int(limit_s * 5000) and got != expected:
+            hint += "; the weights alone take 0.04 s to read, longer than the limit: no number of tokens fits"
+        elif got == num_decoding:
+            hint += "; one token more, or the prompt stands still as long as they decode"
+        elif got == len(scheduler.running) + 1:
+            hint += "; a sequence in the middle of its prompt does not decode"
+        if got != expected:
+            raise Wrong(f"{hint} (limit {limit_s} s)", expected=expected, got=got)
 
 
-def check_decodes_first(function: Schedule, bench: Bench) -> None:
-    """Decodes come first, a new prompt gets what is left"""
-    world = World(budget=8)
-    world.start(2)
-    world.add(10)
-    hint = "A and B are decoding, a prompt of 10 tokens (C) arrives, budget 8: the running ones come first"
-    world.expect(function, [("A", 1), ("B", 1), ("C", 6)], hint)
-    world.expect(function, [("A", 1), ("B", 1), ("C", 4)], "the step after that: the 4 tokens of C that are left")
+def check_waiting(function: Budget, bench: Bench) -> None:
+    """Who waits does not decode"""
+    scheduler = make_scheduler(2)
+    for i in range(5):
+        scheduler.add(Sequence([9000 + i]))
+    got = ask(function, scheduler, MACHINE, 0.03)
+    if got != 3:
+        raise Wrong("2 sequences decode, 5 with prompts of one token are waiting; no T fits", expected=3, got=got)
 
 
-def check_one_unfinished(function: Schedule, bench: Bench) -> None:
-    """The unfinished prompt goes on before anyone is admitted"""
-    world = World(budget=8)
-    world.start(1)
-    world.add(10)
-    world.add(12)
-    world.expect(function, [("A", 1), ("B", 7)], "budget 8: A decodes, B gets 7 of 10 tokens, C must wait")
-    hint = "B's last 3 tokens come first, then C is admitted with what is left of the budget"
-    world.expect(function, [("A", 1), ("B", 3), ("C", 4)], hint)
-    world.expect(function, [("A", 1), ("B", 1), ("C", 6)], "A and B decode, C goes on")
+def check_cap(function: Budget, bench: Bench) -> None:
+    """Never more than max_num_batched_tokens"""
+    for num_decoding, limit_s in ((0, 0.0501), (20, 0.03)):
+        got = ask(function, make_scheduler(num_decoding, 0, 16), MACHINE, limit_s)
+        if got != 16:
+            raise Wrong("max_num_batched_tokens is 16; it has the last word", expected=16, got=got)
 
 
-def check_small_budget(function: Schedule, bench: Bench) -> None:
-    """More decodes than budget: the oldest are served, nobody is admitted"""
-    world = World(budget=2)
-    world.start(3)
-    world.add(5)
-    hint = "A, B and C are decoding, D waits, budget 2: the oldest two get a token each"
-    world.expect(function, [("A", 1), ("B", 1)], hint)
+def check_arrival(function: Budget, bench: Bench) -> None:
+    """A prompt of 1,000 tokens arrives while 10 sequences decode"""
+    scheduler = make_scheduler(10)
+    newcomer = Sequence(list(range(5000, 6000)))
+    scheduler.add(newcomer)
+    sizes: list[int] = []
+    while newcomer.num_generated_tokens == 0 and len(sizes) < 50:
+        output = scheduler.schedule()  # with the student's budget
+        sizes.append(output.num_tokens)
+        take(scheduler, output)
+    expected = [250, 250, 250, 250, 50]
+    if sizes != expected:
+        raise Wrong("tokens of each step until its first token, limit 0.0501 s", expected=expected, got=sizes)
 
 
-def check_max_num_seqs(function: Schedule, bench: Bench) -> None:
-    """Never more than max_num_seqs sequences are running"""
-    world = World(budget=50, max_num_seqs=3)
-    for _ in range(5):
-        world.add(4)
-    hint = "five prompts of 4 tokens, budget 50, max_num_seqs 3: three are admitted"
-    world.expect(function, [("A", 4), ("B", 4), ("C", 4)], hint)
-    world.expect(function, [("A", 1), ("B", 1), ("C", 1)], "while three are running nobody else is admitted")
-
-
-def check_prefix_hit(function: Schedule, bench: Bench) -> None:
-    """Tokens found in the prefix cache cost no budget"""
-    world = World(budget=10)
-    world.add(8, first_token=0)
-    world.expect(function, [("A", 8)], "a prompt of 8 tokens, budget 10")
-    world.add(14, first_token=0)
-    hint = "B's first 8 tokens are in the prefix cache: after allocate_with_prefix only 6 of its 14 are left to compute"
-    world.expect(function, [("A", 1), ("B", 6)], hint)
-
-
-def check_like_ours(function: Schedule, bench: Bench) -> None:
-    """100 random workloads, step by step the same as the engine's own scheduler"""
-    rng = random.Random(1)
-    for _ in range(100):
-        budget, max_num_seqs = rng.randint(1, 24), rng.randint(1, 5)
-        world, ours = World(budget, max_num_seqs), World(budget, max_num_seqs)
-        for _ in range(25):
-            if rng.random() < 0.4:
-                num_prompt, first_token = rng.randint(1, 40), rng.choice((0, None))
-                world.add(num_prompt, first_token)
-                ours.add(num_prompt, first_token)
-            expected = ours.step(OUR_SCHEDULE)
-            world.expect(function, expected, f"a random workload, budget {budget}: the engine chooses other chunks")
-
-
-def check_schedule_generates(function: Schedule, bench: Bench) -> None:
-    """The model gives the same tokens, with a large budget and with one of 5 tokens"""
-    bench.same_tokens()
-    with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
-        bench.same_tokens()
+def check_budget_generates(function: Budget, bench: Bench) -> None:
+    """The model gives the same tokens, with time enough and with far too little"""
+    for limit_s in (0.0501, 0.001):
+        with use_budget(function, limit_s):
+            bench.same_tokens()
 
 
 TASKS = [
@@ -372,18 +331,9 @@ TASKS = [
         (check_one_prompt, check_decodes, check_mixed, check_random_steps, check_pack_generates),
     ),
     Task(
-        "schedule_chunks",
+        "token_budget",
         "A budget for each step",
-        lambda function: replaced(Scheduler, "schedule", function),
-        (
-            check_prompt_in_chunks,
-            check_decodes_first,
-            check_one_unfinished,
-            check_small_budget,
-            check_max_num_seqs,
-            check_prefix_hit,
-            check_like_ours,
-            check_schedule_generates,
-        ),
+        use_budget,
+        (check_fits, check_decodes_fit, check_waiting, check_cap, check_arrival, check_budget_generates),
     ),
 ]

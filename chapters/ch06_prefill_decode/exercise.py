@@ -1,10 +1,11 @@
 """Exercises of chapter 6. Edit this file, then:  python -m chapters check 6
 
 Each function replaces the engine's own while it is checked: with ttft_and_tpot the engine reports its latencies, pack
-tells the attention kernels where each sequence's rows lie, schedule_chunks decides every step.
+tells the attention kernels where each sequence's rows lie, token_budget limits every step of the scheduler.
 """
 
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from chapters.ch06_prefill_decode.lab import Machine
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.outputs import RequestMetrics
 
 
@@ -50,35 +51,31 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
     raise NotImplementedError
 
 
-def schedule_chunks(scheduler: Scheduler) -> SchedulerOutput:
-    """Choose the chunks of the next step under a token budget: chunked prefill. Replaces Scheduler.schedule.
+def token_budget(scheduler: Scheduler, machine: Machine, limit_s: float) -> int:
+    """The token budget of the next step, such that nobody waits longer than limit_s seconds for it.
 
-    The block pool never runs out here, so nobody is ever preempted.
+    While this is checked, the engine calls it before each step, and schedules that step as if
+    scheduler.max_num_batched_tokens were what it returns.
 
-    A step computes at most scheduler.max_num_batched_tokens tokens, over all its chunks. That is the budget. Give it
-    away in this order, and stop when it is used up:
+    How long a step of T tokens takes is predicted by the roofline of the weights, without attention. Bytes are read
+    while FLOPs are done, so the slower of the two decides:
 
-    1. scheduler.running, from the front. These are the decodes (one token each is left to compute) and, as the last
-       one, perhaps a sequence in the middle of its prompt. Each gets all its tokens that are not computed yet, or what
-       is left of the budget if that is less:
-           scheduler.block_manager.append_slots(seq, num_tokens)    room for their K and V; always True here
-           scheduler._chunk(seq, num_tokens)                        makes the ScheduledChunk, and advances
-                                                                    seq.num_computed_tokens
-    2. Admissions from the head of scheduler.waiting (a deque), while there is budget left and fewer than
-       scheduler.max_num_seqs sequences are running. For each:
-           scheduler.block_manager.allocate_with_prefix(seq)        blocks for the whole prompt; what is found in the
-                                                                    prefix cache is counted in num_computed_tokens
-                                                                    at once. False: no room yet, stop admitting
-           move it from waiting to the end of scheduler.running, and set seq.status = SequenceStatus.PREFILL
-           scheduler._chunk(seq, num_tokens)                        num_tokens as above
+        machine.weight_bytes        bytes that a step reads, whatever T is
+        machine.bytes_per_s         bytes that the machine reads in a second
+        machine.flops_per_token     FLOPs for one token
+        machine.flops_per_s         FLOPs that the machine does in a second
 
-    Every chunk has at least one token. Tokens that a sequence still needs: len(seq.tokens) - seq.num_computed_tokens.
-    At most one running sequence may be left in the middle of its prompt, and it must be the last one of running.
+    Return the largest whole T whose predicted time is at most limit_s, with two corrections, in this order:
 
-    Return SchedulerOutput(chunks, preempted, num_tokens): the chunks in the order in which you made them, an empty
-    list, the sum of the chunks' tokens.
+    1. At least one more than the number of sequences that are decoding: every decode gets its token in every step, and
+       a prompt always moves on, if only by one token. A sequence is decoding if it is in scheduler.running and has
+       exactly one token to compute: len(seq.tokens) - seq.num_computed_tokens. This also holds if no T fits.
+    2. At most scheduler.max_num_batched_tokens.
 
-    Example: budget 8, two sequences decoding, a prompt of 10 tokens waiting -> chunks of 1, 1 and 6 tokens,
-    num_tokens 8. In the next step: 1, 1 and 4.
+    Change nothing. Floating point: no check comes so close to a whole T that rounding matters.
+
+    Example: 4e9 bytes, 1e11 bytes/s, 4e9 FLOPs a token, 2e13 FLOPs/s. Reading takes 0.04 s, a token's FLOPs 0.0002 s.
+    With limit_s 0.0501 -> 250 (or max_num_batched_tokens, if that is smaller). With limit_s 0.03 and 6 sequences
+    decoding no T fits -> 7.
     """
     raise NotImplementedError

@@ -54,6 +54,16 @@ class StepCost:
         return self.flops / (self.weight_bytes + self.kv_bytes)
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What is known of a model and a machine before the engine runs: the floors of a step, without attention."""
+
+    weight_bytes: float  # read once a step
+    flops_per_token: float  # two for each weight
+    bytes_per_s: float
+    flops_per_s: float
+
+
 def linear_weights(config: ModelConfig) -> tuple[int, int]:
     """(numbers in the weight matrices of all layers, numbers in the output matrix)."""
     q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

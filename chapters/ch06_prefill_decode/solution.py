@@ -1,7 +1,7 @@
 """Our solutions of the exercises of chapter 6."""
 
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
-from nanovllm.core.sequence import SequenceStatus
+from chapters.ch06_prefill_decode.lab import Machine
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.outputs import RequestMetrics
 
 
@@ -25,29 +25,10 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
     return cu_seqlens_q, seqlens_k, logits_rows
 
 
-def schedule_chunks(scheduler: Scheduler) -> SchedulerOutput:
-    chunks: list[ScheduledChunk] = []
-    manager, budget = scheduler.block_manager, scheduler.max_num_batched_tokens
-
-    # Decodes have one token left, and the one unfinished prompt, if there is one, is the last of running: so the order
-    # of running is the order that we want, and one rule serves both.
-    for seq in scheduler.running:
-        if budget == 0:
-            break
-        num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-        manager.append_slots(seq, num_tokens)
-        chunks.append(scheduler._chunk(seq, num_tokens))
-        budget -= num_tokens
-
-    # A prompt that the budget cuts leaves no budget for another one: there is never a second unfinished prompt.
-    while budget > 0 and scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = scheduler.waiting[0]
-        if not manager.allocate_with_prefix(seq):
-            break
-        scheduler.running.append(scheduler.waiting.popleft())
-        seq.status = SequenceStatus.PREFILL
-        num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
-        budget -= num_tokens
-
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def token_budget(scheduler: Scheduler, machine: Machine, limit_s: float) -> int:
+    # The two floors overlap, so neither takes time from the other: the step fits if each of them does.
+    fits = 0
+    if machine.weight_bytes / machine.bytes_per_s <= limit_s:
+        fits = int(limit_s * machine.flops_per_s / machine.flops_per_token)
+    num_decodes = sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in scheduler.running)
+    return min(max(fits, num_decodes + 1), scheduler.max_num_batched_tokens)

@@ -1,8 +1,5 @@
 """Typical wrong solutions of chapter 6's exercises, and the hint with which each must be caught."""
 
-from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.core.sequence import SequenceStatus
-
 
 def tpot_divided_by_n(metrics):
     if metrics.first_token_time is None:
@@ -95,143 +92,59 @@ def row_behind_the_last(chunks):
     return cu, [chunk.end for chunk in chunks], rows
 
 
-def _remaining(seq):
-    return len(seq.tokens) - seq.num_computed_tokens
+def _decoding(scheduler):
+    return sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in scheduler.running)
 
 
-def _run(scheduler, chunks, budget):
-    for seq in scheduler.running:
-        num_tokens = min(_remaining(seq), budget)
-        if num_tokens > 0:
-            scheduler.block_manager.append_slots(seq, num_tokens)
-            chunks.append(scheduler._chunk(seq, num_tokens))
-            budget -= num_tokens
-    return budget
+def _fits(machine, limit_s):
+    reading_s = machine.weight_bytes / machine.bytes_per_s
+    return int(limit_s * machine.flops_per_s / machine.flops_per_token) if reading_s <= limit_s else 0
 
 
-def _admit(scheduler, chunks, budget, *, max_num_seqs=None):
-    limit = scheduler.max_num_seqs if max_num_seqs is None else max_num_seqs
-    while budget > 0 and scheduler.waiting and len(scheduler.running) < limit:
-        seq = scheduler.waiting[0]
-        if not scheduler.block_manager.allocate_with_prefix(seq):
+def one_token_too_many(scheduler, machine, limit_s):
+    tokens = scheduler.max_num_batched_tokens
+    for tokens in range(1, scheduler.max_num_batched_tokens + 1):
+        if max(0.04, tokens * machine.flops_per_token / machine.flops_per_s) > limit_s:
             break
-        scheduler.running.append(scheduler.waiting.popleft())
-        seq.status = SequenceStatus.PREFILL
-        num_tokens = min(_remaining(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
-        budget -= num_tokens
-    return budget
+    return max(tokens, _decoding(scheduler) + 1)
 
 
-def budget_exceeded_by_one(scheduler):
-    chunks = []
-    budget = _admit(scheduler, chunks, _run(scheduler, chunks, scheduler.max_num_batched_tokens + 1))
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens + 1 - budget)
+def reading_and_computing_in_turn(scheduler, machine, limit_s):
+    left_s = limit_s - machine.weight_bytes / machine.bytes_per_s
+    tokens = int(max(left_s, 0) * machine.flops_per_s / machine.flops_per_token)
+    return min(max(tokens, _decoding(scheduler) + 1), scheduler.max_num_batched_tokens)
 
 
-def decodes_do_not_count(scheduler):
-    chunks = []
-    _run(scheduler, chunks, scheduler.max_num_batched_tokens)
-    _admit(scheduler, chunks, scheduler.max_num_batched_tokens)
-    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
+def forgets_the_reading(scheduler, machine, limit_s):
+    tokens = int(limit_s * machine.flops_per_s / machine.flops_per_token)
+    return min(max(tokens, _decoding(scheduler) + 1), scheduler.max_num_batched_tokens)
 
 
-def prompts_before_decodes(scheduler):
-    chunks, running = [], list(scheduler.running)
-    budget = _admit(scheduler, chunks, scheduler.max_num_batched_tokens)
-    for seq in running:
-        num_tokens = min(_remaining(seq), budget)
-        if num_tokens > 0:
-            scheduler.block_manager.append_slots(seq, num_tokens)
-            chunks.append(scheduler._chunk(seq, num_tokens))
-            budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def zero_when_nothing_fits(scheduler, machine, limit_s):
+    return min(_fits(machine, limit_s), scheduler.max_num_batched_tokens)
 
 
-def newcomer_before_the_unfinished_prompt(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    unfinished = [seq for seq in scheduler.running if _remaining(seq) > 1]
-    for seq in [seq for seq in scheduler.running if _remaining(seq) == 1][:budget]:
-        scheduler.block_manager.append_slots(seq, 1)
-        chunks.append(scheduler._chunk(seq, 1))
-        budget -= 1
-    budget = _admit(scheduler, chunks, budget)
-    for seq in unfinished:
-        num_tokens = min(_remaining(seq), budget)
-        if num_tokens:
-            scheduler.block_manager.append_slots(seq, num_tokens)
-            chunks.append(scheduler._chunk(seq, num_tokens))
-            budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def prompts_stand_still(scheduler, machine, limit_s):
+    return min(max(_fits(machine, limit_s), _decoding(scheduler), 1), scheduler.max_num_batched_tokens)
 
 
-def whole_prompts_or_nothing(scheduler):
-    chunks = []
-    budget = _run(scheduler, chunks, scheduler.max_num_batched_tokens)
-    while scheduler.waiting and len(scheduler.waiting[0].tokens) <= budget:
-        before = budget
-        budget = _admit(scheduler, chunks, budget)
-        if budget == before:
-            break
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def counts_everybody_who_runs(scheduler, machine, limit_s):
+    return min(max(_fits(machine, limit_s), len(scheduler.running) + 1), scheduler.max_num_batched_tokens)
 
 
-def empty_chunks(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        num_tokens = min(_remaining(seq), budget)
-        scheduler.block_manager.append_slots(seq, num_tokens)
-        chunks.append(scheduler._chunk(seq, num_tokens))
-        budget -= num_tokens
-    budget = _admit(scheduler, chunks, budget)
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def counts_who_waits(scheduler, machine, limit_s):
+    everybody = [*scheduler.running, *scheduler.waiting]
+    decoding = sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in everybody)
+    return min(max(_fits(machine, limit_s), decoding + 1), scheduler.max_num_batched_tokens)
 
 
-def one_sequence_too_many(scheduler):
-    chunks = []
-    budget = _run(scheduler, chunks, scheduler.max_num_batched_tokens)
-    budget = _admit(scheduler, chunks, budget, max_num_seqs=scheduler.max_num_seqs + 1)
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def over_the_engines_limit(scheduler, machine, limit_s):
+    return max(min(_fits(machine, limit_s), scheduler.max_num_batched_tokens), _decoding(scheduler) + 1)
 
 
-def prompt_length_instead_of_what_is_left(scheduler):
-    chunks = []
-    budget = _run(scheduler, chunks, scheduler.max_num_batched_tokens)
-    while budget > 0 and scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = scheduler.waiting[0]
-        num_tokens = min(len(seq.tokens), budget)  # before the prefix cache was asked
-        if not scheduler.block_manager.allocate_with_prefix(seq):
-            break
-        scheduler.running.append(scheduler.waiting.popleft())
-        seq.status = SequenceStatus.PREFILL
-        chunks.append(scheduler._chunk(seq, min(num_tokens, _remaining(seq))))
-        budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def no_room_for_the_next_token(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running[:budget]:
-        num_tokens = min(_remaining(seq), budget)
-        if num_tokens:
-            chunks.append(scheduler._chunk(seq, num_tokens))
-            budget -= num_tokens
-    budget = _admit(scheduler, chunks, budget)
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def status_forgotten(scheduler):
-    chunks = []
-    budget = _run(scheduler, chunks, scheduler.max_num_batched_tokens)
-    while budget > 0 and scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = scheduler.waiting[0]
-        if not scheduler.block_manager.allocate_with_prefix(seq):
-            break
-        scheduler.running.append(scheduler.waiting.popleft())
-        num_tokens = min(_remaining(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
-        budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+def budget_for_the_prompt_alone(scheduler, machine, limit_s):
+    tokens = max(_fits(machine, limit_s) + _decoding(scheduler), _decoding(scheduler) + 1)
+    return min(tokens, scheduler.max_num_batched_tokens)
 
 
 WRONG = {
@@ -250,16 +163,15 @@ WRONG = {
         (samples_in_the_middle_of_a_prompt, "does not sample"),
         (row_behind_the_last, "that row is the next chunk's first"),
     ],
-    "schedule_chunks": [
-        (budget_exceeded_by_one, "exceeds its budget of 8"),
-        (decodes_do_not_count, "exceeds its budget of 8"),
-        (prompts_before_decodes, "the running ones come first"),
-        (newcomer_before_the_unfinished_prompt, "B's last 3 tokens come first"),
-        (whole_prompts_or_nothing, "a prompt of 20 tokens alone, budget 8"),
-        (empty_chunks, "stop when the budget is used up"),
-        (one_sequence_too_many, "more than max_num_seqs"),
-        (prompt_length_instead_of_what_is_left, "num_tokens is the sum of the chunks' tokens"),
-        (status_forgotten, "not sane any more"),
-        (no_room_for_the_next_token, "append_slots comes first"),
+    "token_budget": [
+        (one_token_too_many, "with that many it takes longer"),
+        (reading_and_computing_in_turn, "both happen at the same time"),
+        (forgets_the_reading, "no number of tokens fits"),
+        (zero_when_nothing_fits, "the engine stands still"),
+        (prompts_stand_still, "or the prompt stands still"),
+        (counts_everybody_who_runs, "in the middle of its prompt does not decode"),
+        (counts_who_waits, "5 with prompts of one token are waiting"),
+        (over_the_engines_limit, "it has the last word"),
+        (budget_for_the_prompt_alone, "until its first token"),
     ],
 }
