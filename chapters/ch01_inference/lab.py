@@ -316,7 +316,7 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
         prompt = [(i * 7919 + 11) % vocab_size for i in range(num_tokens)]
         step_ms = min(_milliseconds(lambda: llm.generate([prompt], ONE_TOKEN, False)) for _ in range(2))  # noqa: B023
         sizes = f"{num_read * 4 / 1e6:,.0f}", f"{2 * ((num_read - num_head) * num_tokens + num_head) / 1e9:,.1f}"
-        times = f"{step_ms:.1f} ms (measured)", f"{step_ms / num_tokens:.2f} ms"
+        times = f"{step_ms:8.1f} ms (measured)", f"{step_ms / num_tokens:.2f} ms"
         shown.add_row(str(num_tokens), *sizes, *times)
     story.show(shown)
     story.say(

@@ -307,6 +307,7 @@ def show_two_requests(story: Story, llm: LLM) -> None:
     engine.add_request(PROMPT, SamplingParams(temperature=0.8, seed=1, max_tokens=2, ignore_eos=True), request_id="B")
     while engine.has_unfinished_requests():
         tap.step()
+    beside_b = tap.steps[-1].outputs[0].outputs[0].token_ids
     story.show(steps_table(llm, tap.steps, 1))
     both = tap.steps[1]
     story.say("Step 2 has a decode of A and the whole prompt of B, one after another in the same arrays:")
@@ -314,8 +315,11 @@ def show_two_requests(story: Story, llm: LLM) -> None:
     story.say(
         f"Two rows are sampled, of these row {spaced(both.sampling.random_rows.tolist())} at random, with the number "
         f"{both.sampling.noise.item():.4f}, which follows from seed, sample and position alone. B ended before A, "
-        "though it came later, and left the batch; A did not notice."
+        "though it came later, and left the batch."
     )
+    [alone] = llm.generate(OTHER_PROMPT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    tokens = alone.outputs[0].token_ids
+    story.say(f"Alone, A gets the tokens {escape(str(tokens))}; beside B it got {escape(str(beside_b))}.")
 
 
 def show_errors(story: Story, llm: LLM) -> None:

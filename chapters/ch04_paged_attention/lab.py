@@ -491,7 +491,6 @@ def tell_holes(story: Story) -> None:
     story.console.print()
     story.show(world.draw_paged())
     story.show(draw_sequences(world.seqs.values(), world.names))
-    story.show(draw_free_queue(world.manager))
 
 
 def tell_dry(story: Story) -> None:
@@ -506,7 +505,7 @@ def tell_dry(story: Story) -> None:
     for step in range(1, 5):
         said = world.grow()
         free = len(world.manager.free_blocks)
-        story.console.print(f"token {step}: {said or 'everybody has a slot'} ({free} blocks free)", style="dim")
+        story.console.print(f"token {step}: {said or 'everybody has a slot'} ({free} free)", style="dim")
     story.console.print()
     story.say(
         "append_slots changed nothing where it said False, so those sequences are as they were, with one token waiting "
@@ -516,7 +515,7 @@ def tell_dry(story: Story) -> None:
         story.console.print(world.end_oldest(), style="dim")
         said = world.grow()
         free = len(world.manager.free_blocks)
-        story.console.print(f"one token: {said or 'everybody has a slot'} ({free} blocks free)", style="dim")
+        story.console.print(f"one token: {said or 'everybody has a slot'} ({free} free)", style="dim")
     story.console.print()
     story.say("In the engine nobody waits for that: the scheduler takes the blocks of the youngest (chapter 5).")
 
@@ -558,7 +557,7 @@ def tell_attention(story: Story) -> None:
     q, k, v = (torch.randn(11, heads, 8, generator=generator) for heads in (4, 2, 2))
     tables = {"in order": [0, 1, 2], "scattered": [13, 2, 7], "backwards": [15, 14, 13]}
     results = {name: attend(block_table, q, k, v) for name, block_table in tables.items()}
-    table = Table("block table", "slots of the prompt's 10 tokens", "slot of the next", "same bits as in order")
+    table = Table("block table", "slots of tokens 0 to 9", "of token 10", "same bits")
     for name, (out, prompt, decode) in results.items():
         same = str(torch.equal(out, results["in order"][0]))
         slots = [" ".join(map(str, batch.slot_mapping.tolist())) for batch in (prompt, decode)]
@@ -579,7 +578,7 @@ def tell_sharing(story: Story) -> None:
         "way. Only full blocks are shared; +2 means that two more sequences have the block in their tables:"
     )
     first = requests()[0]
-    world = TwoMemories(16, caching=True, source=[first, first, Request([*SYSTEM_PROMPT, 70, 71, 72], 9)])
+    world = TwoMemories(12, caching=True, source=[first, first, Request([*SYSTEM_PROMPT, 70, 71, 72], 9)])
     for _ in range(3):
         world.admit()
     story.show(draw_pool(world.manager, world.seqs.values(), world.names))
@@ -599,7 +598,7 @@ def tell_no_copies(story: Story) -> None:
     story.part("Nobody writes into a shared block")
     story.say(
         "The engine's Scheduler and Batch, blocks of 4. Y repeats X's prompt of 10 tokens, Z only its first 8. Slots "
-        "that a step writes, each with its block; -1 is not written:"
+        "that a step writes; -1 is not written:"
     )
     manager = BlockManager(16, BLOCK_SIZE)
     scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=MAX_MODEL_LEN)
