@@ -282,7 +282,7 @@ def bench(checkpoint):
     return Bench(str(checkpoint()))
 
 
-@pytest.mark.parametrize(("task", "function", "hint"), wrong_solutions())
+@pytest.mark.parametrize(("task", "function", "hint"), list(wrong_solutions()))
 def test_wrong_solution_is_caught(task, function, hint, bench):
     result = grade(task, function, bench)
     assert not result.passed and not result.not_started

@@ -272,7 +272,7 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     story.say("The output is the values, mixed with these weights. Its first numbers, and the engine's:")
     shown = table("computed by", "number 0", "number 1", "number 2", "gap in any head")
     mixes = torch.tensor([[found[n, h][2] for h in range(config.num_attention_heads)] for n in range(len(layers))])
-    shown.add_row("hand, in Python", *(f"{x:.4f}" for x in mix[:3]), "")
+    shown.add_row("hand, in Python", *(f"{x:.3f}" for x in mix[:3]), "")
     engines: tuple[tuple[str, Tensor, int], ...] = (
         ("torch_backend.py", by_torch, 3),
         ("the engine, here", by_engine, 4),
@@ -280,7 +280,7 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     for by, out, index in engines:
         gap = float((torch.stack([layer[index][last] for layer in layers]).cpu() - mixes).abs().max())
         shown.add_row(
-            by, *(f"{x:.4f}" for x in out[last, head, :3].tolist()), "below 0.0001" if gap < 1e-4 else f"{gap:.4f}"
+            by, *(f"{x:.3f}" for x in out[last, head, :3].tolist()), "below 0.0001" if gap < 1e-4 else f"{gap:.4f}"
         )
     story.show(shown)
 

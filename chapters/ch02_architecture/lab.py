@@ -263,7 +263,7 @@ def steps_table(llm: LLM, steps: list[Step], first: int) -> Table:
         ends = batch.cu_seqlens_q.tolist()
         for b, owner in enumerate(step.owners):
             rows = slice(ends[b], ends[b + 1])
-            ids, slots = spaced(batch.input_ids[rows].tolist()), spaced(batch.slot_mapping[rows].tolist())
+            ids, slots = spaced(batch.input_ids[rows].tolist()), first_to_last(batch.slot_mapping[rows].tolist())
             token_id = next(sampled) if step.samples[b] else None
             token = "" if token_id is None else f"{token_id} {decode([token_id])!r}"
             cells = step.spans[b], ids, slots, str(batch.seqlens_k[b].item()), token, outputs.get(owner, "")
@@ -273,6 +273,12 @@ def steps_table(llm: LLM, steps: list[Step], first: int) -> Table:
 
 def spaced(numbers: list[int]) -> str:
     return " ".join(map(str, numbers))
+
+
+def first_to_last(slots: list[int]) -> str:
+    """Slots one after another as a range: 16-19."""
+    in_a_row = len(slots) > 1 and slots == list(range(slots[0], slots[-1] + 1))
+    return f"{slots[0]}-{slots[-1]}" if in_a_row else spaced(slots)
 
 
 def show_other_steps(story: Story, llm: LLM) -> None:

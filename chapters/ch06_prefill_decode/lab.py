@@ -31,8 +31,8 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 CONTEXT = 64  # tokens of a sequence in the middle of the decode steps that are timed
 BUDGETS = (64, 128, 256, 512, 2048)
 LONG_PROMPT = 1000
-NUM_DECODE_STEPS = 12
-PATIENCE_S = 1.0  # a measurement is repeated while this lasts
+NUM_DECODE_STEPS = 10
+PATIENCE_S = 0.7  # a measurement is repeated while this lasts
 H100_FLOPS_PER_S, H100_BYTES_PER_S = 989e12, 3.35e12  # NVIDIA's data sheet: SXM, bf16 without sparsity
 
 
