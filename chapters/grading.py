@@ -19,7 +19,7 @@ from rich.markup import escape
 from nanovllm import LLM, SamplingParams
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 120
 
 
 class Wrong(Exception):
