@@ -112,7 +112,7 @@ def grade(task: Task, function: Any, bench: Bench) -> Result:
         except Exception as error:
             return Result(task, num_passed, _explain_crash(error, function))
         finally:
-            _abort_all(bench)
+            _spare_the_next(bench)
     return Result(task, len(task.checks))
 
 
@@ -169,7 +169,9 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _abort_all(bench: Bench) -> None:
-    """After a check that failed in the middle of a step, give the next one a fresh engine."""
-    if "llm" in vars(bench) and bench.llm.engine.has_unfinished_requests():
-        del bench.llm
+def _spare_the_next(bench: Bench) -> None:
+    """A check that failed may have left requests, sequences or blocks behind: then the next one gets a fresh engine."""
+    if "llm" in vars(bench):
+        engine, all_free = bench.llm.engine, bench.llm.reset_prefix_cache()
+        if engine.has_unfinished_requests() or engine.scheduler.has_unfinished() or not all_free:
+            del bench.llm

@@ -105,8 +105,8 @@ def stopwatch(function: Callable[[], object]) -> float:
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes per second that a sum over 256 MB reads, the best of up to eight."""
-    data = torch.ones(64 << 20, device=device)
+    """Bytes per second that a sum over 512 MB reads, the best of up to eight."""
+    data = torch.ones(128 << 20, device=device)
     return data.nbytes / min(repeat(lambda: stopwatch(lambda: data.sum().item()), 8))
 
 
@@ -357,7 +357,7 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
         table.add_row(name, f"{cost.intensity:.1f}", *times, "(measured)")
     story.show(table)
     story.say(
-        "The larger of the two floors is the one that counts: bytes for the decodes, FLOPs for long prompts. What a "
+        "The larger of the two floors is the one that counts: bytes for a few decodes, FLOPs for long prompts. What a "
         "step took above it went into attention, small operations, Python, and whatever else this machine was doing."
     )
 
