@@ -1,6 +1,7 @@
 """python -m chapters: the course in the terminal."""
 
 import argparse
+import os
 import shlex
 import sys
 from importlib.util import find_spec
@@ -86,8 +87,11 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
 
 def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
     lab = chapter.module("lab")
-    plain = args.plain or not console.is_terminal
-    if hasattr(lab, "make_app") and not plain:
+    playable, served = hasattr(lab, "make_app"), "TEXTUAL_DRIVER" in os.environ  # textual-serve started this process
+    if args.browser and not playable:
+        raise ValueError(f"the lab of chapter {chapter.number} is a story; it has nothing to play with in a browser")
+    plain = args.plain or not (console.is_terminal or served or args.browser)
+    if playable and not plain:
         if find_spec("textual") is not None:
             if args.browser:
                 return serve(chapter, args.model)

@@ -416,6 +416,18 @@ def test_report(checkpoint):
     assert "Read again: " in console.file.getvalue() and "0 of" in console.file.getvalue()
 
 
+def test_lab_in_a_browser(monkeypatch):
+    """--browser serves a command that, started by the server, runs the app and not the story."""
+    served, ran = [], []
+    monkeypatch.setattr("textual_serve.server.Server.serve", lambda self: served.append(self.command))
+    assert main(["lab", "5", "--browser"]) == 0
+    assert served[0].endswith("-m chapters lab 5")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+    monkeypatch.setattr("chapters.explorer.Explorer.run", lambda self: ran.append(self.title))
+    assert main(["lab", "5"]) == 0 and len(ran) == 1
+    assert main(["lab", "2", "--browser"]) == 2
+
+
 def test_lab_without_textual(monkeypatch, capsys, demo_checkpoint):
     monkeypatch.setattr("chapters.__main__.find_spec", lambda name: None)
     monkeypatch.setattr(Console, "is_terminal", True)
