@@ -97,7 +97,7 @@ def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progre
                 return serve(chapter, args.model)
             lab.make_app(args.model).run()
             return 0
-        console.print('This lab is one to play with:  pip install -e ".[labs]"  Here it is as a story.\n')
+        console.print('This lab is one to play with:  pip install -e ".[labs]"  Here it is a story.\n', markup=False)
     lab.tell(Story(args.model, plain))
     return 0
 
