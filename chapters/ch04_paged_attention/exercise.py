@@ -7,8 +7,8 @@ Edit this file, then
 puts each function into the real engine in place of ours, tries it on small pools, and at last lets a model generate
 with it. What you may use: manager.blocks (a list, index == block_id), manager.free_blocks (popleft(), append(block),
 len(), iteration over the ids from the head), manager.block_size, manager._forget(block); block.block_id and
-block.ref_count; the fields of the sequence. Statistics and events (manager.stats, manager.on_event) are not your
-concern.
+block.ref_count; the fields of the sequence. Dividing and rounding up is your part. Statistics and events
+(manager.stats, manager.on_event) are not your concern.
 """
 
 from nanovllm.core.block_manager import BlockManager
@@ -27,7 +27,7 @@ def allocate(manager: BlockManager, seq: Sequence) -> bool:
     - a block from the free queue may still have a name, under which the prefix cache would find its old content.
       manager._forget(block) takes the name away (and does nothing to a block without one): call it for each block;
     - seq.num_computed_tokens, seq.num_cached_tokens and seq.num_registered_blocks are 0, seq.name_contested is False:
-      the sequence may have run before, and been preempted.
+      the sequence may have run before, and been preempted. (The last three belong to prefix caching.)
 
     Returns False when the free queue is too short, and then nothing has changed, in the manager or in the sequence.
 
@@ -42,7 +42,7 @@ def append_slots(manager: BlockManager, seq: Sequence, num_tokens: int = 1) -> b
 
     This takes the place of BlockManager.append_slots. The scheduler calls it in every step for every running sequence.
 
-    seq.num_computed_tokens tokens have their slots already. Afterwards seq.block_table must have blocks enough for
+    seq.num_computed_tokens tokens are stored already. Afterwards seq.block_table must have blocks enough for
     num_tokens more: blocks are taken from the head of manager.free_blocks and appended to the table; what is in the
     table stays as it is. As in allocate, a block that is taken is forgotten (manager._forget) and gets ref_count 1.
 

@@ -432,6 +432,10 @@ def tell_reserving(story: Story) -> None:
     story.show(world.draw_contiguous())
     story.say("The paged memory:")
     story.show(world.draw_paged())
+    story.say(
+        "From tokens on, the table counts slots. Taken: given to somebody; empty: the part of it without a token; "
+        "fits: the longest request that would still be let in. Stalls: how often append_slots said False."
+    )
     story.show(world.count())
 
 
