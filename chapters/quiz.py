@@ -74,4 +74,4 @@ def _ask_number(question: dict, number: int, console: Console, read: Callable[[s
     if given == question["answer"]:
         return True, question["why"]
     hint = next((text for value, text in question.get("wrong", {}).items() if float(value) == given), "")
-    return False, f"{hint} It is {question['answer']:,} {question['unit']}: {question['why']}"
+    return False, f"{hint} It is {question['answer']:,}: {question['why']}"

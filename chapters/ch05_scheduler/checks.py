@@ -378,6 +378,16 @@ def running_first(function: Any, bench: Bench) -> None:
     room.expect("A 6..7, B 3..4, C 0..5", "running sequences first, oldest first; newcomers in the same step")
 
 
+def cached_prefix(function: Any, bench: Bench) -> None:
+    """what is found in the cache is not computed again"""
+    room = Room()
+    room.add("A", list(range(1, 10)))
+    room.expect("A 0..9", "one prompt, and room for it: it is computed whole")
+    room.add("B", [*range(1, 9), 50, 51])
+    hint = "B's first 8 tokens are cached: allocate_with_prefix has set num_computed_tokens, and the chunk is the rest"
+    room.expect("A 9..10, B 8..10", hint)
+
+
 def budget(function: Any, bench: Bench) -> None:
     """one budget for the whole step; a long prompt gets what the others leave"""
     room = Room(max_num_batched_tokens=8)
@@ -393,7 +403,7 @@ def budget(function: Any, bench: Bench) -> None:
 
 
 def small_budget(function: Any, bench: Bench) -> None:
-    """a budget smaller than the number of running sequences"""
+    """a budget smaller than the number of those who want to run"""
     room = Room(max_num_batched_tokens=2)
     for name, max_tokens in (("A", 3), ("B", 9), ("C", 9)):
         room.add(name, 1, max_tokens=max_tokens)
@@ -467,7 +477,7 @@ def use(name: str) -> Callable[[Any], AbstractContextManager]:
 
 ENDS: tuple[Check, ...] = (goes_on, eos, stop_ids, length, model_length, order, minimum)
 PREEMPTS: tuple[Check, ...] = (youngest_leaves, head_of_the_queue, blocks_come_back, starts_again, counted)
-STEPS: tuple[Check, ...] = (one_request, running_first, budget, small_budget, seats, nobody_overtakes)
+STEPS: tuple[Check, ...] = (one_request, running_first, cached_prefix, budget, small_budget, seats, nobody_overtakes)
 DRY: tuple[Check, ...] = (youngest_gives_way, itself, admits_nobody)
 LAST: tuple[Check, ...] = (random_workloads, same_tokens, same_tokens_in_a_small_pool)
 

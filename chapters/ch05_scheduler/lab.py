@@ -144,7 +144,7 @@ class World:
 
     @property
     def idle_share(self) -> float:
-        """Of the slots of all steps, how many had no work?"""
+        """Of the seats of all steps, how many had no work?"""
         num_slots = len(self.steps) * self.scheduler.max_num_seqs
         return 1 - sum(len(step.work) for step in self.steps) / num_slots if num_slots else 0.0
 
@@ -326,7 +326,7 @@ class Comparison:
 
 
 def _summary(title: str, world: World) -> str:
-    counts = f"{len(world.steps)} steps, {world.idle_share:.0%} of slots idle"
+    counts = f"{len(world.steps)} steps, {world.idle_share:.0%} of seats idle"
     tokens = world.num_computed_tokens / max(len(world.steps), 1)
     return f"{title}: {counts}, {tokens:.1f} tokens a step, {world.scheduler.num_preemptions} preempted"
 
@@ -386,7 +386,7 @@ def _static_and_continuous(story: Story) -> None:
         world.run()
         story.say(f"{title} (P prefill, d decode, . waits, - has ended and keeps its seat):")
         story.show(world.draw_timeline())
-    table = Table("", "steps", "idle slots", "tokens a step", "steps from arrival to end", show_edge=False)
+    table = Table("", "steps", "idle seats", "tokens a step", "steps from arrival to end", show_edge=False)
     for title, world in worlds.items():
         numbers = f"{world.idle_share:.0%}", f"{world.num_computed_tokens / len(world.steps):.1f}"
         table.add_row(title, str(len(world.steps)), *numbers, f"{world.mean_num_steps:.1f}")

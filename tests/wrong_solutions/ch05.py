@@ -140,7 +140,17 @@ def does_not_count(scheduler):
 # -- schedule ---------------------------------------------------------------------------------------------------------
 
 
-def step(scheduler, *, preempted_matters=True, seats=True, skip=False, free_decodes=False, victim=None, status=True):
+def step(
+    scheduler,
+    *,
+    preempted_matters=True,
+    seats=True,
+    skip=False,
+    free_decodes=False,
+    victim=None,
+    status=True,
+    sees_hits=True,
+):
     """The right step, with room for mistakes."""
     chunks, preempted, budget, used = [], [], scheduler.max_num_batched_tokens, 0
     while len(chunks) < len(scheduler.running) and budget > 0:
@@ -166,11 +176,15 @@ def step(scheduler, *, preempted_matters=True, seats=True, skip=False, free_deco
         scheduler.running.append(seq)
         if status:
             seq.status = SequenceStatus.PREFILL
-        num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+        num_tokens = min(len(seq.tokens) - (seq.num_computed_tokens if sees_hits else 0), budget)
         chunks.append(scheduler._chunk(seq, num_tokens))
         budget -= num_tokens
         used += num_tokens
     return SchedulerOutput(chunks, preempted, used)
+
+
+def whole_prompt_after_a_hit(scheduler):
+    return step(scheduler, sees_hits=False)
 
 
 def admits_although_preempted(scheduler):
@@ -265,6 +279,7 @@ WRONG = {
         (does_not_count, "num_preemptions counts"),
     ],
     "schedule": [
+        (whole_prompt_after_a_hit, "B's first 8 tokens are cached"),
         (admits_although_preempted, "a step that preempted admits nobody"),
         (overtakes, "nobody overtakes"),
         (preempts_the_oldest, "the last of running is preempted"),
