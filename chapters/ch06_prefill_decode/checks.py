@@ -2,107 +2,21 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-import nanovllm.engine
 from chapters.ch06_prefill_decode.lab import Machine
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong, replaced
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
-from nanovllm.core.sequence import Sequence
-from nanovllm.outputs import RequestMetrics
+from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.worker.batch import Batch
 
 OUR_SCHEDULE = Scheduler.schedule
 OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
-
-# -- ttft_and_tpot ----------------------------------------------------------------------------------------------------
-
-Latencies = Callable[[RequestMetrics], tuple[float | None, float | None]]
-
-
-@contextmanager
-def use_latencies(function: Latencies) -> Iterator[None]:
-    with (
-        replaced(RequestMetrics, "ttft_s", property(lambda metrics: function(metrics)[0])),
-        replaced(RequestMetrics, "tpot_s", property(lambda metrics: function(metrics)[1])),
-    ):
-        yield
-
-
-def close(a: Any, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return isinstance(a, int | float) and abs(a - b) < 1e-6
-
-
-def check_pair(function: Latencies, metrics: RequestMetrics) -> Any:
-    got = function(metrics)
-    if not isinstance(got, tuple) or len(got) != 2:
-        raise Wrong("return two things: the TTFT and the TPOT", expected="(ttft, tpot)", got=repr(got))
-    return got
-
-
-def check_ttft(function: Latencies, bench: Bench) -> None:
-    """TTFT runs from the arrival to the first token"""
-    got, _ = check_pair(function, RequestMetrics(100.0, 103.0, 107.0, 107.0, 1))
-    if close(got, 4.0):
-        raise Wrong("the user waits from the arrival on; time in the queue is waiting, too", expected=7.0, got=got)
-    if not close(got, 7.0):
-        raise Wrong("arrival 100.0, first token 107.0: what is the time to first token?", expected=7.0, got=got)
-
-
-def check_tpot(function: Latencies, bench: Bench) -> None:
-    """TPOT is the mean of the gaps between tokens"""
-    _, got = check_pair(function, RequestMetrics(100.0, 103.0, 107.0, 115.0, 5))
-    if close(got, 8 / 5):
-        hint = "five tokens have four gaps between them: divide by n - 1"
-    elif close(got, 15 / 5) or close(got, 15 / 4):
-        hint = "the wait for the first token is the TTFT's; TPOT counts from the first token to the last"
-    else:
-        hint = "five tokens, the first at 107.0, the last at 115.0"
-    if not close(got, 2.0):
-        raise Wrong(hint, expected=2.0, got=got)
-
-
-def check_not_yet(function: Latencies, bench: Bench) -> None:
-    """None for what has not happened yet"""
-    for metrics, expected, when in (
-        (RequestMetrics(100.0), (None, None), "the request is waiting: there is no token yet"),
-        (RequestMetrics(100.0, 101.0), (None, None), "the prompt is being computed: there is no token yet"),
-        (RequestMetrics(100.0, 101.0, 102.0, 102.0, 1), (2.0, None), "one token has no gap behind it"),
-        (RequestMetrics(0.0, 0.0, 0.0, 1.0, 2), (0.0, 1.0), "a clock may read 0.0: that is not None"),
-    ):
-        got = check_pair(function, metrics)
-        if not all(close(a, b) for a, b in zip(got, expected, strict=True)):
-            raise Wrong(when, expected=expected, got=got)
-
-
-def check_own_clock(function: Latencies, bench: Bench) -> None:
-    """The engine reports what a clock says that we turn by hand"""
-    engine, now = bench.llm.engine, 10.0
-    bench.llm.reset_prefix_cache()
-    clock = SimpleNamespace(perf_counter=lambda: now)
-    token_times: list[float] = []
-    outputs: list[Any] = []
-    with replaced(nanovllm.engine, "time", clock), replaced(engine.scheduler, "max_num_batched_tokens", 3):
-        engine.add_request(PROMPTS[0], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), stream=True)
-        while engine.has_unfinished_requests():
-            now += 1.0 + len(token_times) % 3  # the step takes so long
-            outputs = engine.step()
-            token_times += [now] * len(outputs)
-    metrics = outputs[-1].metrics
-    expected = token_times[0] - 10.0, (token_times[-1] - token_times[0]) / (len(token_times) - 1)
-    if not all(close(a, b) for a, b in zip((metrics.ttft_s, metrics.tpot_s), expected, strict=True)):
-        hint = f"a request arrives at 10.0, its tokens at {token_times}"
-        raise Wrong(hint, expected=expected, got=(metrics.ttft_s, metrics.tpot_s))
-
 
 # -- pack -------------------------------------------------------------------------------------------------------------
 
@@ -203,6 +117,221 @@ def check_random_steps(function: Pack, bench: Bench) -> None:
 
 def check_pack_generates(function: Pack, bench: Bench) -> None:
     """The model gives the same tokens, whole prompts and chunks"""
+    bench.same_tokens()
+    with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
+        bench.same_tokens()
+
+
+# -- chunked_prefill --------------------------------------------------------------------------------------------------
+
+Schedule = Callable[[Scheduler], SchedulerOutput]
+NOTATION = "A 3..5 is positions 3 and 4 of A"
+
+
+def use_chunked_prefill(function: Schedule) -> AbstractContextManager[None]:
+    return replaced(Scheduler, "schedule", function)
+
+
+class Steps:
+    """A scheduler step by step. Its sequences have names, and its pool never runs out."""
+
+    block_size = 4
+
+    def __init__(self, schedule: Schedule, budget: int, max_num_seqs: int = 8) -> None:
+        manager = BlockManager(256, self.block_size)
+        self.schedule = schedule
+        self.scheduler = Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=100)
+        self.scheduler._chunk = self._chunk  # type: ignore[method-assign]
+        self.names: dict[int, str] = {}
+
+    def add(self, name: str, prompt: int | list[int], max_tokens: int = 50) -> Sequence:
+        if isinstance(prompt, int):  # of its own, so that nothing is found in the cache
+            prompt = [100 * (len(self.names) + 1) + i for i in range(prompt)]
+        seq = Sequence(prompt, SamplingParams(max_tokens=max_tokens))
+        self.names[seq.seq_id] = name
+        self.scheduler.add(seq)
+        return seq
+
+    def run(self) -> tuple[SchedulerOutput, str]:
+        """Call the function that is checked, once: its answer, and the chunks in words."""
+        output = self.schedule(self.scheduler)
+        if not isinstance(output, SchedulerOutput):
+            raise Wrong("return a SchedulerOutput", got=repr(output))
+        chunks = [f"{self.names[chunk.seq.seq_id]} {chunk.start}..{chunk.end}" for chunk in output.chunks]
+        return output, ", ".join(chunks) or "no chunks"
+
+    def expect(self, expected: str, hint: str) -> None:
+        """One whole step, in which these chunks must come."""
+        limits = self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs
+        line = [*self.scheduler.running, *self.scheduler.waiting]
+        ran = len(self.scheduler.running)
+        output, got = self.run()
+        num_tokens = sum(chunk.end - chunk.start for chunk in output.chunks)
+        if got != expected:
+            if num_tokens > limits[0]:
+                hint += f"; your chunks have {num_tokens} tokens, the budget is {limits[0]}"
+            raise Wrong(f"{hint} ({NOTATION})", expected=expected, got=got)
+        if output.num_tokens != num_tokens:
+            hint = f"num_tokens is the sum of the chunks' tokens; chunks: {got}"
+            raise Wrong(hint, expected=num_tokens, got=output.num_tokens)
+        if output.preempted:
+            raise Wrong("nobody is preempted here", expected=[], got=output.preempted)
+        if limits != (self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs):
+            raise Wrong("the scheduler's limits must stay as they are")
+        self._check_queues(output, line, ran)
+        take(self.scheduler, output)
+
+    def _check_queues(self, output: SchedulerOutput, line: list[Sequence], ran: int) -> None:
+        """The line is as it was, only more of it runs now than the first `ran`: those that got their first chunk."""
+        served = [chunk.seq for chunk in output.chunks]
+        num_running = ran + sum(seq in line[ran:] for seq in served)
+        for name, expected, got in (
+            ("running", line[:num_running], self.scheduler.running),
+            ("waiting", line[num_running:], list(self.scheduler.waiting)),
+        ):
+            if got != expected:
+                hint = (
+                    f"{name} after the step: who is admitted leaves waiting at its head and goes to the end of running"
+                )
+                raise Wrong(hint, expected=self._in_words(expected), got=self._in_words(got))
+        for seq in self.scheduler.running:
+            status = SequenceStatus.DECODE if seq.num_generated_tokens else SequenceStatus.PREFILL
+            if seq.status is not status:
+                hint = (
+                    f"status of {self.names[seq.seq_id]}: who is admitted gets PREFILL; the rest is update's business"
+                )
+                raise Wrong(hint, expected=status.name, got=seq.status.name)
+        try:
+            self.scheduler.check_integrity()
+        except AssertionError as error:
+            raise Wrong(f"the scheduler's own check_integrity() fails after this step: {error}") from error
+
+    def _in_words(self, seqs: list[Sequence]) -> str:
+        return " ".join(self.names[seq.seq_id] for seq in seqs) or "nobody"
+
+    def _chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
+        """The scheduler's own, after a look at what it is given."""
+        name, call = self.names[seq.seq_id], f"_chunk({self.names[seq.seq_id]}, {num_tokens})"
+        num_computed, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
+        if num_tokens < 1:
+            raise Wrong("that is an empty chunk; who gets no token gets no chunk", got=call)
+        if end > len(seq.tokens):
+            hint = f"{name} has {len(seq.tokens)} tokens, and {num_computed} of them need not be computed any more"
+            if seq.num_cached_tokens == num_computed:
+                hint += ": allocate_with_prefix found them in the cache"
+            raise Wrong(hint, expected=f"at most {len(seq.tokens) - num_computed} tokens", got=call)
+        if len(seq.block_table) * self.block_size < end:
+            hint = f"{name} lacks blocks for this chunk: append_slots or allocate_with_prefix comes before _chunk"
+            raise Wrong(hint, expected=f"blocks for {end} tokens", got=f"{call} with block_table {seq.block_table}")
+        return Scheduler._chunk(self.scheduler, seq, num_tokens)
+
+
+def check_short_prompt(function: Schedule, bench: Bench) -> None:
+    """One short prompt in one step, then a token a step"""
+    steps = Steps(function, budget=8)
+    steps.add("A", 5)
+    steps.expect("A 0..5", "a prompt of 5 tokens, budget 8: it fits, so all of it is computed in one step")
+    for at in range(5, 10):
+        steps.expect(f"A {at}..{at + 1}", "A decodes: its one new token is to be computed")
+
+
+def check_long_prompt(function: Schedule, bench: Bench) -> None:
+    """A prompt longer than the budget, in chunks"""
+    steps = Steps(function, budget=8)
+    steps.add("A", 20)
+    for expected in ("A 0..8", "A 8..16", "A 16..20", "A 20..21"):
+        steps.expect(expected, "a prompt of 20 tokens, budget 8: chunks of 8, 8 and 4, then it decodes")
+
+
+def check_decodes_first(function: Schedule, bench: Bench) -> None:
+    """Decodes ride beside the chunk, and come first"""
+    steps = Steps(function, budget=8)
+    steps.add("A", 3)
+    steps.add("B", 2)
+    steps.expect("A 0..3, B 0..2", "two prompts of 3 and 2 tokens fit into a budget of 8")
+    steps.add("C", 15)
+    hint = "A and B decode: they come first and take 2 of the 8 tokens; C's prompt gets the 6 that are left"
+    steps.expect("A 3..4, B 2..3, C 0..6", hint)
+    steps.expect("A 4..5, B 3..4, C 6..12", hint)
+    steps.expect("A 5..6, B 4..5, C 12..15", "C's prompt ends: 3 tokens are left of it")
+    steps.expect("A 6..7, B 5..6, C 15..16", "now all three decode")
+
+
+def check_next_prompt(function: Schedule, bench: Bench) -> None:
+    """The next prompt begins in the step in which the one before ends"""
+    steps = Steps(function, budget=8)
+    for name, num_tokens in (("A", 13), ("B", 9), ("C", 4)):
+        steps.add(name, num_tokens)
+    steps.expect("A 0..8", "A's prompt takes the whole budget: while it is not over, no other prompt begins")
+    steps.expect("A 8..13, B 0..3", "A's prompt goes on first; it ends and leaves 3 of 8 tokens, in which B begins")
+    steps.expect("A 13..14, B 3..9, C 0..1", "A decodes, B's last 6 tokens, and one token is left for C to begin with")
+    steps.expect("A 14..15, B 9..10, C 1..4", "A and B decode, and C's prompt ends")
+
+
+def check_small_budget(function: Schedule, bench: Bench) -> None:
+    """A budget smaller than the number of running sequences"""
+    steps = Steps(function, budget=8)
+    for name, num_tokens in (("A", 1), ("B", 1), ("C", 9), ("D", 2)):
+        steps.add(name, num_tokens)
+    steps.expect("A 0..1, B 0..1, C 0..6", "A and B fit, C's prompt gets the 6 tokens that are left")
+    steps.scheduler.max_num_batched_tokens = 2
+    steps.expect("A 1..2, B 1..2", "budget 2, and A and B decode: nothing is left for C, which stays where it is")
+    steps.scheduler.max_num_batched_tokens = 1
+    steps.expect("A 2..3", "budget 1: the oldest decode has it")
+    steps.scheduler.max_num_batched_tokens = 6
+    hint = "budget 6: B has not had its turn and still has one token to compute; C's last 3 and D's first fill the rest"
+    steps.expect("A 3..4, B 2..3, C 6..9, D 0..1", hint)
+
+
+def check_cached_prefix(function: Schedule, bench: Bench) -> None:
+    """A cached prefix shortens the first chunk"""
+    steps, prefix = Steps(function, budget=8), list(range(1, 9))
+    steps.add("A", prefix)
+    steps.expect("A 0..8", "a prompt of 8 tokens, budget 8")
+    steps.add("B", [*prefix, 51, 52, 53, 54])
+    steps.add("C", 7)
+    hint = "B's first 8 tokens are in the cache, so 4 are computed, from position 8 on, and only those 4 cost budget"
+    steps.expect("A 8..9, B 8..12, C 0..3", hint)
+    steps.add("D", prefix)
+    steps.expect("A 9..10, B 12..13, C 3..7, D 7..8", "D is cached but for its last token, which is needed for logits")
+
+
+def check_seats(function: Schedule, bench: Bench) -> None:
+    """At most max_num_seqs sequences run"""
+    steps = Steps(function, budget=8, max_num_seqs=2)
+    for name, max_tokens in (("A", 2), ("B", 9), ("C", 9)):
+        steps.add(name, 3, max_tokens)
+    hint = "max_num_seqs is 2: C waits, although there is budget for it"
+    steps.expect("A 0..3, B 0..3", hint)
+    steps.expect("A 3..4, B 3..4", hint)
+    steps.expect("B 4..5, C 0..3", "A has ended, so there is a seat for C")
+
+
+def check_random_workloads(function: Schedule, bench: Bench) -> None:
+    """50 random workloads: each step is the same as ours"""
+    for seed in range(50):
+        rng = random.Random(seed)
+        budget, max_num_seqs = rng.choice((1, 2, 3, 5, 8, 13, 21)), rng.randint(1, 6)
+        theirs, ours = Steps(function, budget, max_num_seqs), Steps(OUR_SCHEDULE, budget, max_num_seqs)
+        to_come = list("ABCDEFGHIJKL")
+        while to_come or ours.scheduler.has_unfinished():
+            while to_come and rng.random() < 0.4:
+                name, max_tokens = to_come.pop(0), rng.randint(1, 12)
+                prompt = [1] * rng.choice((0, 4, 8)) + rng.choices(range(2, 50), k=rng.randint(1, 25))
+                for steps in (theirs, ours):
+                    steps.add(name, prompt, max_tokens)
+            state = ", ".join(
+                f"{ours.names[seq.seq_id]} ({seq.num_computed_tokens} of {len(seq.tokens)} tokens computed)"
+                for seq in [*ours.scheduler.running, *ours.scheduler.waiting]
+            )
+            hint = f"budget {budget}, {len(ours.scheduler.running)} of at most {max_num_seqs} run; in line: {state}"
+            output, expected = ours.run()
+            take(ours.scheduler, output)
+            theirs.expect(expected, hint)
+
+
+def check_tiny_budget_generates(function: Schedule, bench: Bench) -> None:
+    """The model gives the same tokens, also in steps of 5"""
     bench.same_tokens()
     with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
         bench.same_tokens()
@@ -323,12 +452,27 @@ def check_budget_generates(function: Budget, bench: Bench) -> None:
 
 
 TASKS = [
-    Task("ttft_and_tpot", "Two stopwatches", use_latencies, (check_ttft, check_tpot, check_not_yet, check_own_clock)),
     Task(
         "pack",
         "One batch for everybody",
         use_pack,
         (check_one_prompt, check_decodes, check_mixed, check_random_steps, check_pack_generates),
+    ),
+    Task(
+        "chunked_prefill",
+        "A budget for each step",
+        use_chunked_prefill,
+        (
+            check_short_prompt,
+            check_long_prompt,
+            check_decodes_first,
+            check_next_prompt,
+            check_small_budget,
+            check_cached_prefix,
+            check_seats,
+            check_random_workloads,
+            check_tiny_budget_generates,
+        ),
     ),
     Task(
         "token_budget",

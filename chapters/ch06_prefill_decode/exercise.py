@@ -1,34 +1,12 @@
 """Exercises of chapter 6. Edit this file, then:  python -m chapters check 6
 
-Each function replaces the engine's own while it is checked: with ttft_and_tpot the engine reports its latencies, pack
-tells the attention kernels where each sequence's rows lie, token_budget limits every step of the scheduler.
+Each function works in the real engine while it is checked: pack tells the attention kernels where each sequence's rows
+lie, chunked_prefill chooses the chunks of every step, token_budget says how many tokens a step may have.
 """
 
 from chapters.ch06_prefill_decode.lab import Machine
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.outputs import RequestMetrics
-
-
-def ttft_and_tpot(metrics: RequestMetrics) -> tuple[float | None, float | None]:
-    """The two latencies of a request, in seconds: (time to first token, time per output token).
-
-    metrics has these points in time, in seconds of one clock, and one count (nanovllm/outputs.py):
-
-        arrival_time            when the request came in
-        first_scheduled_time    when the first step that worked on it began, or None
-        first_token_time        when its first output token was there, or None
-        last_token_time         when its latest output token was there, or None
-        num_output_tokens       how many output tokens there are so far
-
-    Time to first token: what the user waits before anything appears, from the arrival on, time in the queue included.
-    None while there is no first token.
-
-    Time per output token: the mean time between one output token and the next. The wait for the first token has no
-    part in it. None while there are fewer than two tokens.
-
-    Example: arrival at 10.0, scheduled at 10.5, three tokens at 11.0, 11.2 and 11.6 -> (1.0, 0.3).
-    """
-    raise NotImplementedError
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it)
 
 
 def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]:
@@ -47,6 +25,53 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
 
     Example: a decode at position 7 (start 7, end 8), then the first 3 of 10 prompt tokens (start 0, end 3)
     -> ([0, 1, 4], [8, 3], [0]).
+    """
+    raise NotImplementedError
+
+
+def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
+    """Choose the next step's chunks: decodes and a piece of a prompt, in one budget. (Replaces Scheduler.schedule.)
+
+    This is stall-free batching as in Sarathi-Serve (arXiv:2403.02310). You may know the frame from chapter 5, where
+    `schedule` had to live with a pool that runs out. Here the pool is large enough for all that run: nothing is ever
+    preempted, no call below is refused, and what matters is only how decodes and chunks of prompts share the budget.
+
+    budget = scheduler.max_num_batched_tokens is the most tokens that the step may compute, over all sequences. Each
+    chunk that you make takes its tokens out of it. When it is spent, nobody else gets a chunk, not an empty one either;
+    it may be smaller than the number of sequences that decode. Serve them in this order:
+
+    1. The sequences in scheduler.running (a list, oldest first) that decode: exactly one token is not computed yet,
+       len(seq.tokens) - seq.num_computed_tokens == 1. One token each, oldest first.
+    2. The sequence in the middle of its prompt, if there is one. There is never more than one, and it is the last of
+       running. It gets the rest of its prompt, or what is left of the budget if that is less.
+    3. New ones, from the head of scheduler.waiting (a deque), while budget is left and len(scheduler.running) is below
+       scheduler.max_num_seqs. Who is admitted leaves waiting, goes to the end of running, and gets its blocks, status
+       SequenceStatus.PREFILL, and a chunk: the rest of its prompt behind the cached prefix, or what is left of the
+       budget if that is less. So the next prompt begins in the step in which the one before ends, and not earlier.
+
+    A sequence must have blocks before its chunk is made. For a sequence in running:
+
+        scheduler.block_manager.append_slots(seq, num_tokens) -> bool
+
+    gives it the blocks that it lacks for num_tokens more tokens (often none). For a new one:
+
+        scheduler.block_manager.allocate_with_prefix(seq) -> bool
+
+    gives it blocks for its whole prompt, and sets seq.num_computed_tokens: 0, or the length of the prefix that was
+    found in the cache, but never the whole prompt. Both return True here, always. Chunks are made by
+
+        scheduler._chunk(seq, num_tokens) -> ScheduledChunk
+
+    for the next num_tokens tokens of the sequence, from seq.num_computed_tokens on. It also raises
+    seq.num_computed_tokens by num_tokens. Call it exactly once for each chunk. Nothing else changes; above all, the
+    step's tokens are not sampled here, and statuses of sequences that were running already stay as they are.
+
+    Return SchedulerOutput(chunks, preempted, num_tokens): the chunks in the order above, an empty list, and the sum of
+    the chunks' tokens.
+
+    Example: budget 8. A and B decode, C waits with a prompt of 9 tokens, D with one of 5; none is in the cache. This
+    step: A 1 token, B 1, C 6, and D still waits. The next: A 1, B 1, C the last 3, D the first 3. num_tokens is 8 in
+    both.
     """
     raise NotImplementedError
 

@@ -1,17 +1,8 @@
 """Our solutions of the exercises of chapter 6."""
 
 from chapters.ch06_prefill_decode.lab import Machine
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.outputs import RequestMetrics
-
-
-def ttft_and_tpot(metrics: RequestMetrics) -> tuple[float | None, float | None]:
-    first, last = metrics.first_token_time, metrics.last_token_time
-    ttft_s = None if first is None else first - metrics.arrival_time
-    # n tokens have n - 1 gaps between them; the time before the first one is the TTFT's business.
-    if first is None or last is None or metrics.num_output_tokens < 2:
-        return ttft_s, None
-    return ttft_s, (last - first) / (metrics.num_output_tokens - 1)
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.sequence import SequenceStatus
 
 
 def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]:
@@ -23,6 +14,32 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
         if chunk.samples:
             logits_rows.append(end_row - 1)
     return cu_seqlens_q, seqlens_k, logits_rows
+
+
+def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
+    manager, budget = scheduler.block_manager, scheduler.max_num_batched_tokens
+    chunks: list[ScheduledChunk] = []
+
+    # Decodes first and the unfinished prompt behind them: that is the order of running, nothing has to be sorted.
+    for seq in scheduler.running:
+        if budget == 0:
+            break
+        num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+        manager.append_slots(seq, num_tokens)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens
+
+    # If that prompt was cut, it took all that was left, and nobody comes in.
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        seq = scheduler.waiting.popleft()
+        scheduler.running.append(seq)
+        seq.status = SequenceStatus.PREFILL
+        manager.allocate_with_prefix(seq)  # before counting: a cached prefix is computed already
+        num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens
+
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
 
 
 def token_budget(scheduler: Scheduler, machine: Machine, limit_s: float) -> int:

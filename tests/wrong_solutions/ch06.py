@@ -1,45 +1,9 @@
 """Typical wrong solutions of chapter 6's exercises, and the hint with which each must be caught."""
 
+from collections import deque
 
-def tpot_divided_by_n(metrics):
-    if metrics.first_token_time is None:
-        return None, None
-    ttft = metrics.first_token_time - metrics.arrival_time
-    if metrics.num_output_tokens < 2:
-        return ttft, None
-    return ttft, (metrics.last_token_time - metrics.first_token_time) / metrics.num_output_tokens
-
-
-def tpot_with_ttft_in_it(metrics):
-    if metrics.first_token_time is None:
-        return None, None
-    ttft = metrics.first_token_time - metrics.arrival_time
-    if metrics.num_output_tokens < 2:
-        return ttft, None
-    return ttft, (metrics.last_token_time - metrics.arrival_time) / metrics.num_output_tokens
-
-
-def ttft_without_the_queue(metrics):
-    if metrics.first_token_time is None:
-        return None, None
-    return metrics.first_token_time - metrics.first_scheduled_time, None
-
-
-def zero_instead_of_none(metrics):
-    if metrics.first_token_time is None:
-        return None, None
-    gaps = max(metrics.num_output_tokens - 1, 1)
-    ttft = metrics.first_token_time - metrics.arrival_time
-    return ttft, (metrics.last_token_time - metrics.first_token_time) / gaps
-
-
-def clock_at_zero_is_none(metrics):
-    if not metrics.first_token_time:
-        return None, None
-    ttft = metrics.first_token_time - metrics.arrival_time
-    if metrics.num_output_tokens < 2:
-        return ttft, None
-    return ttft, (metrics.last_token_time - metrics.first_token_time) / (metrics.num_output_tokens - 1)
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.core.sequence import SequenceStatus
 
 
 def no_leading_zero(chunks):
@@ -90,6 +54,193 @@ def row_behind_the_last(chunks):
         if chunk.samples:
             rows.append(cu[-1])
     return cu, [chunk.end for chunk in chunks], rows
+
+
+def _run(scheduler, seq, num_tokens):
+    scheduler.block_manager.append_slots(seq, num_tokens)
+    return scheduler._chunk(seq, num_tokens)
+
+
+def _admit(scheduler, status=SequenceStatus.PREFILL):
+    seq = scheduler.waiting.popleft()
+    scheduler.running.append(seq)
+    seq.status = status
+    scheduler.block_manager.allocate_with_prefix(seq)
+    return seq
+
+
+def _rest(seq):
+    return len(seq.tokens) - seq.num_computed_tokens
+
+
+def _step(scheduler, *, extra=0, price=None, status=SequenceStatus.PREFILL, seats=0, order=list):
+    """The right step, with room for mistakes: a budget too large, decodes at another price, a different order, ..."""
+    chunks, budget = [], scheduler.max_num_batched_tokens + extra
+    for seq in order(scheduler.running):
+        if budget <= 0:
+            break
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(_run(scheduler, seq, num_tokens))
+        budget -= num_tokens if price is None or num_tokens > 1 else price
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs + seats:
+        seq = _admit(scheduler, status)
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens
+    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
+
+
+def budget_exceeded_by_one(scheduler):
+    return _step(scheduler, extra=1)
+
+
+def decodes_are_free(scheduler):
+    return _step(scheduler, price=0)
+
+
+def prompt_before_the_decodes(scheduler):
+    return _step(scheduler, order=lambda running: sorted(running, key=lambda seq: _rest(seq) == 1))
+
+
+def new_ones_before_the_decodes(scheduler):
+    """A step for prompts as long as there are any: what continuous batching did before chunked prefill."""
+    budget, chunks, running = scheduler.max_num_batched_tokens, [], list(scheduler.running)
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        seq = _admit(scheduler)
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens
+    for seq in running:
+        if budget > 0:
+            num_tokens = min(_rest(seq), budget)
+            chunks.append(_run(scheduler, seq, num_tokens))
+            budget -= num_tokens
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+
+
+def whole_prompts(scheduler):
+    """Takes a prompt whole if any budget is left: no chunks."""
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        if budget > 0:
+            chunks.append(_run(scheduler, seq, 1))
+            budget -= 1
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        seq = _admit(scheduler)
+        budget -= _rest(seq)
+        chunks.append(scheduler._chunk(seq, _rest(seq)))
+    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
+
+
+def waits_until_a_prompt_fits(scheduler):
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        if budget > 0:
+            chunks.append(_run(scheduler, seq, min(_rest(seq), budget)))
+            budget -= 1
+    while scheduler.waiting and budget >= len(scheduler.waiting[0].tokens):
+        seq = _admit(scheduler)
+        budget -= _rest(seq)
+        chunks.append(scheduler._chunk(seq, _rest(seq)))
+    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
+
+
+def second_prompt_beside_an_unfinished_one(scheduler):
+    """Decodes, then new prompts, and the unfinished one gets what they leave."""
+    unfinished = [seq for seq in scheduler.running if _rest(seq) > 1]
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in [seq for seq in scheduler.running if _rest(seq) == 1][:budget]:
+        chunks.append(_run(scheduler, seq, 1))
+        budget -= 1
+    while (unfinished or scheduler.waiting) and budget > 0:
+        new = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
+        if not new and not unfinished:
+            break
+        seq = _admit(scheduler) if new else unfinished.pop()
+        chunks.append(_run(scheduler, seq, min(_rest(seq), budget)))
+        budget -= chunks[-1].end - chunks[-1].start
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+
+
+def no_admission_while_a_prompt_ends(scheduler):
+    if any(_rest(seq) > 1 for seq in scheduler.running):
+        waiting, scheduler.waiting = scheduler.waiting, deque()
+        output = _step(scheduler)
+        scheduler.waiting = waiting
+        return output
+    return _step(scheduler)
+
+
+def counts_before_the_prefix_hit(scheduler):
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        if budget > 0:
+            num_tokens = min(_rest(seq), budget)
+            chunks.append(_run(scheduler, seq, num_tokens))
+            budget -= num_tokens
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        num_tokens = min(len(scheduler.waiting[0].tokens), budget)
+        chunks.append(scheduler._chunk(_admit(scheduler), num_tokens))
+        budget -= num_tokens
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+
+
+def pays_for_the_cached_prefix(scheduler):
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        if budget > 0:
+            num_tokens = min(_rest(seq), budget)
+            chunks.append(_run(scheduler, seq, num_tokens))
+            budget -= num_tokens
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        seq = _admit(scheduler)
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens + seq.num_cached_tokens
+    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
+
+
+def num_tokens_is_the_budget(scheduler):
+    return SchedulerOutput(_step(scheduler).chunks, [], scheduler.max_num_batched_tokens)
+
+
+def num_tokens_is_what_is_left(scheduler):
+    output = _step(scheduler)
+    return SchedulerOutput(output.chunks, [], scheduler.max_num_batched_tokens - output.num_tokens)
+
+
+def status_stays_waiting(scheduler):
+    return _step(scheduler, status=SequenceStatus.WAITING)
+
+
+def empty_chunks_when_the_budget_is_spent(scheduler):
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(_run(scheduler, seq, num_tokens))
+        budget -= num_tokens
+    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
+        seq = _admit(scheduler)
+        num_tokens = min(_rest(seq), budget)
+        chunks.append(scheduler._chunk(seq, num_tokens))
+        budget -= num_tokens
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+
+
+def forgets_append_slots(scheduler):
+    chunks, budget = [], scheduler.max_num_batched_tokens
+    for seq in scheduler.running:
+        chunks.append(scheduler._chunk(seq, min(_rest(seq), budget)))
+        budget -= chunks[-1].end - chunks[-1].start
+    while scheduler.waiting and budget > 0:
+        seq = _admit(scheduler)
+        chunks.append(scheduler._chunk(seq, min(_rest(seq), budget)))
+        budget -= chunks[-1].end - chunks[-1].start
+    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
+
+
+def one_seat_too_many(scheduler):
+    return _step(scheduler, seats=1)
 
 
 def _decoding(scheduler):
@@ -148,13 +299,6 @@ def budget_for_the_prompt_alone(scheduler, machine, limit_s):
 
 
 WRONG = {
-    "ttft_and_tpot": [
-        (tpot_divided_by_n, "divide by n - 1"),
-        (tpot_with_ttft_in_it, "the wait for the first token is the TTFT's"),
-        (ttft_without_the_queue, "time in the queue is waiting, too"),
-        (zero_instead_of_none, "one token has no gap behind it"),
-        (clock_at_zero_is_none, "a clock may read 0.0"),
-    ],
     "pack": [
         (no_leading_zero, "it lacks the leading 0"),
         (lengths_instead_of_sums, "running sum, from 0 on"),
@@ -162,6 +306,24 @@ WRONG = {
         (keys_of_the_whole_prompt, "tokens behind the chunk are not there yet"),
         (samples_in_the_middle_of_a_prompt, "does not sample"),
         (row_behind_the_last, "that row is the next chunk's first"),
+    ],
+    "chunked_prefill": [
+        (budget_exceeded_by_one, "your chunks have 9 tokens, the budget is 8"),
+        (decodes_are_free, "they come first and take 2 of the 8 tokens"),
+        (prompt_before_the_decodes, "A and B decode: they come first"),
+        (new_ones_before_the_decodes, "A and B decode: they come first"),
+        (whole_prompts, "your chunks have 20 tokens, the budget is 8"),
+        (waits_until_a_prompt_fits, "chunks of 8, 8 and 4"),
+        (second_prompt_beside_an_unfinished_one, "A's prompt goes on first"),
+        (no_admission_while_a_prompt_ends, "it ends and leaves 3 of 8 tokens"),
+        (counts_before_the_prefix_hit, "allocate_with_prefix found them in the cache"),
+        (pays_for_the_cached_prefix, "only those 4 cost budget"),
+        (num_tokens_is_the_budget, "num_tokens is the sum of the chunks' tokens"),
+        (num_tokens_is_what_is_left, "num_tokens is the sum of the chunks' tokens"),
+        (status_stays_waiting, "who is admitted gets PREFILL"),
+        (empty_chunks_when_the_budget_is_spent, "that is an empty chunk"),
+        (forgets_append_slots, "append_slots or allocate_with_prefix comes before _chunk"),
+        (one_seat_too_many, "max_num_seqs is 2"),
     ],
     "token_budget": [
         (one_token_too_many, "with that many it takes longer"),
