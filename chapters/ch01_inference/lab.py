@@ -298,7 +298,7 @@ def tell_weights(story: Story, name: str, config: ModelConfig) -> None:
     story.say(
         f"These numbers never change while {name} answers: inference needs {total * BF16 / 1e6:,.0f} MB for them. "
         f"To train it with Adam takes {BYTES_TO_TRAIN} bytes a parameter instead of {BF16}: "
-        f"{total * BYTES_TO_TRAIN / 1e6:,.0f} MB, before a single intermediate result is kept for the backward pass."
+        f"{total * BYTES_TO_TRAIN / 1e6:,.0f} MB, before a single intermediate result is kept for the gradients."
     )
 
 
@@ -331,7 +331,10 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
         compute = f"{2 * num_read / 1e9:.2f}", f"{compute_ms:.4f} ms"
         shown.add_row(other, f"{total / 1e9:.3f} B", *read, *compute, f"{read_ms / compute_ms:.0f}")
     story.show(shown)
-    story.say("Reading takes longer by the same factor for all: that of the machine's two rates.")
+    story.say(
+        "Reading takes longer by the same factor for all: that of the machine's two rates. Not read is a table of "
+        "embeddings that does not also make the logits: a token needs one row of it."
+    )
 
 
 def tell_context(story: Story, llm: LLM, name: str, config: ModelConfig) -> None:

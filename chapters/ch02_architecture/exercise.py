@@ -36,8 +36,8 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
        engine._take_token(request, sample_index, now) lets the text grow and ends the sequence if a stop string is in
        it (now: time.perf_counter() after the update);
        if its entry of logprobs is not None, append engine._logprob_dict(token_id, entry) to the list
-       request.logprobs[sample_index], which does not exist before the first token (token_id: the one just sampled,
-       seq.tokens[-1]).
+       request.logprobs[sample_index] (token_id: the one just sampled, seq.tokens[-1]). request.logprobs is a dict, and
+       the list does not exist before the first token.
     7. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
        first such sequence: if request.finished (all its samples ended), engine._finish(request), which forgets the
        request and returns its last output; otherwise, if request.stream, engine._output(request); otherwise none.

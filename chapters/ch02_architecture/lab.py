@@ -422,6 +422,7 @@ def show_control_plane_alone(story: Story) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     story.say(escape(result.stdout.strip()))
     story.say(
-        "Each line is a step: the chunks (start, end, does it sample), and the sequence after it. A budget of 8 tokens "
-        "cuts the prompt of 10 in two."
+        "Each line but the last is a step: the chunks (start, end, does it sample), and the sequence after it. A "
+        "budget of 8 tokens cuts the prompt of 10 in two. The last line says that the model runner "
+        "cannot even be imported."
     )
