@@ -138,7 +138,7 @@ def last_positions(function: Attention, bench: Bench) -> None:
 
 def several_heads(function: Attention, bench: Bench) -> None:
     """several heads, each with keys and values of its own"""
-    hint = "each head has its own dot products and its own softmax"
+    hint = "each head has its own dot products, divided by the root of head_dim, and its own softmax"
     compare(function, *random_qkv(n=4, m=4, num_heads=3, num_kv_heads=3), hint)
 
 
