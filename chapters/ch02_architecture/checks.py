@@ -53,7 +53,8 @@ def steps_until_done(engine: LLMEngine, limit: int = 20) -> list[list[RequestOut
         if engine.has_unfinished_requests() and not engine.scheduler.has_unfinished():
             raise Wrong(
                 "all sequences have ended, and the engine still has a request: ask request.finished after _take_token, "
-                "which may end a sequence, and call _finish for every request that is finished"
+                "which may end a sequence, and call _finish for every request that is finished; and ask chunk.samples "
+                "before update, which changes the answer"
             )
     if engine.scheduler.has_unfinished():
         raise Wrong(

@@ -109,6 +109,10 @@ class Room:
             raise Wrong(
                 f"{name} got an empty chunk: stop when the budget is spent", got=f"_chunk({name}, {num_tokens})"
             )
+        if num_needed > len(seq.tokens):
+            hint = f"{name} gets more tokens than it has left: what is found in the cache is computed already"
+            left = len(seq.tokens) - seq.num_computed_tokens
+            raise Wrong(hint, expected=f"at most {left}, len(seq.tokens) - seq.num_computed_tokens", got=num_tokens)
         if len(seq.block_table) * BLOCK_SIZE < num_needed:
             hint = f"{name} gets a chunk without having the blocks for it; whoever was preempted in this step has none"
             raise Wrong(hint, expected=f"blocks for {num_needed} tokens", got=f"block_table {seq.block_table}")

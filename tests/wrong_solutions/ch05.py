@@ -279,7 +279,7 @@ WRONG = {
         (does_not_count, "num_preemptions counts"),
     ],
     "schedule": [
-        (whole_prompt_after_a_hit, "B's first 8 tokens are cached"),
+        (whole_prompt_after_a_hit, "found in the cache is computed already"),
         (admits_although_preempted, "a step that preempted admits nobody"),
         (overtakes, "nobody overtakes"),
         (preempts_the_oldest, "the last of running is preempted"),
