@@ -7,6 +7,7 @@ import importlib
 import inspect
 import io
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,7 +19,7 @@ from chapters import quiz
 from chapters.__main__ import main
 from chapters.course import TITLES, Progress, all_chapters, find_chapter
 from chapters.grading import Bench, Task, Wrong, grade, grade_all, replaced
-from chapters.story import WIDTH, Story
+from chapters.story import WIDTH
 from nanovllm import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent
@@ -428,9 +429,20 @@ def test_lab_in_a_browser(monkeypatch):
     assert main(["lab", "2", "--browser"]) == 2
 
 
-def test_lab_without_textual(monkeypatch, capsys, demo_checkpoint):
-    monkeypatch.setattr("chapters.__main__.find_spec", lambda name: None)
-    monkeypatch.setattr(Console, "is_terminal", True)
-    monkeypatch.setattr("chapters.__main__.Story", lambda model, plain: Story(model, plain=True))
-    assert main(["lab", "4"]) == 0
-    assert ".[labs]" in capsys.readouterr().out
+WITHOUT_TEXTUAL = """
+import sys
+sys.modules["textual"] = None
+from chapters import __main__ as command
+from chapters.story import Console
+Console.is_terminal = True
+for number in (3, 4, 5):
+    command.find_chapter(number).module("lab").tell = lambda story: print("told")
+    command.main(["lab", str(number)])
+"""
+
+
+def test_labs_without_textual():
+    """Without the extra, the labs that one plays with are told as stories, and say what to install."""
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TEXTUAL], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("told") == 3 and result.stdout.count(".[labs]") == 3

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Group
@@ -16,7 +17,6 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.draw import color_of, draw_free_queue, draw_pool, draw_sequences
-from chapters.explorer import Action, Explorer
 from chapters.story import Story
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
@@ -25,6 +25,9 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.worker.attention.torch_backend import paged_attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import rotary_and_write
+
+if TYPE_CHECKING:
+    from chapters.explorer import Explorer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 32, 32
 GROUPS_PER_ROW = 8
@@ -275,19 +278,21 @@ class TwoMemories:
 
 
 COLUMNS = ("running", "refused", "stalls", "tokens", "taken", "empty", "free", "fits")
-ACTIONS = [
-    Action("a", "admit", "admit"),
-    Action("g", "grow", "grow"),
-    Action("f", "end", "end_oldest"),
-    Action("p", "limit", "switch_reservation"),
-    Action("c", "share", "switch_caching"),
-    Action("m", "less", "shrink"),
-    Action("r", "new", "reset"),
-]
 
 
-def make_app(model: str | None = None) -> Explorer:
-    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), ACTIONS)
+def make_app(model: str | None = None) -> "Explorer":
+    from chapters.explorer import Action, Explorer
+
+    actions = [
+        Action("a", "admit", "admit"),
+        Action("g", "grow", "grow"),
+        Action("f", "end", "end_oldest"),
+        Action("p", "limit", "switch_reservation"),
+        Action("c", "share", "switch_caching"),
+        Action("m", "less", "shrink"),
+        Action("r", "new", "reset"),
+    ]
+    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), actions)
 
 
 # -- a day's work: the same requests to the end -----------------------------------------------------------------------

@@ -6,7 +6,7 @@ answer EOS, and it does not tell the scheduler.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -14,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.draw import color_of, draw_free_queue, draw_pool
-from chapters.explorer import Action, Explorer
 from chapters.story import Story
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from chapters.explorer import Explorer
 
 EOS = 0
 BLOCK_SIZE = 4
@@ -331,7 +333,9 @@ def _summary(title: str, world: World) -> str:
     return f"{title}: {counts}, {tokens:.1f} tokens a step, {world.scheduler.num_preemptions} preempted"
 
 
-def make_app(model: str | None) -> Explorer:
+def make_app(model: str | None) -> "Explorer":
+    from chapters.explorer import Action, Explorer
+
     actions = [
         Action("s", "step", "step"),
         Action("a", "add", "add"),
