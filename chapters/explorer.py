@@ -2,13 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.panel import Panel
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Header, Static
-
-from chapters.story import WIDTH
 
 
 class Action(NamedTuple):
@@ -63,13 +60,6 @@ class Explorer(App[None]):
         except ValueError as error:
             said = str(error)
         self._draw(said or "")
-
-    def shown(self) -> str:
-        """All panels as plain text, for tests."""
-        console = Console(width=WIDTH, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        for title, renderable in self.world.panels():
-            console.print(Panel(renderable, title=title))
-        return console.export_text()
 
     def _draw(self, said: str) -> None:
         for index, (title, renderable) in enumerate(self.world.panels()):
