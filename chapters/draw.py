@@ -16,12 +16,12 @@ def color_of(seq: Sequence) -> str:
     return COLORS[seq.seq_id % len(COLORS)]
 
 
-def draw_pool(manager: BlockManager, seqs: Iterable[Sequence], names: Mapping[int, str]) -> Text:
+def pool_cells(manager: BlockManager, seqs: Iterable[Sequence], names: Mapping[int, str]) -> list[Text]:
     """A cell for each block: its owner's name (names: seq_id -> name), +n where n more share it, cached or free."""
     owner: dict[int, Sequence] = {}
     for seq in seqs:
         owner.update(dict.fromkeys(seq.block_table, seq))
-    text = Text()
+    cells = []
     for block in manager.blocks:
         if block.ref_count:
             seq = owner[block.block_id]
@@ -29,9 +29,15 @@ def draw_pool(manager: BlockManager, seqs: Iterable[Sequence], names: Mapping[in
             cell += f"+{block.ref_count - 1}" if block.ref_count > 1 else ""
         else:
             cell, style = ("cached", "white on grey37") if block.block_hash else ("·", "dim")
-        text.append(f"{block.block_id:>3} ", "dim").append(f"{cell:^7}"[:7], style)
-        text.append("\n" if block.block_id % BLOCKS_PER_ROW == BLOCKS_PER_ROW - 1 else " ")
-    return text
+        cells.append(Text().append(f"{block.block_id:>3} ", "dim").append(f"{cell:^7}"[:7], style))
+    return cells
+
+
+def draw_pool(manager: BlockManager, seqs: Iterable[Sequence], names: Mapping[int, str]) -> Text:
+    """The cells of pool_cells() in rows."""
+    cells = pool_cells(manager, seqs, names)
+    rows = [cells[start : start + BLOCKS_PER_ROW] for start in range(0, len(cells), BLOCKS_PER_ROW)]
+    return Text("\n").join(Text(" ").join(row) for row in rows)
 
 
 def draw_free_queue(manager: BlockManager, limit: int = 24) -> Text:

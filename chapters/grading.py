@@ -51,6 +51,13 @@ class Bench:
         outputs = self.llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), False)
         return [output.outputs[0].token_ids for output in outputs]
 
+    def clean(self) -> None:
+        """Empty the cache. An engine in which a failed check has left requests, sequences or blocks is given up."""
+        if "llm" in vars(self):
+            engine, all_free = self.llm.engine, self.llm.reset_prefix_cache()
+            if engine.has_unfinished_requests() or engine.scheduler.has_unfinished() or not all_free:
+                del self.llm
+
     def same_tokens(self) -> None:
         """Generate with what is installed now and compare with our tokens. Raises Wrong."""
         for prompt, expected, got in zip(PROMPTS, self.expected_tokens, self.generate(), strict=True):
@@ -90,17 +97,19 @@ class Result:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """owner.name is `value` for a while. The owner is a class, a module or an object of the engine."""
-    ours = getattr(owner, name)
+    is_own = name in vars(owner)
+    ours = vars(owner).get(name)  # as it is stored: getattr() would bind a classmethod
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, ours)
+        setattr(owner, name, ours) if is_own else delattr(owner, name)
 
 
 def grade(task: Task, function: Any, bench: Bench) -> Result:
-    """Run the checks of one task until one fails."""
+    """Run the checks of one task until one fails. Each begins with an engine that has nothing in it."""
     _ = bench.expected_tokens
+    bench.clean()
     for num_passed, check in enumerate(task.checks):
         try:
             with _time_limit(), task.use(function):
@@ -112,7 +121,7 @@ def grade(task: Task, function: Any, bench: Bench) -> Result:
         except Exception as error:
             return Result(task, num_passed, _explain_crash(error, function))
         finally:
-            _spare_the_next(bench)
+            bench.clean()
     return Result(task, len(task.checks))
 
 
@@ -167,11 +176,3 @@ def _time_limit() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _spare_the_next(bench: Bench) -> None:
-    """A check that failed may have left requests, sequences or blocks behind: then the next one gets a fresh engine."""
-    if "llm" in vars(bench):
-        engine, all_free = bench.llm.engine, bench.llm.reset_prefix_cache()
-        if engine.has_unfinished_requests() or engine.scheduler.has_unfinished() or not all_free:
-            del bench.llm

@@ -346,6 +346,24 @@ def test_grading(checkpoint, monkeypatch):
     assert Bench.num is None, "the engine is ours again"
 
 
+def test_replaced_puts_back_what_was_there():
+    """A classmethod as a classmethod, what an object had from its class not as its own."""
+
+    class Owner:
+        @classmethod
+        def name(cls) -> str:
+            return cls.__name__
+
+    class Heir(Owner):
+        pass
+
+    for owner in (Owner, Heir, Heir()):
+        before = dict(vars(owner))
+        with replaced(owner, "name", lambda *args: "other"):
+            assert owner.name() == "other"
+        assert dict(vars(owner)) == before and Heir.name() == "Heir"
+
+
 def test_same_tokens_shows_the_difference(checkpoint, monkeypatch):
     bench = Bench(str(checkpoint()))
     _ = bench.expected_tokens

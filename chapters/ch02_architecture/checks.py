@@ -13,14 +13,6 @@ STEP_SECTION = "One step, line by line"
 ERRORS_SECTION = "When something goes wrong"
 
 
-def clean_engine(bench: Bench) -> LLMEngine:
-    """The engine with nothing in it: a fresh one if an earlier check has left something behind."""
-    engine = bench.llm.engine
-    if engine.has_unfinished_requests() or engine.scheduler.has_unfinished() or not bench.llm.reset_prefix_cache():
-        del bench.llm
-    return bench.llm.engine
-
-
 @contextmanager
 def sampling(engine: LLMEngine, *steps: list[int]) -> Iterator[None]:
     """The model runner computes as always, and says that it sampled these tokens, step by step."""
@@ -94,7 +86,7 @@ def same(hint: str, expected: Any, got: Any) -> None:
 
 def nothing_to_do(step: Any, bench: Bench) -> None:
     """with no request, a step returns [] and counts nothing"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     num_steps = engine.stats.num_steps
     same("with nothing to do a step returns an empty list", [], step(engine))
     same("a step without chunks is not counted in num_steps", num_steps, engine.stats.num_steps)
@@ -102,7 +94,7 @@ def nothing_to_do(step: Any, bench: Bench) -> None:
 
 def one_request(step: Any, bench: Bench) -> None:
     """one request of three tokens: three steps, an output from the last"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), request_id="A")
     returned = steps_until_done(engine)
     same("what the steps returned", [[], [], ["A finished"]], shown(returned))
@@ -113,7 +105,7 @@ def one_request(step: Any, bench: Bench) -> None:
 
 def batch(step: Any, bench: Bench) -> None:
     """three requests in one batch, which end at different steps"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     for name, prompt, max_tokens in zip("ABC", PROMPTS, (3, 1, 2), strict=True):
         engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, **GREEDY), request_id=name)
     same("what the steps returned", [["B finished"], ["C finished"], ["A finished"]], shown(steps_until_done(engine)))
@@ -121,7 +113,7 @@ def batch(step: Any, bench: Bench) -> None:
 
 def counters(step: Any, bench: Bench) -> None:
     """engine.stats counts steps, tokens, requests and time"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     before = vars(engine.stats).copy()
     engine.add_request([5, 6, 7, 8, 9], SamplingParams(max_tokens=3, **GREEDY))
     engine.add_request([9, 8, 7], SamplingParams(max_tokens=2, **GREEDY))
@@ -145,7 +137,7 @@ def counters(step: Any, bench: Bench) -> None:
 
 def two_samples(step: Any, bench: Bench) -> None:
     """n=2: one output, when the last sample has ended"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     params = SamplingParams(n=2, max_tokens=3, stop_token_ids=[7], **GREEDY)
     engine.add_request(PROMPTS[0], params, request_id="A")
     with sampling(engine, [7, 5], [5], [6]):
@@ -168,7 +160,7 @@ def two_samples(step: Any, bench: Bench) -> None:
 
 def logprobs(step: Any, bench: Bench) -> None:
     """logprobs reach the output, one dict for each token"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, logprobs=2, **GREEDY))
     completion = steps_until_done(engine)[-1][0].outputs[0]
     found = completion.logprobs or []
@@ -180,7 +172,7 @@ def logprobs(step: Any, bench: Bench) -> None:
 
 def streamed(step: Any, bench: Bench) -> None:
     """a streamed request has an output after every token, others only at the end"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), request_id="quiet")
     engine.add_request(PROMPTS[1], SamplingParams(max_tokens=4, **GREEDY), request_id="streamed", stream=True)
     returned = steps_until_done(engine)
@@ -192,7 +184,7 @@ def streamed(step: Any, bench: Bench) -> None:
 
 def chunked_prompt(step: Any, bench: Bench) -> None:
     """a step that computes only a part of a prompt samples nothing and returns nothing"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     engine.add_request(list(range(5, 15)), SamplingParams(max_tokens=2, **GREEDY), request_id="A", stream=True)
     num_output_tokens = engine.stats.num_output_tokens
     with replaced(engine.scheduler, "max_num_batched_tokens", 4):
@@ -208,7 +200,7 @@ def chunked_prompt(step: Any, bench: Bench) -> None:
 
 def stop_string(step: Any, bench: Bench) -> None:
     """a request ends in the step in which its stop string appears"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     token_ids = engine.tokenizer(" one two three four", add_special_tokens=False).input_ids
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=100, stop="two", **GREEDY), request_id="A")
     with sampling(engine, *([token_id] for token_id in token_ids)):
@@ -253,7 +245,7 @@ def assert_rolled_back(engine: LLMEngine, error: BaseException, num_waiting: int
 
 def failed_steps(step: Any, bench: Bench) -> None:
     """a model runner that fails: the step is rolled back, and the next ones give the same tokens"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     params = SamplingParams(max_tokens=4, **GREEDY)
 
     def add() -> None:
@@ -277,7 +269,7 @@ def failed_steps(step: Any, bench: Bench) -> None:
 
 def ctrl_c(step: Any, bench: Bench) -> None:
     """Ctrl-C, or a runner that returns too few tokens: rolled back as well"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY))
     with failing(engine, KeyboardInterrupt()):
         assert_rolled_back(engine, KeyboardInterrupt(), num_waiting=1)
@@ -288,7 +280,6 @@ def ctrl_c(step: Any, bench: Bench) -> None:
 
 def same_tokens(step: Any, bench: Bench) -> None:
     """generate() with your step gives the tokens of ours"""
-    clean_engine(bench)
     bench.same_tokens()
 
 
@@ -323,7 +314,7 @@ def writing(engine: LLMEngine, text: str) -> Iterator[int]:
 
 def joined(stream_text: Any, bench: Bench) -> None:
     """the pieces joined are the text, and each piece is new text"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     with writing(engine, " one two three four five") as num_tokens:
         params = SamplingParams(max_tokens=num_tokens, **GREEDY)
         pieces = list(stream_text(bench.llm, PROMPTS[0], params))
@@ -341,7 +332,7 @@ def joined(stream_text: Any, bench: Bench) -> None:
 
 def at_once(stream_text: Any, bench: Bench) -> None:
     """a piece is handed out before the next step is made"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     num_steps = engine.stats.num_steps
     with writing(engine, " one two three four five") as num_tokens:
         pieces = stream_text(bench.llm, PROMPTS[0], SamplingParams(max_tokens=num_tokens, **GREEDY))
@@ -359,7 +350,7 @@ def at_once(stream_text: Any, bench: Bench) -> None:
 
 def whole_characters(stream_text: Any, bench: Bench) -> None:
     """characters of several tokens come whole, and a stop string never shows"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     with writing(engine, "é 😀 ok") as num_tokens:
         pieces = list(stream_text(bench.llm, PROMPTS[0], SamplingParams(max_tokens=num_tokens, **GREEDY)))
     if "\ufffd" in "".join(pieces):
@@ -376,7 +367,7 @@ def whole_characters(stream_text: Any, bench: Bench) -> None:
 
 def bad_prompt(stream_text: Any, bench: Bench) -> None:
     """a bad prompt is a ValueError of the call, and nothing is queued before the first next()"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     try:
         stream_text(bench.llm, [], SamplingParams())
     except ValueError:
@@ -398,7 +389,7 @@ def bad_prompt(stream_text: Any, bench: Bench) -> None:
 
 def early_end(stream_text: Any, bench: Bench) -> None:
     """a caller that stops early, or a step that fails, leaves nothing behind"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     params = SamplingParams(max_tokens=50, **GREEDY)
     with writing(engine, " one two three four five"):
         pieces = stream_text(bench.llm, PROMPTS[0], params)
@@ -417,7 +408,7 @@ def early_end(stream_text: Any, bench: Bench) -> None:
 
 def with_others(stream_text: Any, bench: Bench) -> None:
     """another request in the engine is neither shown nor disturbed"""
-    engine = clean_engine(bench)
+    engine = bench.llm.engine
     params = SamplingParams(max_tokens=6, **GREEDY)
     expected = text_of(bench, PROMPTS[0], params)
     engine.add_request(PROMPTS[1], SamplingParams(max_tokens=60, **GREEDY), request_id="other", stream=True)
@@ -431,7 +422,6 @@ def with_others(stream_text: Any, bench: Bench) -> None:
 
 def same_text(stream_text: Any, bench: Bench) -> None:
     """for every prompt, the text that generate() gives"""
-    clean_engine(bench)
     params = SamplingParams(max_tokens=12, **GREEDY)
     for prompt in PROMPTS:
         expected = text_of(bench, prompt, params)

@@ -114,12 +114,8 @@ def use_slot_mapping(function: Slots) -> Iterator[None]:
             slots += got
         return replace(batch, slot_mapping=torch.tensor(slots, dtype=torch.int64))
 
-    method = vars(Batch)["from_scheduler_output"]
-    Batch.from_scheduler_output = staticmethod(from_scheduler_output)  # type: ignore[method-assign]
-    try:
+    with replaced(Batch, "from_scheduler_output", staticmethod(from_scheduler_output)):
         yield
-    finally:
-        Batch.from_scheduler_output = method  # type: ignore[method-assign]
 
 
 def _slots(table: list[int], start: int, end: int, write_start: int, block_size: int) -> list[int]:

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chapters.draw import color_of, draw_free_queue, draw_pool
+from chapters.draw import color_of, draw_free_queue, pool_cells
 from chapters.story import Story
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
@@ -184,9 +184,7 @@ class World:
         return text
 
     def draw_memory(self) -> RenderableType:
-        pool = draw_pool(self.manager, [*self.scheduler.running, *self.hogs], self.names)
-        # A cell has 11 characters; the columns are as many as the terminal has room for.
-        cells = [pool[at : at + 11] for at in range(0, 12 * len(self.manager.blocks), 12)]
+        cells = pool_cells(self.manager, [*self.scheduler.running, *self.hogs], self.names)
         return Group(Columns(cells), draw_free_queue(self.manager, 18))
 
     def draw_trace(self, first: int = 0, last: int | None = None) -> Table:

@@ -46,12 +46,8 @@ def use_pack(function: Pack) -> Iterator[None]:
             max_key_len=max(seqlens_k),
         )
 
-    original = vars(Batch)["from_scheduler_output"]
-    Batch.from_scheduler_output = classmethod(from_scheduler_output)  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(Batch, "from_scheduler_output", classmethod(from_scheduler_output)):
         yield
-    finally:
-        Batch.from_scheduler_output = original  # type: ignore[method-assign]
 
 
 def make_chunks(*sizes: tuple[int, int, int]) -> list[ScheduledChunk]:
