@@ -17,6 +17,11 @@ TITLES = {
     4: "PagedAttention",
     5: "The scheduler",
     6: "Prefill and decode",
+    7: "Prefix caching",
+    8: "Sampling",
+    9: "Tensor parallelism",
+    10: "The optimization stack",
+    11: "Benchmarks",
 }
 
 

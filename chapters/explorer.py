@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from rich.panel import Panel
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
-from textual.widgets import Button, Footer, Header, Static
+from textual.widgets import Button, Footer, Header, Input, Static
 
 
 class Action(NamedTuple):
@@ -19,8 +19,11 @@ class Action(NamedTuple):
 class Explorer(App[None]):
     """Plays with a world: an object of the lab that holds the engine's objects.
 
-    The world has panels() -> list of (title, renderable), drawn anew after each action.
+    The world has panels() -> list of (title, renderable), drawn anew after each action. With `ask`, the hint of a text
+    field, there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
     """
+
+    AUTO_FOCUS = None  # keys act from the start
 
     CSS = """
     #panels { height: 1fr; }
@@ -29,9 +32,12 @@ class Explorer(App[None]):
     #buttons Button { min-width: 8; margin: 0 1 0 0; }
     """
 
-    def __init__(self, title: str, world: Any, actions: list[Action]) -> None:
+    def __init__(self, title: str, world: Any, actions: list[Action], ask: str = "") -> None:
         super().__init__()
-        self.title, self.world, self.actions = title, world, actions
+        self.title, self.world, self.actions, self.ask = title, world, actions, ask
+        if ask:
+            self.bind("t", "type", description="type")
+            self.bind("escape", "leave", show=False)
         for action in actions:
             self.bind(action.key, f"act('{action.method}')", description=action.label)
         self.bind("q", "quit", description="quit")
@@ -41,7 +47,9 @@ class Explorer(App[None]):
         with VerticalScroll(id="panels"):
             for index, _ in enumerate(self.world.panels()):
                 yield Static(id=f"panel{index}")
-        yield Static(id="said")
+        if self.ask:
+            yield Input(placeholder=f"{self.ask} (t to type, Enter when done)")
+        yield Static(id="said", markup=False)
         with Horizontal(id="buttons"):
             for action in self.actions:
                 yield Button(f"{action.label} ({action.key})", id=action.method)
@@ -53,10 +61,21 @@ class Explorer(App[None]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.action_act(str(event.button.id))
 
-    def action_act(self, method: str) -> None:
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.input.clear()
+        self.action_leave()
+        self.action_act("typed", event.value)
+
+    def action_type(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_leave(self) -> None:
+        self.set_focus(None)
+
+    def action_act(self, method: str, *args: str) -> None:
         """Do it, and draw what has become of the world."""
         try:
-            said = getattr(self.world, method)()
+            said = getattr(self.world, method)(*args)
         except ValueError as error:
             said = str(error)
         self._draw(said or "")

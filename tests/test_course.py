@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from textual.widgets import Button, Static
+from textual.widgets import Button, Input, Static
 
 from chapters import quiz
 from chapters.__main__ import main
@@ -25,6 +25,7 @@ from nanovllm import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = all_chapters()
+PLAYED = (3, 4, 5, 7, 8)  # the labs that are apps
 FENCE = re.compile(
     r"(?:^\*\*\[`(?P<path>[\w/.]+)`\]\(\.\./\.\./(?P<link>[\w/.]+)\) · `(?P<symbol>[\w.]+)`\*\*\n\n)?"
     r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$",
@@ -180,7 +181,7 @@ def shown(app) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize("number", [3, 4, 5])
+@pytest.mark.parametrize("number", PLAYED)
 def test_app(number, demo_checkpoint):
     """Every key and every button changes what is drawn, or says why there is nothing to change."""
     app = find_chapter(number).module("lab").make_app(None)
@@ -193,12 +194,21 @@ def test_app(number, demo_checkpoint):
         await pilot.pause()
         assert shown(app) != before or str(app.query_one("#said", Static).render()), "nothing has changed"
 
+    async def assert_typed(pilot, text: str) -> None:
+        before = shown(app)
+        app.query_one(Input).value = text
+        await pilot.press("enter")
+        assert shown(app) != before and app.focused is None, "keys act again, on what was typed"
+
     async def play() -> None:
         async with app.run_test(size=(100, 50)) as pilot:
             assert len(app.actions) >= 4 and "r" in [action.key for action in app.actions]
             for action in app.actions:
                 await assert_changes(pilot, lambda: app.simulate_key(action.key))  # noqa: B023
                 await assert_changes(pilot, app.query_one(f"#{action.method}", Button).press)
+            if app.ask:
+                await pilot.press("t")
+                await assert_typed(pilot, "A [/b] prompt")
             await pilot.press("q")
 
     asyncio.run(play())
@@ -465,7 +475,7 @@ sys.modules["textual"] = None
 from chapters import __main__ as command
 from chapters.story import Console
 Console.is_terminal = True
-for number in (3, 4, 5):
+for number in NUMBERS:
     command.find_chapter(number).module("lab").tell = lambda story: print("told")
     command.main(["lab", str(number)])
 """
@@ -473,6 +483,7 @@ for number in (3, 4, 5):
 
 def test_labs_without_textual():
     """Without the extra, the labs that one plays with are told as stories, and say what to install."""
-    result = subprocess.run([sys.executable, "-c", WITHOUT_TEXTUAL], capture_output=True, text=True, cwd=ROOT)
+    code = f"NUMBERS = {PLAYED}{WITHOUT_TEXTUAL}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("told") == 3 and result.stdout.count(".[labs]") == 3
+    assert result.stdout.count("told") == result.stdout.count(".[labs]") == len(PLAYED)
