@@ -7,6 +7,8 @@ from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Header, Input, Static
 
+SCROLL = {"up": "scroll_up", "down": "scroll_down", "pageup": "scroll_page_up", "pagedown": "scroll_page_down"}
+
 
 class Action(NamedTuple):
     """A key, what its button says, and the method of the world that it calls (a str that it returns is shown)."""
@@ -40,6 +42,8 @@ class Explorer(App[None]):
             self.bind("escape", "leave", show=False)
         for action in actions:
             self.bind(action.key, f"act('{action.method}')", description=action.label)
+        for key in SCROLL.keys() - {action.key for action in actions}:
+            self.bind(key, f"scroll('{SCROLL[key]}')", show=False)
         self.bind("q", "quit", description="quit")
 
     def compose(self) -> ComposeResult:
@@ -65,6 +69,9 @@ class Explorer(App[None]):
         event.input.clear()
         self.action_leave()
         self.action_act("typed", event.value)
+
+    def action_scroll(self, method: str) -> None:
+        getattr(self.query_one("#panels"), method)()
 
     def action_type(self) -> None:
         self.query_one(Input).focus()
