@@ -31,7 +31,8 @@ class Explorer(App[None]):
     #panels { height: 1fr; }
     #said { height: auto; padding: 0 1; color: $accent; }
     #buttons { height: 3; }
-    #buttons Button { min-width: 8; margin: 0 1 0 0; }
+    #buttons Button { min-width: 8; }
+    Input { height: 1; border: none; }
     """
 
     def __init__(self, title: str, world: Any, actions: list[Action], ask: str = "") -> None:
