@@ -73,10 +73,9 @@ def test_links(chapter):
             assert (chapter.folder / target).exists(), f"{target} is not there"
 
 
-def source_of(path: str, symbol: str) -> str:
-    """The dedented source of a class, function, method or module-level constant."""
-    text = (ROOT / path).read_text("utf-8")
-    body: list = ast.parse(text).body
+def node_of(path: str, symbol: str) -> ast.stmt:
+    """The definition of a class, function, method or module-level constant."""
+    body: list = ast.parse((ROOT / path).read_text("utf-8")).body
     for name in symbol.split("."):
         for node in body:
             targets = getattr(node, "targets", [getattr(node, "target", None)])  # of an assignment
@@ -85,8 +84,17 @@ def source_of(path: str, symbol: str) -> str:
                 break
         else:
             raise AssertionError(f"{path} has no {symbol}")
-    first = min([found.lineno, *(d.lineno for d in getattr(found, "decorator_list", []))])
-    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : found.end_lineno]))
+    return found
+
+
+def first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+
+
+def source_of(path: str, symbol: str) -> str:
+    """The dedented source of what node_of() finds."""
+    node, lines = node_of(path, symbol), (ROOT / path).read_text("utf-8").splitlines()
+    return textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
 
 
 def assert_quoted(quote: str, source: str) -> None:
@@ -279,7 +287,7 @@ def test_quiz_is_asked(chapter, capsys):
 @for_each_chapter
 def test_skeleton_is_not_started(chapter, checkpoint):
     bench, tasks = Bench(str(checkpoint())), chapter.module("checks").TASKS
-    assert 2 <= len(tasks) <= 3
+    assert 2 <= len(tasks) <= 4
     for task in tasks:
         function = getattr(chapter.module("exercise"), task.name)
         assert len(function.__doc__) > 200, "the contract is in the docstring"
@@ -398,6 +406,53 @@ def test_a_broken_engine_is_replaced(checkpoint):
     before = bench.llm
     assert not grade(Task("abort", "x", use, (leaves_a_request,)), None, bench).passed
     assert bench.llm is not before and not bench.llm.engine.has_unfinished_requests()
+
+
+# -- the last page ----------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "chapters" / "one_request.md"
+LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(nanovllm/[\w/.]+)#L(\d+)\)")
+
+
+def test_one_request(demo_checkpoint, monkeypatch):
+    """The code prints what the page says, links lead to their symbols, and the order of the page is the engine's."""
+    monkeypatch.chdir(ROOT)
+    text = PAGE.read_text("utf-8")
+    code, printed = (block["text"] for block in FENCE.finditer(text))
+    first_call: dict[tuple[str, int], int] = {}  # of the last request
+
+    def note(frame, event, arg) -> None:
+        if event == "call":
+            if frame.f_code is LLM.generate.__code__:
+                first_call.clear()
+            first_call.setdefault((frame.f_code.co_filename, frame.f_code.co_firstlineno), len(first_call))
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        sys.setprofile(note)
+        try:
+            exec(compile(code, str(PAGE), "exec"), {})
+        finally:
+            sys.setprofile(None)
+    assert output.getvalue() == printed
+
+    order = []
+    for symbol, path, line in LINK.findall(text):
+        node = node_of(path, symbol)
+        assert int(line) == node.lineno, f"{symbol} is now at {path}#L{node.lineno}"
+        if isinstance(node, ast.ClassDef):
+            node = node_of(path, f"{symbol}.__init__")
+        call = first_call.get((str(ROOT / path), first_line(node)))
+        assert call is not None, f"{symbol} is never called"
+        order.append((call, symbol))
+    assert len(order) > 30 and order == sorted(order), "they first run in another order"
+
+
+def test_one_request_leads_to_every_chapter():
+    text = PAGE.read_text("utf-8")
+    for chapter in CHAPTERS:
+        assert f"\n[{chapter.number}]: {chapter.folder.name}/README.md\n" in text
+        assert text.count(f"[{chapter.number}]") > 1, f"no stop belongs to chapter {chapter.number}"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
