@@ -35,7 +35,7 @@ class SamplingParams:
     """Parameters of one request. Applied in this order: penalties, temperature, min_p, top_k, top_p.
 
     n:                   samples per prompt; they share the prompt's K/V through the prefix cache
-    temperature:         0 is greedy (the most likely token, always)
+    temperature:         0 is greedy (the most likely token, always); less than 1e-5 counts as 0
     top_p:               probability mass to keep
     min_p:               least probability to keep, as a share of the largest
     top_k:               number of tokens to keep; 0 or -1 keeps all

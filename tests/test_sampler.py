@@ -46,6 +46,13 @@ def chi_square(counts: list[int], probs: list[float]) -> tuple[float, int]:
     return sum((c - e) ** 2 / e for c, e in cells), len(cells) - 1
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-6, 1e-38, 1e-300])
+def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
+    """Divided by 1e-38, logits leave the range of float32, and a softmax of infinities says nothing."""
+    seqs = [Sequence([0], SamplingParams(temperature=temperature, seed=seed)) for seed in range(20)]
+    assert draw([LOGITS] * 20, seqs) == [LOGITS.index(max(LOGITS))] * 20
+
+
 CASES = {
     "plain": dict(),
     "cold": dict(temperature=0.5),

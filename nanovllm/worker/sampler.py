@@ -18,6 +18,7 @@ from nanovllm.worker.batch import move
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024
+MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class SamplingBatch:
             if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
                 token_ids = [*(p.stop_token_ids or ()), *(() if p.ignore_eos else eos_token_ids)]
                 banned.append((row, torch.tensor(token_ids, dtype=torch.int64)))
-            if p.temperature > 0:
+            if p.temperature >= MIN_TEMPERATURE:
                 random_rows.append(row)
         chosen = [seqs[row] for row in random_rows]
         params = [seq.sampling_params for seq in chosen]
