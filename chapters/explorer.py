@@ -11,7 +11,10 @@ SCROLL = {"up": "scroll_up", "down": "scroll_down", "pageup": "scroll_page_up", 
 
 
 class Action(NamedTuple):
-    """A key, what its button says, and the method of the world that it calls (a str that it returns is shown)."""
+    """A key, what its button says, and the method of the world that it calls (a str that it returns is shown).
+
+    Without a label it has a key only.
+    """
 
     key: str
     label: str
@@ -42,21 +45,21 @@ class Explorer(App[None]):
             self.bind("t", "type", description="type")
             self.bind("escape", "leave", show=False)
         for action in actions:
-            self.bind(action.key, f"act('{action.method}')", description=action.label)
+            self.bind(action.key, f"act('{action.method}')", description=action.label, show=bool(action.label))
         for key in SCROLL.keys() - {action.key for action in actions}:
             self.bind(key, f"scroll('{SCROLL[key]}')", show=False)
         self.bind("q", "quit", description="quit")
 
     def compose(self) -> ComposeResult:
         yield Header()
-        with VerticalScroll(id="panels"):
+        with VerticalScroll(id="panels", can_focus=False):
             for index, _ in enumerate(self.world.panels()):
                 yield Static(id=f"panel{index}")
         if self.ask:
             yield Input(placeholder=f"{self.ask} (t to type, Enter when done)")
         yield Static(id="said", markup=False)
         with Horizontal(id="buttons"):
-            for action in self.actions:
+            for action in filter(lambda action: action.label, self.actions):
                 yield Button(f"{action.label} ({action.key})", id=action.method)
         yield Footer()
 

@@ -212,8 +212,10 @@ def test_app(number, demo_checkpoint):
         async with app.run_test(size=(100, 50)) as pilot:
             assert len(app.actions) >= 4 and "r" in [action.key for action in app.actions]
             for action in app.actions:
-                await assert_changes(pilot, lambda: app.simulate_key(action.key))  # noqa: B023
-                await assert_changes(pilot, app.query_one(f"#{action.method}", Button).press)
+                for key in action.key.split(","):
+                    await assert_changes(pilot, lambda: app.simulate_key(key))  # noqa: B023
+                if action.label:
+                    await assert_changes(pilot, app.query_one(f"#{action.method}", Button).press)
             if app.ask:
                 await pilot.press("t")
                 await assert_typed(pilot, "A [/b] prompt")

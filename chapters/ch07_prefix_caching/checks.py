@@ -1,0 +1,541 @@
+"""How the exercises of chapter 7 are graded. Names have a file of their own, and so have the larger trials."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from chapters.ch07_prefix_caching.checks_of_names import (
+    names_alike,
+    names_apart,
+    names_images,
+    names_salts_and_adapters,
+    names_tokens_and_parents,
+    use_name,
+)
+from chapters.ch07_prefix_caching.trials import (
+    METHODS,
+    OTHER_TEXT,
+    TEXT,
+    TRIALS,
+    admit,
+    ask,
+    cached,
+    compute,
+    expect,
+    expect_answer,
+    expect_sane,
+    listed,
+    pool,
+    refs,
+    small_pool,
+    state,
+    worked_example,
+)
+from chapters.grading import Bench, Task, Wrong, replaced
+from nanovllm.core.block_hash import BlockHasher, ExtraKeys
+from nanovllm.core.block_manager import BlockManager, Content
+from nanovllm.core.sequence import Sequence
+
+# -- allocate_with_prefix ---------------------------------------------------------------------------------------------
+
+
+def allocates_fresh(allocate: Any, bench: Bench) -> None:
+    """nothing is found: all blocks are fresh"""
+    manager, seq = pool(6), Sequence(list(range(10)))
+    expect_answer(True, allocate(manager, seq), "when 3 blocks are needed and 6 are free")
+    expect([0, 1, 2], seq.block_table, "10 tokens need 3 blocks of 4, from the head of the queue")
+    hint = "the reference counts are wrong: _take_fresh has set those of fresh blocks"
+    expect([1, 1, 1, 0, 0, 0], refs(manager), hint)
+    expect((0, 0), (seq.num_cached_tokens, seq.num_computed_tokens), "nothing was found, nothing is computed yet")
+    expect([3, 4, 5], list(manager.free_blocks), "the free queue must have lost the blocks that were taken")
+    expect_sane(manager)
+
+
+def allocates_hits_in_use(allocate: Any, bench: Bench) -> None:
+    """a prefix that somebody is using"""
+    manager = pool(8)
+    admit(manager, range(10))
+    seq = Sequence([*range(10), 77, 78, 79])
+    expect_answer(True, allocate(manager, seq), "when two blocks are found and two fresh ones are free")
+    expect_found(manager, seq, [0, 1, 3, 4], 8, "10 of 13 tokens are as before: blocks 0 and 1 are full of them")
+    expect([2, 2, 1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: one more for each hit")
+    expect([5, 6, 7], list(manager.free_blocks), "the free queue must have lost the fresh blocks only")
+    expect_sane(manager)
+
+
+def expect_found(manager: BlockManager, seq: Sequence, table: list[int], num_cached: int, why: str) -> None:
+    expect(table, seq.block_table, f"the block table is wrong. {why}")
+    hint = f"num_cached_tokens is wrong. {why}"
+    if seq.num_cached_tokens == len(seq.tokens):
+        hint = "nothing is left to compute, so there are no logits to sample from: all but the last token at most"
+    expect(num_cached, seq.num_cached_tokens, hint)
+    hint = "num_computed_tokens must be num_cached_tokens: what is found is computed"
+    expect(num_cached, seq.num_computed_tokens, hint)
+    hint = "num_registered_blocks must be the number of hits: they have names already"
+    expect(-(-num_cached // 4), seq.num_registered_blocks, hint)
+
+
+def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
+    """a prefix that nobody is using leaves the free queue"""
+    manager = pool(8)
+    first, second = admit(manager, range(10)), admit(manager, range(50, 59))
+    manager.free(second)
+    manager.free(first)  # the queue is 6 7 5 4 3 2 1 0
+    seq = Sequence([*range(10), 77, 78, 79])
+    expect_answer(True, allocate(manager, seq), "when two blocks are found and six others are free")
+    expect_found(manager, seq, [0, 1, 6, 7], 8, "Blocks 0 and 1 are found, 6 and 7 are at the head of the queue")
+    expect([1, 1, 0, 0, 0, 0, 1, 1], refs(manager), "the reference counts are wrong: a hit has one reference more")
+    expect(
+        [5, 4, 3, 2],
+        list(manager.free_blocks),
+        "hits must leave the free queue, and nothing else may move: what stays in it will be given to somebody else",
+    )
+    expect_sane(manager)
+
+
+def allocates_a_cached_prompt(allocate: Any, bench: Bench) -> None:
+    """a prompt that is cached to its last token"""
+    manager = pool(8)
+    first = admit(manager, range(8))
+    for when in ("in use", "free"):
+        seq = Sequence(list(range(8)))
+        expect_answer(True, allocate(manager, seq), f"for a prompt whose blocks are all cached and {when}")
+        why = "All 8 tokens are found in blocks 0 and 1; the last one is computed again, its block stays a hit"
+        expect_found(manager, seq, [0, 1], 7, why)
+        expect_sane(manager)
+        manager.free(seq)
+        if first.block_table:
+            manager.free(first)
+
+
+def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
+    """what just fits is taken, what does not fit changes nothing"""
+    manager = pool(4)
+    first = admit(manager, range(8))
+    seq = Sequence([*range(8), 1, 2, 3, 4, 5])  # two hits in use, two fresh: just fits
+    expect_answer(
+        True, allocate(manager, seq), "when 2 fresh blocks are needed and 2 are free: hits in use cost nothing"
+    )
+    manager.free(seq)
+    seq = Sequence([*range(8), *range(20, 29)])  # two hits in use, three fresh
+    refuse(allocate, manager, seq, "when 2 blocks are found, 3 fresh ones are needed and 2 are free")
+    manager.free(first)
+    refuse(
+        allocate,
+        manager,
+        seq,
+        "when 3 fresh ones are needed and 4 are free, of which 2 are the hits: don't count these twice",
+    )
+    manager.free(admit(manager, range(50, 57)))  # the queue is 1 0 2 3
+    seq = Sequence([*range(8), *range(20, 28)])
+    expect_answer(
+        True, allocate(manager, seq), "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
+    )
+    hint = "the hits 0 and 1 were at its head: take them out before fresh ones are popped, or they are taken twice"
+    expect([0, 1, 2, 3], [*seq.block_table[:2], *sorted(seq.block_table[2:])], hint)
+    expect_sane(manager)
+
+
+def refuse(allocate: Any, manager: BlockManager, seq: Sequence, when: str) -> None:
+    before = state(manager, seq)
+    with suppress(AssertionError):  # of an empty queue
+        expect_answer(False, allocate(manager, seq), when)
+        for name, value in state(manager, seq).items():
+            hint = f"it said False, but the {name} changed. Count first: touch nothing before you know that all fits"
+            expect(before[name], value, hint)
+        return
+    raise Wrong(f"the answer should be False {when}. Instead it took blocks until the free queue was empty")
+
+
+def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
+    """a sequence that comes back finds its own blocks, and starts from them"""
+    manager = pool(8)
+    seq = admit(manager, range(11))
+    manager.free(seq)
+    seq.num_computed_tokens, seq.num_cached_tokens, seq.name_contested = 0, 0, True
+    seq.num_registered_blocks, seq.tokens = 2, [*seq.tokens, 5, 6]
+    other = admit(manager, [90] * 20)  # takes 3 4 5 6 7
+    manager.free(admit(manager, [91] * 8))  # and this 2 and 1
+    manager.free(other)
+    expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
+    why = "Of its own blocks, 0 is still cached; 1 was taken by others"
+    expect(4, seq.num_cached_tokens, f"num_cached_tokens is wrong. {why}")
+    expect(1, seq.num_registered_blocks, "num_registered_blocks must be set anew: one hit, whatever there was before")
+    expect(False, seq.name_contested, "name_contested must be set anew: there was no collision this time")
+    expect_sane(manager)
+
+
+def allocates_without_caching(allocate: Any, bench: Bench) -> None:
+    """with caching off, nothing is hashed and nothing is counted"""
+    manager = pool(8, caching=False)
+    for _ in range(2):
+        seq = Sequence(list(range(8)))
+        seq.num_registered_blocks = 2
+        expect_answer(True, allocate(manager, seq), "when caching is off and blocks are free")
+        found = (seq.num_cached_tokens, seq.num_registered_blocks)
+        expect((0, 0), found, "caching is off: num_cached_tokens and num_registered_blocks are 0")
+    expect([4, 5, 6, 7], list(manager.free_blocks), "caching is off: each of the two sequences takes two fresh blocks")
+    expect(0, manager.stats.queries, "caching is off, so stats.record must not be called")
+
+
+def allocates_and_counts(allocate: Any, bench: Bench) -> None:
+    """the statistics: full blocks asked for, hits, misses"""
+    manager = pool(8)
+    for tokens, queries, hits in (
+        (range(10), 2, 0),
+        ([*range(8), 1, 2, 3, 4, 5], 5, 2),
+        (range(3), 5, 2),
+        (range(8), 7, 4),
+    ):
+        seq = admit(manager, tokens)
+        manager.free(seq)
+        got = {name: getattr(manager.stats, name) for name in ("queries", "hits", "misses")}
+        hint = "stats.record(queries, hits, collisions): queries are all full blocks of seq.tokens, hits those found"
+        expect(dict(queries=queries, hits=hits, misses=queries - hits), got, hint)
+
+
+class Colliding(BlockHasher):
+    """Names tell only whether the first token id is odd."""
+
+    def name(self, parent: Any, token_ids: Any, extra: ExtraKeys = ()) -> bytes:
+        return bytes([token_ids[0] % 2])
+
+
+def colliding_pool() -> BlockManager:
+    manager = pool(12)
+    manager._hasher = Colliding(4)
+    return manager
+
+
+def allocates_on_collision(allocate: Any, bench: Bench) -> None:
+    """a name that stands for other content is not served"""
+    manager = colliding_pool()
+    admit(manager, [2, 2, 2, 2, 1, 1, 1, 1, 5])
+    hint = "the name is the same, the content is not: that is no hit, and the search ends. Ask block.holds(content)"
+    seq = Sequence([4, 4, 4, 4, 1, 1, 1, 1, 5])
+    expect_answer(True, allocate(manager, seq), "when 3 fresh blocks are needed and 9 are free")
+    expect([3, 4, 5], seq.block_table, hint)
+    expect((0, True), (seq.num_cached_tokens, seq.name_contested), f"num_cached_tokens, name_contested: {hint}")
+    expect(1, manager.stats.collisions, "one collision goes into the statistics: the third argument of stats.record")
+    for keys in (dict(cache_salt="a"), dict(lora_id=1)):
+        seq = Sequence([2, 2, 2, 2, 5], **keys)
+        expect_answer(True, allocate(manager, seq), "when 2 fresh blocks are needed and more are free")
+        expect((0, True), (seq.num_cached_tokens, seq.name_contested), f"{keys} makes it other content: {hint}")
+
+
+def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
+    """two copies of a block: the first of them serves"""
+    manager = pool(8)
+    one, two = admit(manager, [1, 2, 3]), admit(manager, [1, 2, 3])
+    for seq in (two, one):
+        compute(manager, seq, 4)
+    manager.free(one)  # block 0; block 1 was registered first and is still in use
+    seq = Sequence([1, 2, 3, 4, 5])
+    expect_answer(True, allocate(manager, seq), "when one block is found and others are free")
+    expect([1, 2], seq.block_table, "blocks 1 and 0 bear the same name; the first of hash_to_block[name].values() is 1")
+    expect([0, 2, 1], refs(manager)[:3], "the reference counts of blocks 0, 1, 2: only the copy that serves gets one")
+    expect_sane(manager)
+
+
+# -- register_prefix --------------------------------------------------------------------------------------------------
+
+
+def prepared(manager: BlockManager, tokens: Any, num_computed: int) -> Sequence:
+    """Admitted, computed up to num_computed, not yet registered."""
+    seq = Sequence(list(tokens))
+    assert manager.allocate_with_prefix(seq)
+    seq.num_computed_tokens = num_computed
+    return seq
+
+
+def expect_asked(manager: BlockManager, indexes: list[int], register: Callable[[], None], hint: str) -> None:
+    """Which blocks are named while registering?"""
+    asked: list[int] = []
+    name_block = manager.name_block
+
+    def noting(seq: Sequence, index: int) -> tuple[bytes, Content]:
+        asked.append(index)
+        return name_block(seq, index)
+
+    with replaced(manager, "name_block", noting):
+        register()
+    expect(indexes, asked, hint)
+
+
+def registers_full_blocks(register: Any, bench: Bench) -> None:
+    """full blocks can be found, a partly filled one cannot"""
+    manager = pool(8)
+    seq = prepared(manager, range(10), 10)
+    register(manager, seq)
+    expect(
+        [[0], [1]], listed(manager), "hash_to_block: 10 computed tokens fill the blocks 0 and 1, block 2 has room left"
+    )
+    expect([0, 1], cached(manager), "a block that was registered must say so: block.block_hash is its name")
+    for index in (0, 1):
+        content = manager.name_block(seq, index)[1]
+        hint = f"(parent_hash, token_ids, extra_keys) of block {index} must be its content, or no hit can be verified"
+        block = manager.blocks[index]
+        expect(content, (block.parent_hash, block.token_ids, block.extra_keys), hint)
+    expect(2, seq.num_registered_blocks, "num_registered_blocks: two blocks are done")
+    expect([1, 1, 1], refs(manager)[:3], "registering changes no reference counts")
+    again = Sequence(list(range(10)))
+    assert manager.allocate_with_prefix(again)
+    expect(8, again.num_cached_tokens, "the same prompt again must find two blocks")
+    expect_sane(manager)
+
+
+def registers_chunks(register: Any, bench: Bench) -> None:
+    """a prompt in chunks: only what is computed, each block once"""
+    manager = pool(8)
+    seq = prepared(manager, range(16), 6)
+    hint = (
+        "of 16 prompt tokens 6 are computed: only block 0 is full of them. The rest of the prompt is not in the cache"
+    )
+    expect_asked(manager, [0], lambda: register(manager, seq), hint)
+    expect([0], cached(manager), hint)
+    seq.num_computed_tokens = 13
+    hint = "now 13 are computed: blocks 1 and 2 are new. Block 0 is registered: begin at seq.num_registered_blocks"
+    expect_asked(manager, [1, 2], lambda: register(manager, seq), hint)
+    expect([0, 1, 2], cached(manager), hint)
+    hint = "nothing new is computed, so nothing must be named: is num_registered_blocks kept up to date?"
+    expect_asked(manager, [], lambda: register(manager, seq), hint)
+    expect_sane(manager)
+
+
+def registers_answers(register: Any, bench: Bench) -> None:
+    """blocks that fill up with generated tokens, behind hits"""
+    manager = pool(8)
+    manager.free(admit(manager, range(8)))
+    seq = prepared(manager, range(8), 8)  # both blocks are hits, the last token is computed again
+    hint = "both blocks are hits and have their names. Begin at num_registered_blocks: num_cached_tokens is 7, not 8"
+    expect_asked(manager, [], lambda: register(manager, seq), hint)
+    for token in range(4):
+        seq.append(token)
+        assert manager.append_slots(seq)
+        seq.num_computed_tokens += 1
+        hint = f"{token + 1} of 4 tokens of the answer are computed: which blocks are full now, and which have names?"
+        expect_asked(manager, [2] if token == 3 else [], lambda: register(manager, seq), hint)
+    expect(
+        [0, 1, 2],
+        cached(manager),
+        "an answer's full blocks are registered, too: the next turn of a chat begins with it",
+    )
+    expect_sane(manager)
+
+
+def registers_copies(register: Any, bench: Bench) -> None:
+    """two blocks with the same content: both can be found"""
+    manager = pool(8)
+    one, two = prepared(manager, range(6), 6), prepared(manager, range(6), 6)  # neither finds the other
+    register(manager, one)
+    register(manager, two)
+    hint = "blocks 0 and 2 have the same content and the same name: the second joins the first, in the same dict"
+    expect([[0, 2]], listed(manager), hint)
+    expect(([0, 2], 1), (cached(manager), two.num_registered_blocks), hint)
+    expect([0, 1], one.block_table, "tables stay as they are")
+    expect([2, 3], two.block_table, "tables stay as they are")
+    manager.free(one)
+    assert manager.allocate_with_prefix(Sequence([9] * 24))  # everything but block 2 and 3
+    again = Sequence(list(range(4)))
+    assert manager.allocate_with_prefix(again)
+    expect([2], again.block_table, "block 0 was evicted, its copy 2 must still be found")
+    expect_sane(manager)
+
+
+def registers_nothing(register: Any, bench: Bench) -> None:
+    """with caching off, or behind a contested name, nothing is registered"""
+    manager = pool(8, caching=False)
+    register(manager, prepared(manager, range(10), 10))
+    expect([], listed(manager), "caching is off: nothing is registered")
+    manager = pool(8)
+    seq = prepared(manager, range(10), 10)
+    seq.name_contested = True
+    expect_asked(
+        manager, [], lambda: register(manager, seq), "name_contested is True already: nothing is named any more"
+    )
+    expect([], listed(manager), "name_contested is True already: nothing is registered any more")
+
+
+def registers_on_collision(register: Any, bench: Bench) -> None:
+    """a name that stands for other content: neither this block nor a later one"""
+    manager = colliding_pool()
+    one, two = prepared(manager, [2] * 4, 4), prepared(manager, [4, 4, 4, 4, 1, 1, 1, 1], 8)
+    register(manager, one)
+    register(manager, two)
+    hint = (
+        "block 1 has the same name as block 0 and other content: ask holds(content), and register nothing from there on"
+    )
+    expect([[0]], listed(manager), hint)
+    expect([0], cached(manager), hint)
+    expect(
+        (True, 1), (two.name_contested, manager.stats.collisions), "name_contested, stats.collisions after a collision"
+    )
+    expect(0, two.num_registered_blocks, "a contested block is not registered: num_registered_blocks stays")
+    register(manager, two)
+    expect(1, manager.stats.collisions, "the same collision was counted again: name_contested ends it for good")
+
+
+# -- take_fresh -------------------------------------------------------------------------------------------------------
+
+
+def takes_from_the_head(take: Any, bench: Bench) -> None:
+    """from the head of the queue to the end of the table"""
+    manager, seq = pool(6), Sequence([1] * 12)
+    take(manager, seq, 2)
+    hint = "the queue was 0 1 2 3 4 5: its head is taken, and the table lists the blocks in the order of taking"
+    expect([0, 1], seq.block_table, hint)
+    expect([2, 3, 4, 5], list(manager.free_blocks), "two blocks must have left the queue, at its head")
+    take(manager, seq, 0)
+    take(manager, seq, 1)
+    expect([0, 1, 2], seq.block_table, "0 more blocks and then 1 more: new ones go behind those that are in the table")
+    expect([1, 1, 1, 0, 0, 0], refs(manager), "each block that is taken has one reference now")
+    expect(0, manager.stats.evictions, "these blocks had no names: nothing was evicted")
+    expect_sane(manager)
+
+
+def takes_whatever_is_next(take: Any, bench: Bench) -> None:
+    """blocks with and without a name, in the order in which they were released"""
+    manager, seq = pool(4), Sequence([1])
+    first, second = admit(manager, range(8)), admit(manager, range(50, 53))
+    manager.free(first)
+    manager.free(second)  # the queue is 3 1 0 2; 1 and 0 have names
+    take(manager, seq, 2)
+    hint = (
+        "the queue was 3 1 0 2, and 1 and 0 have names: the head is taken, whatever it is. Of blocks that were "
+        "released together the deepest is nearest to the head, so that a text is lost from its end"
+    )
+    expect([3, 1], seq.block_table, hint)
+    expect(1, manager.stats.evictions, "block 1 had a name, block 3 had none: that is one eviction")
+    expect([0], cached(manager), "block 1 must be forgotten, block 0 must stay cached")
+
+
+def forgets_what_it_takes(take: Any, bench: Bench) -> None:
+    """nobody finds what was in a block that is taken"""
+    manager = pool(2)
+    manager.free(admit(manager, range(8)))
+    take(manager, Sequence([1] * 8), 2)
+    for block in manager.blocks:
+        if any(block.block_id in copies for copies in manager.hash_to_block.values()):
+            expected, got = wrong_text(bench)
+            what = "Whoever asks for that gets K/V of somebody else. See what the model writes when a text comes again"
+            if got is None:
+                what = "Hits are verified, so nobody is served it; but that text can never be registered again"
+            raise Wrong(
+                f"block {block.block_id} was taken and is still in hash_to_block under its old name. {what}",
+                expected=expected,
+                got=got,
+            )
+        fields = (block.block_hash, block.parent_hash, block.token_ids, block.extra_keys)
+        if fields != (None, None, [], ()):
+            expected, got = wrong_text(bench)
+            what = f"The model writes {got} in place of {expected}" if got else "Its next eviction will go wrong"
+            raise Wrong(
+                f"block {block.block_id} was taken and still says what it was. The scheduler takes a block with a name "
+                f"for one that is computed already, and writes nothing there. {what}",
+                expected=(None, None, [], ()),
+                got=fields,
+            )
+    expect({}, manager.hash_to_block, "no copy is left under these names: hash_to_block must not keep empty dicts")
+    expect_sane(manager)
+
+
+def wrong_text(bench: Bench) -> tuple[str | None, str | None]:
+    """The same prompt before and after others had all its blocks, as text. Nothing if that changes nothing."""
+    tokenizer = bench.llm.get_tokenizer()
+    text, other = tokenizer.encode(TEXT)[:40], tokenizer.encode(OTHER_TEXT)[:40]
+    answers = []
+    with suppress(Exception), small_pool(bench, 3, checking=False):
+        answers = [ask(bench, [prompt], 8)[0].token_ids for prompt in (text, other, text)]
+    if not answers or answers[0] == answers[2]:
+        return None, None
+    return repr(tokenizer.decode(answers[0])), repr(tokenizer.decode(answers[2]))
+
+
+def keeps_the_other_copy(take: Any, bench: Bench) -> None:
+    """two copies of a block: one goes, the other is still found"""
+    for index in (0, 1):
+        manager = pool(4)
+        pair = [prepared(manager, range(4), 4), prepared(manager, range(4), 4)]
+        for seq in pair:
+            manager.register_prefix(seq)
+        manager.free(pair[index])
+        take(manager, Sequence([1] * 12), 3)  # 2, 3 and the copy that is free
+        kept = 1 - index
+        hint = f"blocks 0 and 1 bear one name, {index} was taken: only {index} leaves the dict under that name"
+        expect([[kept]], listed(manager), hint)
+        again = Sequence(list(range(4)))
+        assert manager.allocate_with_prefix(again)
+        expect([kept], again.block_table, f"block {kept} must still be found")
+        expect_sane(manager)
+
+
+def forgets_from_the_end(take: Any, bench: Bench) -> None:
+    """texts are forgotten block by block, the one released longest ago first, from its end"""
+    manager = pool(6)
+    texts = [list(range(12)), list(range(50, 62))]
+    for tokens in texts:
+        manager.free(admit(manager, tokens))
+
+    def found(tokens: list[int]) -> int:
+        names = [manager.name_block(seq, index)[0] for seq in [Sequence(tokens)] for index in range(3)]
+        return sum(name in manager.hash_to_block for name in names)
+
+    seq, left = Sequence([1] * 24), []
+    for _ in range(6):
+        take(manager, seq, 1)
+        left.append([found(tokens) for tokens in texts])
+    hint = "blocks that two texts of 3 blocks each still find, after each block that was taken"
+    expect([[2, 3], [1, 3], [0, 3], [0, 2], [0, 1], [0, 0]], left, hint)
+
+
+# -- the tasks --------------------------------------------------------------------------------------------------------
+
+
+def task(name: str, section: str, *checks: Any) -> Task:
+    return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *TRIALS))
+
+
+TASKS = [
+    Task(
+        "name_block",
+        "A name for a block",
+        use_name,
+        (names_tokens_and_parents, names_alike, names_salts_and_adapters, names_images, names_apart, *TRIALS),
+    ),
+    task(
+        "allocate_with_prefix",
+        "Two calls around prefill",
+        allocates_fresh,
+        allocates_hits_in_use,
+        allocates_hits_in_the_queue,
+        allocates_a_cached_prompt,
+        allocates_all_or_nothing,
+        worked_example,
+        allocates_after_preemption,
+        allocates_one_of_two_copies,
+        allocates_on_collision,
+        allocates_without_caching,
+        allocates_and_counts,
+    ),
+    task(
+        "register_prefix",
+        "Two calls around prefill",
+        registers_full_blocks,
+        registers_chunks,
+        registers_answers,
+        registers_copies,
+        registers_nothing,
+        registers_on_collision,
+        worked_example,
+    ),
+    task(
+        "take_fresh",
+        "What is forgotten first",
+        takes_from_the_head,
+        forgets_what_it_takes,
+        takes_whatever_is_next,
+        keeps_the_other_copy,
+        forgets_from_the_end,
+        worked_example,
+    ),
+]

@@ -1,0 +1,244 @@
+"""How the first exercise of chapter 7 is graded: names of blocks."""
+
+import itertools
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from chapters.grading import Bench, Wrong, replaced
+from nanovllm.core.block_hash import HASH_FUNCTIONS, BlockHasher, ExtraKeys, MMSpan, extra_keys
+from nanovllm.core.block_manager import BlockManager, Content
+from nanovllm.core.sequence import Sequence
+
+XXH64 = HASH_FUNCTIONS["xxh64"]
+PARENT = b"aaaabbbb"  # as long as a name by xxh64
+
+
+def call(
+    function: Any,
+    token_ids: Any = (7, 8, 9, 9),
+    parent: bytes | None = PARENT,
+    start: int = 40,
+    salt: str | None = None,
+    lora: int | None = None,
+    spans: Any = (),
+    hash_bytes: Any = XXH64,
+) -> bytes:
+    """With a block in the middle of a text, unless told otherwise. A parent of None: with the first block."""
+    hashed: list[bytes] = []
+
+    def watched(data: bytes) -> bytes:
+        if not isinstance(data, bytes | bytearray):
+            raise Wrong(f"hash_bytes takes bytes, and was given {type(data).__name__}")
+        hashed.append(hash_bytes(data))
+        return hashed[-1]
+
+    start = 0 if parent is None else start
+    mm_spans = tuple(MMSpan(start + first, length, content) for first, length, content in spans)
+    name = function(parent, list(token_ids), start, salt, lora, mm_spans, watched)
+    if not hashed or name != hashed[-1]:
+        raise Wrong("the name is what hash_bytes returns for the block's content", expected="bytes", got=repr(name))
+    return name
+
+
+def show(case: dict[str, Any]) -> str:
+    parent = case.get("parent", PARENT)
+    told = ["no parent" if parent is None else f"parent {parent!r}", f"ids {list(case.get('token_ids', (7, 8, 9, 9)))}"]
+    told += [f"{name} {case[name]!r}" for name in ("salt", "lora") if case.get(name) is not None]
+    told += [f"start {case['start']}"] if "start" in case else []
+    told += [f"{content!r} of {length} tokens at {start}" for start, length, content in case.get("spans", ())]
+    return ", ".join(told)
+
+
+def expect_names(function: Any, same: bool, one: dict[str, Any], other: dict[str, Any], hint: str) -> None:
+    """Do these two blocks bear one name, or two?"""
+    names = call(function, **one), call(function, **other)
+    if (names[0] == names[1]) != same:
+        what = "one name" if same else "two names"
+        raise Wrong(
+            hint, expected=f"{what} for ({show(one)}) and ({show(other)})", got=f"{names[0]!r} and {names[1]!r}"
+        )
+
+
+def word(letters: str) -> list[int]:
+    """Token ids whose four bytes are letters, the same letter four times each."""
+    return [int.from_bytes(letter.encode() * 4, "little") for letter in letters]
+
+
+def names_tokens_and_parents(function: Any, bench: Bench) -> None:
+    """other tokens, another order or another parent make another name"""
+    for ids in ((7, 8, 9, 10), (8, 7, 9, 9)):
+        expect_names(function, False, {}, dict(token_ids=ids), "the token ids and their order belong into the name")
+    hint = "token ids go up to 2**32 - 1 and need four bytes each, or something that separates them"
+    for ids in ((7 + 256, 8, 9, 9), (7 + 2**16, 8, 9, 9), (7 + 2**31, 8, 9, 9), (2**32 - 1, 8, 9, 9)):
+        expect_names(function, False, {}, dict(token_ids=ids), hint)
+    hint = "the parent belongs into the name: K and V of a block depend on every token before it"
+    expect_names(function, False, {}, dict(parent=b"aaaabbbc"), hint)
+    expect_names(function, False, {}, dict(parent=None), hint)
+    sha256 = HASH_FUNCTIONS["sha256"]
+    one, other = (call(function, parent=b"p" * 31 + last, hash_bytes=sha256) for last in (b"1", b"2"))
+    if one == other:
+        raise Wrong("a parent's name by sha256 has 32 bytes, and all of them belong into the child's name", got=one)
+
+
+def names_alike(function: Any, bench: Bench) -> None:
+    """the same content makes the same name, also in another process"""
+    case = dict(salt="".join(["s", "alt"]), lora=int("300"), spans=[(2, 5, "".join(["c", "at"]))], parent=None)
+    again = dict(salt="".join(["sa", "lt"]), lora=int("300"), spans=[(2, 5, "".join(["ca", "t"]))], parent=None)
+    expect_names(function, True, case, again, "the same content, made anew, must get the same name")
+    one, two = (_named_in_a_process(function, seed) for seed in ("1", "2"))
+    if one and two and one != two:
+        raise Wrong(
+            "another process gives the same block another name. Python's hash() of bytes and text begins with a random "
+            "number in every process; use hash_bytes on the bytes themselves",
+            expected=f"{one} in both",
+            got=f"{one} and {two}",
+        )
+
+
+NAME_ONE = """
+import runpy, sys
+from nanovllm.core.block_hash import HASH_FUNCTIONS, MMSpan
+function = runpy.run_path(sys.argv[1])[sys.argv[2]]
+print(function(None, [7, 8, 9, 9], 0, "salt", 1, (MMSpan(2, 5, "cat"),), HASH_FUNCTIONS["xxh64"]).hex())
+"""
+
+
+def _named_in_a_process(function: Any, seed: str) -> str:
+    """The name in hexadecimal. Nothing if the function cannot be taken out of its file, or that takes too long."""
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", NAME_ONE, function.__code__.co_filename, function.__name__]
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20).stdout.strip()
+    return ""
+
+
+def names_salts_and_adapters(function: Any, bench: Bench) -> None:
+    """salts in the first block only, adapters in every block"""
+    first: dict[str, Any] = dict(parent=None)
+    hint = "the salt belongs into the name of the first block: users with other salts must not find each other's blocks"
+    expect_names(function, False, first, first | dict(salt="a"), hint)
+    expect_names(function, False, first | dict(salt="a"), first | dict(salt="b"), hint)
+    hint = 'the salt "" is not the same as no salt: ask `is not None`'
+    expect_names(function, False, first, first | dict(salt=""), hint)
+    hint = "the salt enters the first block only: later ones have it through their parents"
+    expect_names(function, True, {}, dict(salt="a"), hint)
+    for where, what in ((first, "the first block"), ({}, "a later block")):
+        hint = f"lora_id belongs into the name of every block, and is missing in {what}"
+        expect_names(function, False, where, where | dict(lora=1), hint)
+        expect_names(function, False, where | dict(lora=1), where | dict(lora=2), hint)
+        hint = "lora_id 0 is an adapter like any other and not the same as none: ask `is not None`"
+        expect_names(function, False, where, where | dict(lora=0), hint)
+
+
+def names_images(function: Any, bench: Bench) -> None:
+    """images: in each block they overlap, what they are and where they begin relative to it"""
+    image, image_ids = (-6, 40, "cat"), dict(token_ids=[10] * 4)
+    hint = "all images have the same placeholder ids: content_hash belongs into each block that the span overlaps"
+    for span in ((2, 40, "cat"), (0, 4, "cat"), image, (3, 1, "cat"), (-5, 6, "cat")):
+        expect_names(function, False, image_ids, image_ids | dict(spans=[span]), hint)
+        other = (*span[:2], "dog")
+        expect_names(function, False, image_ids | dict(spans=[other]), image_ids | dict(spans=[span]), hint)
+    hint = "this span does not overlap the block: it ends where the block begins or earlier, or begins where it ends"
+    for span in ((4, 9, "cat"), (-9, 9, "cat"), (40, 9, "cat")):
+        expect_names(function, True, image_ids, image_ids | dict(spans=[span]), hint)
+    hint = "where the span begins belongs into the name, too: another part of the image lies in the block"
+    expect_names(function, False, image_ids | dict(spans=[image]), image_ids | dict(spans=[(-5, 40, "cat")]), hint)
+    hint = "a block can have several images, and all of them count"
+    pair = [(-1, 3, "cat"), (3, 5, "dog")]
+    expect_names(function, False, dict(spans=pair), dict(spans=pair[:1]), hint)
+    expect_names(function, False, dict(spans=pair), dict(spans=pair[1:]), hint)
+    hint = "a span's start counts relative to the block, span.start - start, and start itself does not enter the name"
+    expect_names(function, True, dict(start=40, spans=[image]), dict(start=80, spans=[image]), hint)
+    expect_names(function, True, dict(start=40), dict(start=80), hint)
+    hint = "the length of a span only says whether it overlaps the block: it does not enter the name"
+    expect_names(function, True, dict(spans=[(2, 40, "cat")]), dict(spans=[(2, 30, "cat")]), hint)
+
+
+# Pairs whose parts run together in one way of writing them down or another.
+RUN_TOGETHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (dict(token_ids=[1, 23, 4, 5]), dict(token_ids=[12, 3, 4, 5])),
+    (dict(token_ids=[1, 2 * 256 + 3, 4, 5]), dict(token_ids=[256 + 2, 3, 4, 5])),
+    (dict(token_ids=[1, 3 * 256 + 2, 4, 5]), dict(token_ids=[2 * 256 + 1, 3, 4, 5])),
+    (dict(parent=None), dict(parent=bytes(8))),
+    (dict(parent=None, token_ids=word("abcd"), salt="eeeeffff"), dict(parent=b"aaaabbbb", token_ids=word("cdef"))),
+    (dict(parent=None, salt="a", lora=1), dict(parent=None, salt="a1")),
+    (dict(parent=None, salt="1"), dict(parent=None, lora=1)),
+    (dict(parent=None, salt=""), dict(parent=None, lora=0)),
+    (dict(parent=None, salt="abcd"), dict(parent=None, lora=int.from_bytes(b"\4\0\0\0abcd", "little"))),
+    (dict(parent=None, salt="cat"), dict(parent=None, spans=[(0, 9, "cat")])),
+    (dict(parent=None, salt="cat0"), dict(parent=None, spans=[(0, 9, "cat")])),
+    (dict(parent=None, salt="cat", lora=2), dict(parent=None, spans=[(2, 9, "cat")])),
+    (dict(parent=None, salt="ab", spans=[(0, 9, "c")]), dict(parent=None, salt="a", spans=[(0, 9, "bc")])),
+    (dict(spans=[(2, 40, "x-1")]), dict(spans=[(-12, 40, "x")])),
+    (dict(lora=1, spans=[(0, 9, "2cat")]), dict(lora=12, spans=[(0, 9, "cat")])),
+    (dict(spans=[(0, 1, "ab"), (2, 1, "c")]), dict(spans=[(0, 1, "ab02c"), (2, 1, "")])),
+]
+
+
+def forgeries(function: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """A first block, and one whose parent and ids are what was hashed for it: if these are hashed bare, they meet."""
+    data = b""
+
+    def noted(hashed: bytes) -> bytes:
+        nonlocal data
+        data = bytes(hashed)
+        return XXH64(hashed)
+
+    extras: list[dict[str, Any]] = [dict(lora=5), *(dict(salt="x" * length) for length in range(12))]
+    for extra in extras:
+        call(function, parent=None, hash_bytes=noted, **extra)
+        if len(data) == 24:
+            for order in "<>":
+                ids = struct.unpack(f"{order}4I", data[8:])
+                yield dict(parent=None, **extra), dict(parent=data[:8], token_ids=ids)
+
+
+def names_apart(function: Any, bench: Bench) -> None:
+    """nothing runs together: 'a' + 'bc' is another content than 'ab' + 'c'"""
+    hint = (
+        "two contents give the same bytes: give each part a tag, and a fixed width or its length in front; a byte of "
+        "its own says whether there is a parent"
+    )
+    for one, other in (*RUN_TOGETHER, *forgeries(function)):
+        expect_names(function, False, one, other, hint)
+    seen: dict[bytes, dict[str, Any]] = {}
+    for parent, ids, salt, lora, spans in itertools.product(
+        (None, b"\0" * 8, b"\1" * 8, b"aaaabbbb"),
+        ((1, 2, 3, 4), (2, 1, 3, 4), (0, 258, 3, 4), (1, 2, 3, 4 + 2**16)),
+        (None, "", "a", "ab"),
+        (None, 0, 1, -1, 2**40),
+        ((), ((0, 9, "a"),), ((1, 9, "a"),), ((-7, 9, "a"),), ((0, 1, "a"), (1, 1, "b")), ((0, 1, "b"), (1, 1, "a"))),
+    ):
+        if parent is not None and salt is not None:
+            continue
+        case: dict[str, Any] = dict(parent=parent, token_ids=ids, salt=salt, lora=lora, spans=spans)
+        name = call(function, **case)
+        if name in seen:
+            two = f"two names for ({show(seen[name])}) and ({show(case)})"
+            raise Wrong(hint, expected=two, got=repr(name))
+        seen[name] = case
+
+
+@contextmanager
+def use_name(function: Callable[..., bytes]) -> Iterator[None]:
+    def name_block(manager: BlockManager, seq: Sequence, index: int) -> tuple[bytes, Content]:
+        size, names = manager.block_size, seq.block_hashes
+        keys, start = (seq.cache_salt, seq.lora_id, seq.mm_spans), index * size
+        parent, token_ids = names[index - 1] if index else None, seq.tokens[start : start + size]
+        if index == len(names):
+            names.append(function(parent, list(token_ids), start, *keys, manager._hasher._hash))
+        return names[index], (parent, token_ids, extra_keys(index, size, *keys))
+
+    def name(hasher: BlockHasher, parent: bytes | None, token_ids: list[int], extra: ExtraKeys = ()) -> bytes:
+        """As check_integrity asks: from what a block of the pool has stored."""
+        parts = {key[0]: key[1] for key in extra}
+        spans = tuple(MMSpan(key[2], len(token_ids) - key[2], key[1]) for key in extra if key[0] == "mm")
+        return function(parent, list(token_ids), 0, parts.get("salt"), parts.get("lora"), spans, hasher._hash)
+
+    with replaced(BlockManager, "name_block", name_block), replaced(BlockHasher, "name", name):
+        yield

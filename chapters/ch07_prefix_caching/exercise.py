@@ -1,0 +1,160 @@
+"""Exercises of chapter 7: the four functions that make a prefix cache out of a pool of blocks.
+
+Edit this file, then
+
+    python -m chapters check 7
+
+puts each function into the real engine in place of ours, tries it on small pools and in the real scheduler, and at last
+lets a model generate with it. The functions are independent: while one is checked, the others are ours.
+
+Events (manager.on_event) are not your concern. What else you may use is said in each docstring.
+"""
+
+from collections.abc import Callable
+
+from nanovllm.core.block_hash import MMSpan
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.sequence import Sequence
+
+
+def name_block(
+    parent: bytes | None,
+    token_ids: list[int],
+    start: int,
+    cache_salt: str | None,
+    lora_id: int | None,
+    mm_spans: tuple[MMSpan, ...],
+    hash_bytes: Callable[[bytes], bytes],
+) -> bytes:
+    """The name of a full block. Write its content down as bytes and return hash_bytes(those bytes).
+
+    parent      name of the block before it, as long as what hash_bytes returns; None for the first block of a text
+    token_ids   the block's tokens, always as many as a block holds; each from 0 to 2**32 - 1
+    start       position of the block's first token in its sequence
+    cache_salt  text or None. "" is a salt, too
+    lora_id     an integer that fits in 64 bits, with sign, or None. 0 is an adapter, too
+    mm_spans    the sequence's images, sounds and videos, in order: MMSpan(start, length, content_hash) stands for the
+                placeholder tokens at positions [start, start + length) of the sequence
+    hash_bytes  bytes -> bytes, always the same for the same bytes: xxh64 (8 bytes) or sha256 (32)
+
+    The content of a block is made of exactly these:
+    - its parent, or that it has none;
+    - its token ids, in their order;
+    - cache_salt if the block has no parent (later blocks have it through their parents, so leave it out there);
+    - lora_id, in every block;
+    - of each span that overlaps the block, in the order given: content_hash, and where the span begins relative to the
+      block, span.start - start. That is negative if it began in an earlier block. A span that ends where the block
+      begins, or begins where the block ends, does not overlap.
+
+    Same content, same name: in every call and in every process. Other content, other name: the bytes that you hash must
+    show where each part ends and which part it is, so that no two contents give the same bytes. Nothing else enters:
+    start only tells you which spans overlap and where, the length of a span only whether it does. (A block of the pool
+    does not know its position. check_integrity() names it again from the parts above, and expects the same name.)
+
+    struct.pack, int.to_bytes and str.encode will help; so may repr. Python's hash() will not.
+
+    Example: name_block(None, [7, 8, 9, 9], 0, None, None, (MMSpan(2, 3, "cat"),), hash_bytes) hashes: no parent, the
+    four ids, "cat" at 2. The next block, start 4, has one placeholder left: "cat" at -2.
+    """
+    raise NotImplementedError
+
+
+def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
+    """Give a sequence that holds no blocks all that seq.tokens need: found ones in front, fresh ones behind them.
+
+    This takes the place of BlockManager.allocate_with_prefix. The scheduler calls it when it admits a sequence.
+
+    What is found: ask for the full blocks of seq.tokens one after another, from the first on.
+
+        manager.name_block(seq, index) -> (name, content)       of the sequence's full block `index`
+        manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
+        block.holds(content) -> bool                            is that really what the block stands for?
+
+    The hit is the first block of hash_to_block[name].values(), if that block holds the content. The first full block
+    without a hit ends the search. If it ended because the name stands for other content, that is a collision.
+
+    Returns False when the pool cannot hold the sequence, and then nothing has changed: reference counts, free queue,
+    statistics, the sequence's fields. (The names that name_block keeps on the sequence don't count.) Each fresh block
+    comes out of manager.free_blocks, and so does each hit that nobody uses now: ref_count 0. Both must fit.
+
+    Returns True otherwise, and then:
+    - each hit has one reference more (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
+      takes a block out, wherever it is. A hit with references was not in it;
+    - manager._take_fresh(seq, num_blocks) has taken the fresh blocks. It pops them, sets their ref_count and appends
+      their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block that you
+      have found and not yet taken out;
+    - seq.block_table lists the ids of the hits, then the fresh ones. manager.num_blocks_for(num_tokens) rounds up;
+    - seq.num_cached_tokens is the number of tokens in hits, but at most len(seq.tokens) - 1: one token has to be
+      computed to have logits. Its block stays a hit;
+    - seq.num_computed_tokens is the same number;
+    - seq.num_registered_blocks is the number of hits (register_prefix goes on from there), seq.name_contested says
+      whether there was a collision. Both may still be set from an earlier run, before the sequence was preempted;
+    - manager.stats.record(queries, hits, collisions) was called once, with the number of full blocks of seq.tokens,
+      that of hits among them, and 1 or 0 collisions.
+
+    With manager.enable_prefix_caching False nothing is looked up, name_block and stats.record are not called, and all
+    blocks are fresh.
+
+    Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks).
+
+    Example: blocks of 4. Blocks 0 and 1 bear the names of tokens 1 to 4 and, behind them, 5 to 8. The free queue is
+    6 1 0 9. A sequence with the tokens 1 to 10 gets block_table [0, 1, 6], num_cached_tokens 8; the queue is 9.
+    With the queue 1 0 the answer is False: two hits and one fresh block do not fit into two.
+    """
+    raise NotImplementedError
+
+
+def register_prefix(manager: BlockManager, seq: Sequence) -> None:
+    """Make the blocks findable that are full of computed tokens.
+
+    This takes the place of BlockManager.register_prefix. The scheduler calls it for each chunk, right after
+    seq.num_computed_tokens was raised by the chunk's tokens. For a decode there is a block to register now and then.
+
+    The blocks to register are those from index seq.num_registered_blocks on whose tokens are all among the first
+    seq.num_computed_tokens. Earlier ones need nothing and are not named again, a partly filled one has no name. Of a
+    prompt that is computed in several chunks, only the part up to num_computed_tokens counts. For each, in order:
+
+        manager.name_block(seq, index) -> (name, content)       of the sequence's full block `index`
+        manager.blocks[seq.block_table[index]]                  the block that has its K/V
+        manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
+        block.holds(content) -> bool                            is that really what the block stands for?
+
+    - If no block bears the name, the block is entered under it.
+    - If blocks bear it and hold the same content (ask the first of them), the block joins them, behind them. Two
+      sequences that ran side by side have filled a copy each; either can serve, so both stay.
+    - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.name_contested becomes
+      True, and neither this block nor a later one of the sequence is registered, now or in later calls.
+
+    A block that was registered says so itself: block.block_hash is the name, (block.parent_hash, block.token_ids,
+    block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.
+    Reference counts, the free queue and the tables are left alone.
+
+    With manager.enable_prefix_caching False, or seq.name_contested True already, nothing happens, and name_block is not
+    called.
+
+    Example: blocks of 4, block_table [5, 2, 7], num_computed_tokens 10, num_registered_blocks 1 (block 5 was a hit).
+    Block 2 gets its name, block 7 has 2 of 4 tokens and gets none. num_registered_blocks is 2.
+    """
+    raise NotImplementedError
+
+
+def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
+    """Take num_blocks blocks for a sequence, and evict what is cached in them. The caller knows that they are there.
+
+    This takes the place of BlockManager._take_fresh, which both allocate_with_prefix and append_slots call.
+
+    Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it bears a name or not. Its
+    ref_count becomes 1, its id goes to the end of seq.block_table. Blocks that are in the table stay there.
+
+    A block with a name (block.block_hash is not None) is evicted, as somebody else's K/V will soon be in it:
+    - manager.hash_to_block[name], a dict block_id -> Block of all that bear the name, loses this block. Other copies
+      stay findable. If no copy is left, hash_to_block loses the name, too: it keeps no empty dicts;
+    - the block forgets what it was: block_hash and parent_hash are None, token_ids is [], extra_keys is ();
+    - manager.stats.evictions goes up by 1.
+
+    Do this yourself, without manager._forget.
+
+    Example: queue 4 3 2, blocks 3 and 2 have names, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
+    and one eviction; the queue is 2, which can still be found.
+    """
+    raise NotImplementedError

@@ -1,0 +1,102 @@
+"""Our solutions to the exercises of chapter 7."""
+
+import struct
+from collections.abc import Callable
+
+from nanovllm.core.block_hash import MMSpan
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.sequence import Sequence
+
+
+def name_block(
+    parent: bytes | None,
+    token_ids: list[int],
+    start: int,
+    cache_salt: str | None,
+    lora_id: int | None,
+    mm_spans: tuple[MMSpan, ...],
+    hash_bytes: Callable[[bytes], bytes],
+) -> bytes:
+    # Every part has a tag, and a fixed width or its length in front: read from the left, the bytes mean one thing only.
+    data = b"0" if parent is None else b"1" + parent
+    data += struct.pack(f"<{len(token_ids)}I", *token_ids)
+    if cache_salt is not None and parent is None:
+        data += b"S" + _text(cache_salt)
+    if lora_id is not None:
+        data += b"L" + struct.pack("<q", lora_id)
+    for span in mm_spans:
+        if span.start < start + len(token_ids) and span.start + span.length > start:
+            data += b"M" + _text(span.content_hash) + struct.pack("<q", span.start - start)
+    return hash_bytes(data)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<I", len(encoded)) + encoded
+
+
+def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
+    # First pass: look and count. Nothing is touched, so there is nothing to undo.
+    hits, contested = [], False
+    num_full = len(seq.tokens) // manager.block_size if manager.enable_prefix_caching else 0
+    for index in range(num_full):
+        name, content = manager.name_block(seq, index)
+        copies = manager.hash_to_block.get(name)
+        if copies is None:
+            break
+        block = next(iter(copies.values()))
+        if not block.holds(content):
+            contested = True
+            break
+        hits.append(block)
+    num_fresh = manager.num_blocks_for(len(seq.tokens)) - len(hits)
+    unused_hits = [block for block in hits if block.ref_count == 0]
+    if num_fresh + len(unused_hits) > len(manager.free_blocks):
+        return False
+
+    # Second pass: the hits, before a fresh block is popped that is one of them. Third: the fresh ones.
+    for block in unused_hits:
+        manager.free_blocks.remove(block)
+    for block in hits:
+        block.ref_count += 1
+        seq.block_table.append(block.block_id)
+    manager._take_fresh(seq, num_fresh)
+
+    seq.num_cached_tokens = min(len(hits) * manager.block_size, len(seq.tokens) - 1)
+    seq.num_computed_tokens = seq.num_cached_tokens
+    seq.num_registered_blocks, seq.name_contested = len(hits), contested
+    if manager.enable_prefix_caching:
+        manager.stats.record(num_full, len(hits), int(contested))
+    return True
+
+
+def register_prefix(manager: BlockManager, seq: Sequence) -> None:
+    if not manager.enable_prefix_caching or seq.name_contested:
+        return
+    for index in range(seq.num_registered_blocks, seq.num_computed_tokens // manager.block_size):
+        name, content = manager.name_block(seq, index)
+        block = manager.blocks[seq.block_table[index]]
+        copies = manager.hash_to_block.setdefault(name, {})
+        if copies and not next(iter(copies.values())).holds(content):
+            manager.stats.collisions += 1
+            seq.name_contested = True
+            return
+        copies[block.block_id] = block
+        block.block_hash = name
+        block.parent_hash, block.token_ids, block.extra_keys = content
+        seq.num_registered_blocks = index + 1
+
+
+def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
+    for _ in range(num_blocks):
+        block = manager.free_blocks.popleft()
+        if block.block_hash is not None:
+            copies = manager.hash_to_block[block.block_hash]
+            del copies[block.block_id]  # this copy only
+            if not copies:
+                del manager.hash_to_block[block.block_hash]
+            block.block_hash = block.parent_hash = None
+            block.token_ids, block.extra_keys = [], ()
+            manager.stats.evictions += 1
+        block.ref_count = 1
+        seq.block_table.append(block.block_id)

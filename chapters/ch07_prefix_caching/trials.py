@@ -1,0 +1,369 @@
+"""What the exercises of chapter 7 are tried with: small pools, the worked example, the real scheduler, a model."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from chapters.grading import Bench, Wrong, replaced
+from nanovllm import SamplingParams
+from nanovllm.core.block_hash import BlockHasher, MMSpan
+from nanovllm.core.block_manager import Block, BlockManager, Content
+from nanovllm.core.scheduler import Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+
+METHODS = {
+    "allocate_with_prefix": "allocate_with_prefix",
+    "register_prefix": "register_prefix",
+    "take_fresh": "_take_fresh",
+}
+OURS = [
+    (owner, name, vars(owner)[name])
+    for owner, names in ((BlockManager, [*METHODS.values(), "name_block"]), (BlockHasher, ["name"]))
+    for name in names
+]
+
+
+@contextmanager
+def our_engine() -> Iterator[None]:
+    """The engine as it is without the student's function, inside `use`."""
+    with ExitStack() as stack:
+        for owner, name, function in OURS:
+            stack.enter_context(replaced(owner, name, function))
+        yield
+
+
+def expect(expected: Any, got: Any, hint: str) -> None:
+    if expected != got:
+        raise Wrong(hint, expected=expected, got=got)
+
+
+# -- small pools ------------------------------------------------------------------------------------------------------
+
+
+def pool(num_blocks: int, caching: bool = True) -> BlockManager:
+    """Blocks of 4, in which misuse is noticed where it happens."""
+    manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching)
+    name_block, remove = manager.name_block, manager.free_blocks.remove
+
+    def watched_name_block(seq: Sequence, index: int) -> tuple[bytes, Content]:
+        if not manager.enable_prefix_caching:
+            raise Wrong("name_block was called, although caching is off: then nothing may be hashed")
+        if (index + 1) * manager.block_size > len(seq.tokens):
+            raise Wrong(
+                f"name_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4. Only full blocks "
+                "have names: round down, a partly filled one will still get other tokens"
+            )
+        return name_block(seq, index)
+
+    def watched_remove(block: Block) -> None:
+        if block.next_free is None:
+            raise Wrong(
+                f"free_blocks.remove(block {block.block_id}), which is not in the free queue: a hit is in it only if "
+                "nobody uses it (ref_count 0 before you count yourself), and only once"
+            )
+        remove(block)
+
+    manager.name_block = watched_name_block  # type: ignore[method-assign]
+    manager.free_blocks.remove = watched_remove  # type: ignore[method-assign]
+    return manager
+
+
+def compute(manager: BlockManager, seq: Sequence, *token_ids: int) -> None:
+    """Append tokens, make room for them and register what is full. Without tokens: the prompt."""
+    seq.tokens += token_ids
+    assert manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
+    seq.num_computed_tokens = len(seq.tokens)
+    manager.register_prefix(seq)
+
+
+def admit(manager: BlockManager, token_ids: Any, **keys: Any) -> Sequence:
+    """A sequence whose prompt is computed."""
+    seq = Sequence(list(token_ids), **keys)
+    expect_answer(True, manager.allocate_with_prefix(seq), "when the pool has room")
+    compute(manager, seq)
+    return seq
+
+
+def expect_answer(expected: bool, got: Any, when: str) -> None:
+    hint = f"the answer is wrong {when}"
+    if got is None:
+        hint = f"it returned nothing {when}: does every way through the function end with return True or return False?"
+    expect(expected, got, hint)
+
+
+def expect_sane(manager: BlockManager, when: str = "") -> None:
+    try:
+        manager.check_integrity()
+    except AssertionError as error:
+        raise Wrong(f"{when}check_integrity() complains: {error}") from error
+
+
+def cached(manager: BlockManager) -> list[int]:
+    return [block.block_id for block in manager.blocks if block.block_hash is not None]
+
+
+def listed(manager: BlockManager) -> list[list[int]]:
+    """Which blocks bear a common name, according to the map."""
+    return [list(copies) for copies in manager.hash_to_block.values()]
+
+
+def refs(manager: BlockManager) -> list[int]:
+    return [block.ref_count for block in manager.blocks]
+
+
+def counts(manager: BlockManager) -> dict[str, int]:
+    return {name: getattr(manager.stats, name) for name in ("queries", "hits", "misses", "evictions", "collisions")}
+
+
+def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
+    fields = ("block_table", "num_cached_tokens", "num_computed_tokens", "num_registered_blocks", "name_contested")
+    return {
+        "reference counts": refs(manager),
+        "free queue": list(manager.free_blocks),
+        "hash_to_block": listed(manager),
+        "statistics": counts(manager),
+        **{f"seq.{name}": getattr(seq, name) for name in fields},
+        "seq.block_table": list(seq.block_table),
+    }
+
+
+def worked_example(function: Any, bench: Bench) -> None:
+    """the worked example of vLLM's documents: ten blocks of 4, three requests"""
+    manager = pool(10)
+    first = list(range(100, 115))
+
+    def see(when: str, seq: Sequence, table: list[int], num_cached: int, queue: list[int], named: list[int]) -> None:
+        expect(table, seq.block_table, f"worked example, {when}: the block table is wrong")
+        expect(num_cached, seq.num_cached_tokens, f"worked example, {when}: num_cached_tokens is wrong")
+        expect(queue, list(manager.free_blocks), f"worked example, {when}: the free queue is wrong")
+        expect(named, cached(manager), f"worked example, {when}: other blocks should be cached")
+        expect_sane(manager, f"worked example, {when}: ")
+
+    r0 = admit(manager, first)
+    see("request 0 with 15 tokens", r0, [0, 1, 2, 3], 0, [4, 5, 6, 7, 8, 9], [0, 1, 2])
+    compute(manager, r0, 115)
+    see("request 0 has filled block 3", r0, [0, 1, 2, 3], 0, [4, 5, 6, 7, 8, 9], [0, 1, 2, 3])
+    compute(manager, r0, 116)
+    see("request 0 has gone on in block 4", r0, [0, 1, 2, 3, 4], 0, [5, 6, 7, 8, 9], [0, 1, 2, 3])
+    r1 = admit(manager, [*first[:10], 201, 202, 203, 204])
+    when = "request 1 with 14 tokens, 10 of them like request 0"
+    see(when, r1, [0, 1, 5, 6], 8, [7, 8, 9], [0, 1, 2, 3, 5])
+    expect([2, 2, 1], refs(manager)[:3], f"worked example, {when}: reference counts of blocks 0 to 2")
+    manager.free(r0)
+    see("request 0 has ended", r1, [0, 1, 5, 6], 8, [7, 8, 9, 4, 3, 2], [0, 1, 2, 3, 5])
+    manager.free(r1)
+    see("request 1 has ended", r1, [], 8, [7, 8, 9, 4, 3, 2, 6, 5, 1, 0], [0, 1, 2, 3, 5])
+    r2 = Sequence([*first[:12], *range(300, 317)])
+    when = "request 2 with 29 tokens, 12 of them like request 0"
+    expect_answer(True, manager.allocate_with_prefix(r2), f"in the worked example, {when}")
+    see(when, r2, [0, 1, 2, 7, 8, 9, 4, 3], 12, [6, 5], [0, 1, 2, 5])
+    expect(1, manager.stats.evictions, f"worked example, {when}: block 3 was cached and is evicted, no other")
+
+
+# -- larger trials, the same for all ----------------------------------------------------------------------------------
+
+
+def make_requests() -> list[Sequence]:
+    """Prompts that begin alike, some with a salt, an adapter or an image, some equal, some that end with a block."""
+    system, cat, dog = list(range(1, 11)), MMSpan(9, 9, "cat"), MMSpan(9, 9, "dog")
+    image = [*system[:9], *[700] * 9]
+    rows: list[tuple[list[int], dict[str, Any]]] = [
+        (system[:8], {}),
+        ([*system, 21, 22, 23], {}),
+        ([*system, 21, 22, 23], {}),
+        ([*system, *range(31, 45)], {}),
+        (system[:8], dict(cache_salt="a")),
+        ([*system, 21, 22], dict(cache_salt="a")),
+        ([*image, 51], dict(mm_spans=(cat,))),
+        ([*image, 52, 53, 54, 55], dict(mm_spans=(dog,))),
+        ([*image, 52, 53, 54, 55], dict(mm_spans=(cat,))),
+        ([*system, 256, 257, 2**32 - 1], dict(lora_id=1)),
+        ([*system, 256, 257, 2**32 - 1], dict(lora_id=2)),
+        ([*system, 256, 257, 2**32 - 1], {}),
+        (system[:8], {}),
+        ([*system, *range(31, 45)], {}),
+    ]
+    sizes = itertools.cycle((9, 5, 12, 7))
+    return [Sequence(tokens, SamplingParams(max_tokens=next(sizes)), **keys) for tokens, keys in rows]
+
+
+class Log(NamedTuple):
+    steps: list[list[tuple[int, int, int, int]]]  # number of the request, start, end, write_start of each chunk
+    counts: dict[str, int]
+
+
+def serve(caching: bool) -> Log:
+    """Fourteen requests through the real scheduler, in a pool that is too small for them. Raises Wrong.
+
+    In place of a model there is a dictionary: slot -> what the K/V that was written there depends on.
+    """
+    manager = BlockManager(11, 4, enable_prefix_caching=caching)
+    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40)
+    requests = make_requests()
+    numbers = {id(seq): number for number, seq in enumerate(requests)}
+    for seq in requests:
+        scheduler.add(seq)
+    slots: dict[int, Any] = {}
+    steps: list[list[tuple[int, int, int, int]]] = []
+    while scheduler.has_unfinished():
+        output = scheduler.schedule()
+        if not output.chunks or len(steps) > 1_000:
+            raise Wrong(
+                "in the real scheduler nobody gets on any more, although there should be free blocks: are references "
+                "left behind, or blocks lost to the queue?",
+                expected="a free block for the oldest sequence",
+                got=f"free queue {list(manager.free_blocks)}, reference counts {refs(manager)}",
+            )
+        try:
+            scheduler.check_integrity()
+        except AssertionError as error:
+            raise Wrong(f"in the real scheduler check_integrity() complains: {error}") from error
+        steps.append([(numbers[id(c.seq)], c.start, c.end, c.write_start) for c in output.chunks])
+        _write_and_read(output, slots, numbers)
+        samples = [chunk.seq for chunk in output.chunks if chunk.samples]
+        scheduler.update(output, [500 + sum(seq.tokens) % 400 for seq in samples])
+    expect(11, len(manager.free_blocks), "all sequences have ended, so all 11 blocks must be in the free queue")
+    return Log(steps, counts(manager) | {"preemptions": scheduler.num_preemptions})
+
+
+def _write_and_read(output: SchedulerOutput, slots: dict[int, Any], numbers: dict[int, int]) -> None:
+    def depends_on(seq: Sequence, i: int) -> Any:
+        return seq.tokens[: i + 1], seq.cache_salt, seq.lora_id, [span for span in seq.mm_spans if span.start <= i]
+
+    places = [(c, i, c.seq.block_table[i // 4] * 4 + i % 4) for c in output.chunks for i in range(c.end)]
+    for chunk, i, slot in places:
+        if i >= chunk.write_start:
+            slots[slot] = depends_on(chunk.seq, i)
+    for chunk, i, slot in places:
+        if slots.get(slot) != depends_on(chunk.seq, i):
+            raise Wrong(
+                f"in the real scheduler request {numbers[id(chunk.seq)]} takes what is in block {slot // 4} for its "
+                f"K/V of position {i}, and it is not: it belongs to other content, or was never written"
+            )
+
+
+@cache
+def our_log(caching: bool) -> Log:
+    with our_engine():
+        return serve(caching)
+
+
+def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
+    """the real scheduler: fourteen requests in eleven blocks, chunks, evictions, preemption"""
+    for caching in (True, False):
+        ours, theirs = our_log(caching), serve(caching)
+        requests = [len(seq.tokens) for seq in make_requests()]
+        for step, (expected, got) in enumerate(zip(ours.steps, theirs.steps, strict=False)):
+            for (number, *positions), (got_number, *got_positions) in zip(expected, got, strict=False):
+                expect(
+                    (number, *positions),
+                    (got_number, *got_positions),
+                    f"in the real scheduler, step {step}, another chunk than with our function (number of the request, "
+                    f"start, end, write_start). Request {number} has a prompt of {requests[number]} tokens: is less or "
+                    "more of it found than there is?",
+                )
+            expect(len(expected), len(got), f"in the real scheduler, step {step}, another number of chunks")
+        expect(ours.counts, theirs.counts, "in the real scheduler other counts than with our function")
+
+
+TEXT = (
+    "The old lighthouse keeper counted the ships every evening and wrote their names into a book with a green cover. "
+    "When the fog came in from the north he lit the great lamp and stayed awake until the morning, because nobody else "
+    "on the island knew how to wind the clock that turned it. In winter the supply boat came only once a month."
+)
+OTHER_TEXT = (
+    "Mix two cups of flour with a spoon of sugar and a pinch of salt, add cold butter in small pieces and knead it. "
+    "Let the dough rest for an hour, roll it out, put slices of apple on it and bake it in a hot oven until the edges "
+    "are brown. Serve the cake warm with whipped cream, or cold on the next day with a cup of strong black coffee."
+)
+
+
+@contextmanager
+def small_pool(bench: Bench, num_blocks: int, checking: bool = True) -> Iterator[BlockManager]:
+    """The engine with so many blocks of 16, and check_integrity in every step."""
+    engine = bench.llm.engine
+    manager, schedule = BlockManager(num_blocks, 16), engine.scheduler.schedule
+
+    def checked() -> SchedulerOutput:
+        output = schedule()
+        try:
+            if checking:
+                engine.scheduler.check_integrity()
+        except AssertionError as error:
+            raise Wrong(f"while the model generates, check_integrity() complains: {error}") from error
+        return output
+
+    with (
+        replaced(engine, "block_manager", manager),
+        replaced(engine.scheduler, "block_manager", manager),
+        replaced(engine.scheduler, "schedule", checked),
+    ):
+        yield manager
+
+
+class Answer(NamedTuple):
+    token_ids: list[int]
+    num_cached_tokens: int
+
+
+def ask(bench: Bench, prompts: list[Any], max_tokens: int) -> list[Answer]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    outputs = bench.llm.generate(prompts, params, False)
+    return [Answer(output.outputs[0].token_ids, output.num_cached_tokens) for output in outputs]
+
+
+def waves(bench: Bench) -> list[tuple[str, list[Any]]]:
+    """Prompts of known lengths, whatever the tokenizer."""
+    encode = bench.llm.get_tokenizer().encode
+    text, other = encode(TEXT), encode(OTHER_TEXT)
+    branches = [[*text[:40], *other[i : i + 6]] for i in (0, 10, 20)]
+    return [
+        ("a prompt of 40 tokens", [text[:40]]),
+        ("three that begin with these 40 tokens", branches),
+        ("its first 32 tokens alone, two full blocks", [text[:32]]),
+        ("the same with a salt", [{"prompt_token_ids": text[:32], "cache_salt": "mine"}]),
+        ("two other texts of 60 tokens", [other[:60], [*other[1:60], 5]]),
+        ("the first prompts once more", [text[:40], *branches]),
+    ]
+
+
+def answer_waves(bench: Bench) -> tuple[list[list[Answer]], int, int]:
+    """Answers, evictions and preemptions."""
+    num_before = bench.llm.engine.scheduler.num_preemptions
+    with small_pool(bench, 7) as manager:
+        answers = [ask(bench, prompts, 6) for _, prompts in waves(bench)]
+        expect(7, len(manager.free_blocks), "all answers are given, so every block must be in the free queue")
+    return answers, manager.stats.evictions, bench.llm.engine.scheduler.num_preemptions - num_before
+
+
+@cache
+def our_answers(bench: Bench) -> tuple[list[list[Answer]], int, int]:
+    with our_engine():
+        ours = answer_waves(bench)
+    assert ours[1] > 0 and ours[2] > 0, "the pool is too large for this trial"
+    return ours
+
+
+def generates_the_same(function: Any, bench: Bench) -> None:
+    """the model answers as before"""
+    bench.same_tokens()
+
+
+def generates_with_hits(function: Any, bench: Bench) -> None:
+    """the model answers prompts that share beginnings, in a pool that makes it evict and preempt"""
+    ours, theirs = our_answers(bench), answer_waves(bench)
+    decode = bench.llm.get_tokenizer().decode
+    for (what, _), expected, got in zip(waves(bench), ours[0], theirs[0], strict=True):
+        for ours_, theirs_ in zip(expected, got, strict=True):
+            expect(ours_.num_cached_tokens, theirs_.num_cached_tokens, f"the model was given {what}: num_cached_tokens")
+            if ours_.token_ids != theirs_.token_ids:
+                expected_text, got_text = decode(ours_.token_ids), decode(theirs_.token_ids)
+                raise Wrong(f"the model was given {what}: other text", expected=expected_text, got=got_text)
+    expect(
+        ours[1:], theirs[1:], "the model's texts are right, but (evictions, preemptions) are not as with our function"
+    )
+
+
+TRIALS = runs_in_the_scheduler, generates_the_same, generates_with_hits

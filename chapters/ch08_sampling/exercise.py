@@ -1,0 +1,90 @@
+"""Exercises of chapter 8. Edit this file, then:  python -m chapters check 8
+
+Each function works in the real sampler while it is checked, row by row: keep_top_p and min_p_probs in place of the
+engine's filters, draw in place of its noise and its choice. At last a model generates with it. Use torch, or turn the
+tensors into lists (.tolist()) and use plain Python: both are fast enough here.
+"""
+
+import hashlib  # noqa: F401 (you may need it)
+
+import torch  # noqa: F401
+from torch import Tensor
+
+from nanovllm.core.sequence import Sequence
+
+
+def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
+    """Which tokens does top_p keep? (In place of the last part of the engine's _threshold.)
+
+    probs: [vocab_size], float32, not negative. probs[i] is token i's probability after the filters before this one:
+    tokens that these have cut have probability 0, and nothing was renormalised, so the sum may be anything above 0 and
+    up to 1. The tokens are in the order of their ids, not of their probabilities.
+
+    top_p: above 0, at most 1: a share of what is there, so the mass that is wanted is top_p * probs.sum().
+
+    Return a bool tensor [vocab_size], True for the tokens that are kept:
+
+    - Go through the tokens from the most to the least likely, and keep each one as long as those kept before it have
+      less than the wanted mass together. So the token that reaches or crosses the border is kept, the next one is not,
+      and at least one token is kept.
+    - Ties: a token exactly as likely as the last one kept is kept, too.
+    - A token with probability 0 is never kept. (With top_p=1 every other token is.)
+
+    probs stays as it is. Floating point: where a check comes close to a border, the numbers are sums of powers of two,
+    and sums of those are exact.
+
+    Example: probs [0.125, 0.5, 0.0, 0.25, 0.125]. top_p=0.5 keeps token 1. top_p=0.6 keeps 1 and 3. top_p=0.8 keeps
+    1, 3, and then both tokens with 0.125: one of them would do, but nothing tells them apart.
+    """
+    raise NotImplementedError
+
+
+def min_p_probs(logits: Tensor, temperature: float, min_p: float) -> Tensor:
+    """Probabilities after temperature and min_p. (In place of the engine's temperature, min_p and softmax.)
+
+    logits: [vocab_size], float32. One may be -inf: that token must not be sampled. At least one is finite.
+    temperature: above 0. min_p: from 0 to 1; 0 cuts nothing.
+
+    Return a tensor [vocab_size] of probabilities:
+
+    - The logits, divided by the temperature, go through a softmax.
+    - Then tokens whose probability is below min_p times the largest probability get 0. A token that has exactly this
+      much is kept, so min_p=1 keeps the most likely token and any that are tied with it.
+    - What is left is scaled so that it adds up to 1.
+
+    logits stays as it is. The probabilities have to agree with ours to within 1e-5.
+
+    Example: logits [0, ln 8, ln 2, -inf], temperature 1, min_p 0.2. The softmax has 1/11, 8/11, 2/11, 0. Below
+    0.2 * 8/11 is the first. Left are 8/10 and 2/10: [0, 0.8, 0.2, 0].
+    """
+    raise NotImplementedError
+
+
+def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
+    """Choose a token for each row. (In place of the engine's uniform_noise, and of the end of _sample_randomly.)
+
+    probs: [R, vocab_size], float64, not negative: row r belongs to seqs[r]. Filters have put zeros into it, and nobody
+    has renormalised: a row's sum may be anything above 0 and up to 1.
+
+    Return R token ids. For each row:
+
+    1. Make a number u, 0 <= u < 1, of these three of its sequence, and of nothing else:
+
+           seq.seed                    an int, also negative or very large. (seq.sampling_params.seed may be None.)
+           seq.sample_index            which of the n samples of its request it is
+           seq.num_generated_tokens    the position in the output of the token that is chosen now
+
+       The same three numbers always give the same u, in this process and in any other. If any of the three is another,
+       u is unrelated: also to that of a neighbour such as (seed + 1, index, position - 1). Over many triples the u are
+       spread evenly. A hash does this: for instance hashlib.blake2b of a text in which the three are told apart.
+    2. Take the first token, in the order of the ids, whose cumulative probability (its own included) exceeds u times
+       the sum of the row. So a token gets a share of the draws that is its share of the row's sum, and a token with
+       probability 0 is never taken.
+
+    The result for a row must not depend on the other rows, on their number or order, or on how often the function was
+    called. Leave the global random states alone (those of random and of torch): others use them. probs and seqs
+    stay as they are. u itself is yours: it need not be the engine's.
+
+    Example: a row [0.2, 0.0, 0.2] gives token 0 where u is below 0.5, and token 2 otherwise.
+    """
+    raise NotImplementedError
