@@ -92,7 +92,12 @@ def first_line(node: ast.stmt) -> int:
 
 
 def source_of(path: str, symbol: str) -> str:
-    """The dedented source of what node_of() finds."""
+    """The dedented source of what node_of() finds, or of a function in C."""
+    if path.endswith(".c"):
+        text = (ROOT / path).read_text("utf-8")
+        function = re.search(rf"^\w[^\n]*\b{symbol}\(.*?^\}}", text, re.MULTILINE | re.DOTALL)
+        assert function, f"{path} has no {symbol}"
+        return function[0]
     node, lines = node_of(path, symbol), (ROOT / path).read_text("utf-8").splitlines()
     return textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
 

@@ -1,0 +1,80 @@
+"""Exercises of chapter 10. Edit this file, then:  python -m chapters check 10
+
+Each function works in the real engine while it is checked: fold and attend compute its attention, pad_decode prepares
+its decode steps as CUDA graphs want them (no GPU is needed).
+"""
+
+import torch  # noqa: F401 (you will need it)
+from torch import Tensor
+
+from chapters.ch10_optimization_stack.lab import TILE, KeyReader  # noqa: F401 (you will need TILE)
+from nanovllm.worker.batch import Batch
+
+
+def fold(top: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One round of the online softmax: take in the next keys of every row. Returns the new (top, total, acc).
+
+    All are float32. There are `heads` KV heads, `rows` query rows for each of them, and `count` new keys:
+
+        top     [heads, rows]             the largest score that each row has seen so far; -inf before the first
+        total   [heads, rows]             the sum of exp(score - top) over the keys so far; 0 before the first
+        acc     [heads, rows, head_dim]   the sum of exp(score - top) * value over the keys so far; 0 before the first
+        scores  [heads, rows, count]      of the new keys, scaled and masked: -inf where a row must not see a key
+        values  [heads, count, head_dim]  of the new keys
+
+    Afterwards the same three statements hold with the new keys among "the keys so far", and with the new top. Nothing
+    is divided here: when all keys are in, the caller computes acc / total.
+
+    A row may see none of the new keys (all its scores are -inf). If it has seen others before, nothing changes for it.
+    If it has not, it stays at (-inf, 0, 0), without nan. Scores may be as large as 1e4 or as small as -1e4. Return new
+    tensors and leave the five that you got as they are. No loops are needed.
+
+    Example, one head, one row, head_dim 1: top 1, total 1, acc 10 (one key so far, score 1, value 10), then scores
+    [3, 1] with values [20, 30] -> top 3, total e^-2 + e^0 + e^-2 = 1.2707, acc 10 e^-2 + 20 + 30 e^-2 = 25.4134.
+    """
+    raise NotImplementedError
+
+
+def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) -> Tensor:
+    """Causal attention of one sequence over its block table, a tile of keys at a time.
+
+        q            [rows, num_heads, head_dim], float32, not scaled: queries of the sequence's last `rows` tokens,
+                     which stand at positions num_keys - rows to num_keys - 1
+        block_table  the sequence's blocks, in order; it may have more than num_keys needs
+        num_keys     how many tokens there are; row i sees the keys 0 to num_keys - rows + i, its own included
+        reader       reader.read(slots) -> (k, v), each [len(slots), num_kv_heads, head_dim], float32
+
+    The reader is the only way to K and V. slots is a list of at most TILE slot numbers: token i lies in slot
+    block_table[i // block_size] * block_size + i % block_size, with block_size = reader.block_size. Read each of the
+    num_keys tokens exactly once and nothing else: slots behind the last token hold rubbish. reader.num_kv_heads may be
+    smaller than num_heads: query heads 0 to group - 1 use KV head 0, the next `group` ones KV head 1 and so on, with
+    group = num_heads // num_kv_heads.
+
+    Return [rows, num_heads, head_dim], float32: for each row and head softmax(q·k * head_dim ** -0.5) v over the keys
+    that it sees. What you hold at any moment must not grow with num_keys: a tile's scores, never a whole row of them.
+    You may call your fold().
+
+    Example: block size 4, TILE 32, block_table [7, 2, 5], num_keys 9 -> one call of read, with the slots
+    [28, 29, 30, 31, 8, 9, 10, 11, 20].
+    """
+    raise NotImplementedError
+
+
+def pad_decode(batch: Batch, size: int) -> Batch:
+    """A decode batch padded to `size` sequences, so that it fits a graph that was recorded for exactly that many.
+
+    batch (nanovllm/worker/batch.py) has B sequences with one row each, B <= size; all its tensors are on the CPU.
+    Return a new Batch with `size` sequences of one row each:
+
+        its first B sequences are those of batch, in order, unchanged;
+        the others must be harmless: they write nothing into the cache (slot_mapping), and they attend to exactly one
+        key, that of slot 0 of block 0, because a softmax over no key at all is nan. Their token id and position are 0;
+        logits_rows is every row, 0 to size - 1: a graph always computes all of them, and the caller drops the rest.
+
+    So input_ids, positions, slot_mapping, seqlens_k and logits_rows have `size` entries, cu_seqlens_q has size + 1,
+    and block_tables is [size, width] with the width that it had. dtypes stay what they were; max_query_len and
+    max_key_len keep their values. Don't change batch.
+
+    Example: B = 3, size = 4: cu_seqlens_q [0, 1, 2, 3, 4]; slot_mapping [17, 40, 3] -> [17, 40, 3, -1].
+    """
+    raise NotImplementedError
