@@ -70,7 +70,7 @@ def show_progress(console: Console, progress: Progress) -> int:
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
-    console.print(f"Next: [bold]{todo[0]}[/]" if todo else "[green]All done.[/]")
+    console.print(f"Next: [bold]{todo[0]}[/]" if todo else "[green]All done.[/] To close: chapters/one_request.md")
     return 0
 
 

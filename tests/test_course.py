@@ -25,6 +25,7 @@ from nanovllm import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = all_chapters()
+PAGES = [f"chapters/{chapter.folder.name}/README.md" for chapter in CHAPTERS]
 PLAYED = (3, 4, 5, 7, 8)  # the labs that are apps
 FENCE = re.compile(
     r"(?:^\*\*\[`(?P<path>[\w/.]+)`\]\(\.\./\.\./(?P<link>[\w/.]+)\) · `(?P<symbol>[\w.]+)`\*\*\n\n)?"
@@ -65,12 +66,14 @@ def test_shape(chapter):
     assert "nanovllm/" in text and "arXiv" in text
 
 
-@for_each_chapter
-def test_links(chapter):
-    prose = FENCE.sub("", text_of(chapter))
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+@pytest.mark.parametrize("page", ["README.md", "chapters/README.md", "chapters/one_request.md", *PAGES])
+def test_links(page):
+    prose = FENCE.sub("", (ROOT / page).read_text("utf-8"))
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose) + re.findall(r"^\[\d+\]: (.*)$", prose, re.MULTILINE)
+    assert targets
+    for target in targets:
         if not target.startswith("http"):
-            assert (chapter.folder / target).exists(), f"{target} is not there"
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{target} is not there"
 
 
 def node_of(path: str, symbol: str) -> ast.stmt:
