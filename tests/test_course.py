@@ -70,7 +70,6 @@ def test_shape(chapter):
 def test_links(page):
     prose = FENCE.sub("", (ROOT / page).read_text("utf-8"))
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose) + re.findall(r"^\[\d+\]: (.*)$", prose, re.MULTILINE)
-    assert targets
     for target in targets:
         if not target.startswith("http"):
             assert (ROOT / page).parent.joinpath(target).exists(), f"{target} is not there"
