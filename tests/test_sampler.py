@@ -7,7 +7,7 @@ import torch
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, sample, uniform_noise
+from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, _threshold, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
 NUM_DRAWS = 20_000
@@ -21,14 +21,14 @@ def exact_probs(logits: list[float], p: SamplingParams, prompt=(), output=()) ->
     for t in set(output):
         logits[t] -= p.frequency_penalty * list(output).count(t) + p.presence_penalty
     weights = [math.exp(x / p.temperature) for x in logits]
-    kept = {i: w / sum(weights) for i, w in enumerate(weights)}
-    kept = {i: w for i, w in kept.items() if w >= p.min_p * max(kept.values())}
+    total, largest = sum(weights), max(weights)
+    kept = {i: w / total for i, w in enumerate(weights) if w >= p.min_p * largest}
     order = sorted(kept, key=lambda i: -kept[i])
     if p.top_k > 0:
         order = order[: p.top_k]
     total, mass, nucleus = sum(kept[i] for i in order), 0.0, []
     for i in order:
-        if mass < p.top_p * total:
+        if p.top_p == 1 or mass < p.top_p * total:
             nucleus.append(i)
         mass += kept[i]
     total = sum(kept[i] for i in nucleus)
@@ -103,6 +103,29 @@ def test_a_vocabulary_larger_than_the_candidates():
         # float32 and float64 may disagree on the one token at the border.
         assert len(found - allowed) <= 1
         assert len(found) > 0.5 * min(len(allowed), 1800)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 2.5, 6.0])
+def test_threshold_wherever_the_filters_end(spread):
+    """Each filter may end among the candidates, behind them, or not at all, beside each way of the others."""
+    torch.manual_seed(1)
+    vocab = 3 * NUM_CANDIDATES
+    logits = torch.randn(vocab) * spread
+    top_ks = (0, 5, NUM_CANDIDATES, NUM_CANDIDATES + 1, 2 * NUM_CANDIDATES, vocab - 1)
+    settings = [
+        SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+        for top_k in top_ks
+        for top_p in (0.05, 0.5, 0.9, 0.999, 1.0)
+        for min_p in (0.0, 1e-4, 0.1, 0.98)
+    ]
+    batch = SamplingBatch.from_sequences([Sequence([0], params) for params in settings])
+    top_k = torch.where(batch.top_k > 0, batch.top_k, vocab)
+    thresholds = _threshold(logits.repeat(len(settings), 1), top_k, batch.top_p, batch.min_p)
+    for params, threshold in zip(settings, thresholds, strict=True):
+        num_kept = int((logits >= threshold).sum())
+        num_right = sum(p > 0 for p in exact_probs(logits.tolist(), params))
+        # float32 and float64 may disagree at the border, the more so the flatter it is there.
+        assert abs(num_kept - num_right) <= max(1, 2e-3 * num_right), f"{params}: {num_kept}, right is {num_right}"
 
 
 def test_greedy_and_top_k_1_take_the_most_likely_token():

@@ -74,8 +74,8 @@ def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
            seq.sample_index            which of the n samples of its request it is
            seq.num_generated_tokens    the position in the output of the token that is chosen now
 
-       The same three numbers always give the same u, in this process and in any other. If any of the three is another,
-       u is unrelated: also to that of a neighbour such as (seed + 1, index, position - 1). Over many triples the u are
+       The same three numbers always give the same u, in this process and in any other. Where one of the three differs,
+       u is unrelated, even for a neighbour such as (seed + 1, index, position - 1). Over many triples the u are
        spread evenly. A hash does this: for instance hashlib.blake2b of a text in which the three are told apart.
     2. Take the first token, in the order of the ids, whose cumulative probability (its own included) exceeds u times
        the sum of the row. So a token gets a share of the draws that is its share of the row's sum, and a token with

@@ -82,8 +82,8 @@ def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) 
     Weights lie in the file as [out, in], the way y = x W^T reads them. Read as many numbers as you return, and no more:
     a checkpoint may be larger than this machine's memory.
 
-    Which share, is said by the last two parts of the name (in front of them may be "model.layers.7.self_attn." and the
-    like). config has the sizes of the whole model. `size` ranks share it, this one is number `rank`.
+    The last two parts of the name say which share (in front of them may be "model.layers.7.self_attn." and the like).
+    config has the sizes of the whole model. `size` ranks share it, this one is number `rank`.
 
         embed_tokens.weight, lm_head.weight             words: rank 0 the first ones, rank 1 the next, ...
         gate_proj, up_proj (.weight and .bias)          column-parallel: the outputs (rows in the file), likewise
@@ -94,7 +94,7 @@ def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) 
         qkv_proj, gate_up_proj (.weight and .bias)      packed: q, k and v (gate and up) in one tensor, one below the
                                                         other. This engine packs them when it loads; some checkpoints
                                                         have them so in the file. Return what the rank would have of q,
-                                                        of k and of v, one below the other.
+                                                        of k and of v, one below the other (torch.cat).
 
     All heads have config.head_dim rows. config.num_attention_heads, config.intermediate_size and the vocabulary can be
     divided by `size`. config.num_key_value_heads can be, too, or `size` is a multiple of it. In the second case there

@@ -188,7 +188,9 @@ def tell_pair(story: Story) -> None:
     x = torch.tensor([[3.0, 1]])  # one token
     story.say(
         "Two linear layers with a function between them, here max(0, h). The first makes 4 numbers of 2, the second 2 "
-        "of 4. Both are the engine's Linear. On one rank:"
+        "of 4. Both are the engine's Linear. The rows of the first weight are "
+        f"{' '.join(f'({numbers(row)})' for row in first)}, those of the second "
+        f"{' '.join(f'({numbers(row)})' for row in second)}. The second has a bias, ({numbers(bias)}). On one rank:"
     )
 
     def pair(group: ThreadGroup) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,8 +225,9 @@ def tell_pair(story: Story) -> None:
     story.say(
         "The other way round, with the first weight cut into columns, each rank would have a part of the sum for each "
         f"number of h: a = {numbers(halves[0])} and b = {numbers(halves[1])}. They would have to meet before the "
-        f"function, too: max(0, a) + max(0, b) is {numbers(early)}, but max(0, a + b) is {numbers(late)}."
+        "function, too, since it cannot be applied to halves:"
     )
+    story.say(f"max(0, a) + max(0, b) is {numbers(early)}, but max(0, a + b) is {numbers(late)}.")
 
 
 def tell_shares(story: Story, world: World) -> None:
@@ -263,7 +266,7 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
     models, reads = zip(*(load_share(world.directory, world.config, group) for group in groups), strict=True)
     story.say(
         "The loader of each rank, run in this process with a file that keeps what it is asked for. No tensor is cut "
-        "after reading it; a slice of the file is asked for. What lies outside the layers, and layer 0:"
+        "after reading it; a slice of the file is asked for. The tensors outside the layers, and those of layer 0:"
     )
     table = make_table("tensor", "in the file", "rank 0 reads", f"rank {world.size - 1} reads")
     names = [name for name, _ in models[0].checkpoint_tensors()]

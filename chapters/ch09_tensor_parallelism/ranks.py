@@ -50,8 +50,8 @@ class Meeting:
                 self.changed.notify_all()
             self.changed.wait_for(lambda: self.num_rounds > number or self.ended)
             if self.num_rounds == number:
-                away = ", ".join(map(str, self.ended))
-                raise OutOfStep(f"rank {rank} waits in {operation} for rank {away}, which does not come")
+                away = " and ".join(f"rank {other}" for other in self.ended)
+                raise OutOfStep(f"rank {rank} waits in {operation} for {away}, in vain")
             return self.last_round  # nobody can begin the next round before all have taken this one's
 
     def _check(self) -> None:

@@ -145,7 +145,8 @@ def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
         total = torch.where(cut, probs.sum(-1), 1.0)
         wanted = torch.where(top_p[rows] < 1.0, top_p[rows] * total, torch.inf)
         kept &= probs.cumsum(-1) - probs < wanted[:, None]
-        return values.masked_fill(~kept, torch.inf).amin(-1), cut | ((min_p[rows] == 0) & ~kept[:, -1])
+        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # neither cuts behind them, so the total is 1 indeed
+        return values.masked_fill(~kept, torch.inf).amin(-1), cut | (whole & ~kept[:, -1])
 
     if scaled.is_cuda:  # it sorts the lot in less time than it takes to ask which rows need it
         return look_at(vocab_size, slice(None))[0]
