@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chapters.explorer import Explorer
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
-LINE = 76  # characters of a request's picture in a row
+LINE = 74  # characters of a request's picture in a row: a terminal of 80, less frame and scroll bar
 SALTS = [None, "alice", "bob"]
 KINDS = {"hit": ("=", "black on green"), "miss": ("+", "black on cyan"), "own": ("·", "black on yellow")}
 ANSWER = "yes the lamp is lit and the boats come home before the fog is here".split()
@@ -130,8 +130,8 @@ class Simulator:
         if not self.manager.allocate_with_prefix(seq):
             self.num_refused += 1
             wanted = self.manager.num_blocks_for(len(seq.tokens))
-            free = f"{len(self.manager.free_blocks)} of {len(self.manager.blocks)} blocks are free"
-            return f"Refused: it needs {wanted} blocks, found or fresh, and {free}. End a request (e)."
+            free = f"those that nobody holds must be free, and {len(self.manager.free_blocks)} are"
+            return f"Refused: it needs {wanted} blocks; {free}. End a request (e)."
         self.names[seq.seq_id] = name
         num_hits = seq.num_registered_blocks
         computed = len(seq.tokens) - seq.num_cached_tokens
