@@ -17,13 +17,18 @@ def color_of(seq: Sequence) -> str:
 
 
 def pool_cells(manager: BlockManager, seqs: Iterable[Sequence], names: Mapping[int, str]) -> list[Text]:
-    """A cell for each block: its owner's name (names: seq_id -> name), +n where n more share it, cached or free."""
+    """A cell for each block: its owner's name (names: seq_id -> name), +n where n more share it, cached or free.
+
+    A block with references that nobody holds has been lost; its cell says so.
+    """
     owner: dict[int, Sequence] = {}
     for seq in seqs:
         owner.update(dict.fromkeys(seq.block_table, seq))
     cells = []
     for block in manager.blocks:
-        if block.ref_count:
+        if block.ref_count and block.block_id not in owner:
+            cell, style = f"refs {block.ref_count}", "white on red"
+        elif block.ref_count:
             seq = owner[block.block_id]
             cell, style = names[seq.seq_id], f"black on {color_of(seq)}"
             cell += f"+{block.ref_count - 1}" if block.ref_count > 1 else ""

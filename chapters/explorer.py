@@ -34,7 +34,7 @@ class Explorer(App[None]):
     #panels { height: 1fr; }
     #said { height: auto; padding: 0 1; color: $accent; }
     #buttons { height: 3; }
-    #buttons Button { min-width: 8; }
+    #buttons Button { min-width: 6; line-pad: 0; margin: 0 1 0 0; }
     Input { height: 1; border: none; }
     """
 

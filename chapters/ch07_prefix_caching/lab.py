@@ -9,8 +9,8 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from chapters.grading import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.core import block_manager
-from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager, FreeBlockQueue
 from nanovllm.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -36,7 +36,20 @@ if TYPE_CHECKING:
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 LINE = 74  # characters of a request's picture in a row: a terminal of 80, less frame and scroll bar
 SALTS = [None, "alice", "bob"]
-KINDS = {"hit": ("=", "black on green"), "miss": ("+", "black on cyan"), "own": ("·", "black on yellow")}
+KINDS = {
+    "hit": ("=", "black on green"),
+    "miss": ("+", "black on cyan"),
+    "own": ("·", "black on yellow"),
+    "wrong": ("!", "white on red"),
+}
+FAULTS: dict[str, Callable[[], AbstractContextManager]] = {
+    "": nullcontext,
+    "tokens named without their parent": lambda: traps.named(traps.without_parent),
+    "bytes(token_ids)": lambda: traps.named(traps.as_bytes),
+    "references stay raised": traps.references_stay,
+    "hits left in the free queue": traps.hits_stay_free,
+    "names stay": traps.names_stay,
+}
 ANSWER = "yes the lamp is lit and the boats come home before the fog is here".split()
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
@@ -47,7 +60,6 @@ QUESTIONS = (
     "how far does the light reach",
     "who lights the lamp in winter when it snows",
     "may I visit",
-    "what is fog",
     "how many steps lead up to the lamp",
 )
 INSTRUCTIONS = "answer from this page"
@@ -92,6 +104,7 @@ class Request:
     num_full: int  # blocks with a name
     computed: int  # prompt tokens that were computed
     running: bool = True
+    wrong: set[int] = field(default_factory=set)  # its blocks that held, at some time, K/V of another text
 
 
 class Simulator:
@@ -99,11 +112,15 @@ class Simulator:
 
     def __init__(self, num_blocks: int = NUM_BLOCKS, workload: str = WORKLOADS[0]) -> None:
         self.words: dict[int, str] = {}
-        self.workload, self.salt = workload, SALTS[0]
+        self.workload, self.salt, self.fault = workload, SALTS[0], ""
         self._start(num_blocks)
 
     def _start(self, num_blocks: int) -> None:
-        self.manager = BlockManager(num_blocks, BLOCK_SIZE)
+        with FAULTS[self.fault]():
+            self.manager = BlockManager(num_blocks, BLOCK_SIZE)
+        self.manager.on_event = self._note
+        self.forgotten: list[str] = []  # what was evicted since the last action
+        self.written: dict[int, list[int]] = {}  # block -> the text up to its end, when its K/V was computed
         self.requests: list[Request] = []
         self.names: dict[int, str] = {}
         self.answers: list[str] = []
@@ -125,6 +142,12 @@ class Simulator:
         """A request with this text."""
         if not text.split():
             return "Type some words: each counts as a token."
+        self.forgotten = []
+        with FAULTS[self.fault]():
+            said = self._admit(text)
+        return said + self._aftermath()
+
+    def _admit(self, text: str) -> str:
         name = chr(ord("A") + len(self.requests) % 26)
         seq = Sequence(self.ids(text), cache_salt=self.salt)
         if not self.manager.allocate_with_prefix(seq):
@@ -144,15 +167,17 @@ class Simulator:
         """Every running request gets a word more."""
         if not self.running:
             return "Nothing is running: send a request (n)."
-        for request in self.running:
-            seq = request.seq
-            if len(seq.tokens) == seq.num_computed_tokens:  # else the word of last time still waits for its slot
-                word = ANSWER[(sum(seq.tokens[: seq.num_prompt_tokens]) + seq.num_generated_tokens) % len(ANSWER)]
-                seq.append(self.ids(word)[0])
-            if not self.manager.append_slots(seq):
-                return f"No block is free for the next word of {request.name}. End a request (e)."
-            self._compute(request)
-        return ""
+        self.forgotten = []
+        with FAULTS[self.fault]():
+            for request in self.running:
+                seq = request.seq
+                if len(seq.tokens) == seq.num_computed_tokens:  # else last time's word still waits for its slot
+                    word = ANSWER[(sum(seq.tokens[: seq.num_prompt_tokens]) + seq.num_generated_tokens) % len(ANSWER)]
+                    seq.append(self.ids(word)[0])
+                if not self.manager.append_slots(seq):
+                    return f"No block is free for the next word of {request.name}. End a request (e)."
+                self._compute(request)
+        return self._aftermath()
 
     def end_oldest(self) -> str:
         """The oldest running request ends; what it had stays findable."""
@@ -162,7 +187,7 @@ class Simulator:
         seq, request.running = request.seq, False
         self.answers.append(self.text(seq.generated_token_ids))
         self.manager.free(seq)
-        self.manager.check_integrity()
+        self._check()
         return f"{request.name} ends. Its blocks go to the tail of the free queue, the last one first."
 
     def next_workload(self) -> str:
@@ -178,6 +203,13 @@ class Simulator:
         self._start({24: 12, 12: 8}.get(num_blocks, NUM_BLOCKS))
         return f"Begun anew with {len(self.manager.blocks)} blocks."
 
+    def next_fault(self) -> str:
+        """Another of the six traps, or none; begins anew. (The sixth needs a model: there is nothing to draw.)"""
+        faults = list(FAULTS)
+        self.fault = faults[(faults.index(self.fault) + 1) % len(faults)]
+        self._start(len(self.manager.blocks))
+        return f"Begun anew, {f'with a fault: {self.fault}' if self.fault else 'without a fault'}."
+
     def reset(self) -> str:
         self.__init__()  # type: ignore[misc]
         return "Begun anew."
@@ -185,7 +217,7 @@ class Simulator:
     def example(self) -> str:
         """The next step of the worked example of vLLM's document; the first begins it."""
         if self._example is None:
-            self.salt = None
+            self.salt, self.fault = None, ""
             self._start(10)
             self._example = example(self)
         said = next(self._example, None)
@@ -211,26 +243,55 @@ class Simulator:
 
     def _compute(self, request: Request) -> None:
         """What the scheduler notes when it has scheduled all of a sequence's tokens."""
-        seq = request.seq
+        seq, first = request.seq, request.seq.num_computed_tokens // BLOCK_SIZE
+        for index in range(first, len(seq.block_table)):
+            if self.manager.blocks[seq.block_table[index]].block_hash is None:  # else its K/V is there
+                self.written[seq.block_table[index]] = seq.tokens[: (index + 1) * BLOCK_SIZE]
         seq.num_computed_tokens = len(seq.tokens)
         self.manager.register_prefix(seq)
-        self.manager.check_integrity()
+        self._check()
         request.table, request.num_full = [*seq.block_table], seq.num_registered_blocks
+
+    def _check(self) -> None:
+        if not self.fault:
+            self.manager.check_integrity()
+
+    def _note(self, event: BlockEvent) -> None:
+        if event.kind == "evict":
+            words = self.text(self.written[event.block_id][-BLOCK_SIZE:])
+            self.forgotten.append(f"{event.block_id} ({words})")
+
+    def _aftermath(self) -> str:
+        """What was forgotten, and who reads K/V of another text now."""
+        said = f"; forgotten: {', '.join(self.forgotten)}" if self.forgotten else ""
+        wrong = []
+        for request in self.running:
+            for index, block_id in enumerate(request.seq.block_table):
+                text = request.seq.tokens[: (index + 1) * BLOCK_SIZE]
+                if self.written[block_id] != text and index not in request.wrong:
+                    request.wrong.add(index)
+                    words = self.text(self.written[block_id][-2 * BLOCK_SIZE :])
+                    wrong.append(f"{request.name} reads block {block_id}, computed for “... {words}”")
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f"{said}; WRONG: {wrong[0]}{more}" if wrong else said
 
     # -- pictures -------------------------------------------------------------------------------------------------
 
     def panels(self) -> list[tuple[str, RenderableType]]:
-        salt = f", salt {self.salt}" if self.salt else ""
-        num_blocks = len(self.manager.blocks)
+        num_blocks, salt = len(self.manager.blocks), f", salt {self.salt}" if self.salt else ""
+        fault = f", FAULT: {self.fault}" if self.fault else ""
         return [
-            (f"requests: {self.workload}{salt}", self.draw_requests(3)),
+            (f"requests: {self.workload}{salt}{fault}", self.draw_requests(3)),
             (f"the pool: {num_blocks} blocks of {BLOCK_SIZE}; the free queue, head first", self.draw_memory()),
+            (f"the hash map: {len(self.manager.hash_to_block)} names", self.draw_map(6)),
             ("counters; prompt tokens computed (█) and saved (░)", Group(self.draw_counters(), self.draw_chart())),
-            (f"the hash map: {len(self.manager.hash_to_block)} names", self.draw_map(8)),
         ]
 
     def draw_requests(self, last: int) -> Text:
-        """Each block in its colour: = found, + computed and now findable, · not full, so this request's alone."""
+        """Each block in its colour: = found, + computed and now findable, · not full, so this request's alone.
+
+        ! is a block whose K/V was computed for another text; there are none unless a fault is at work.
+        """
         if not self.requests:
             return Text("none yet: n sends one, t types one, x plays the worked example", "dim")
         lines = []
@@ -240,6 +301,7 @@ class Simulator:
             line = Text(f"{request.name}{state}{salt} ", "bold" if request.running else "dim")
             for index, block_id in enumerate(request.table):
                 kind = "hit" if index < request.num_hits else "miss" if index < request.num_full else "own"
+                kind = "wrong" if index in request.wrong else kind
                 words = self.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
                 sign, style = KINDS[kind]
                 cell = f" {sign}{block_id} {words} "
@@ -268,11 +330,13 @@ class Simulator:
 
     def draw_chart(self, height: int = 5, width: int = 36) -> Text:
         """Prompt tokens after each request, summed: full cells were computed (█), the others saved (░)."""
+        if not self.requests:
+            return Text("the chart begins with the first request", "dim")
         totals, computed = [0], [0]
         for request in self.requests:
             totals.append(totals[-1] + request.seq.num_prompt_tokens)
             computed.append(computed[-1] + request.computed)
-        top = max(totals[-1], 1)
+        top = totals[-1]
         text = Text()
         for row in range(height, 0, -1):
             text.append(f"{top * row // height:>6} ", "dim")
@@ -319,10 +383,11 @@ def make_app(model: str | None = None) -> "Explorer":
         Action("w", "kind", "next_workload"),
         Action("s", "salt", "next_salt"),
         Action("m", "less", "shrink"),
+        Action("f", "trap", "next_fault"),
         Action("r", "new", "reset"),
     ]
     return Explorer(
-        "7. Prefix caching: = found, + now cached, · its own", Simulator(), actions, ask="a prompt of yours"
+        "7. Prefix caching: = found, + now cached, · its own, ! wrong", Simulator(), actions, ask="a prompt of yours"
     )
 
 
@@ -559,8 +624,7 @@ def tell_forgetting(story: Story) -> None:
     world = Simulator(8)
     for workload in (0, 3, 0, 3, 3, 0):
         world.workload = WORKLOADS[workload]
-        evicted = world.manager.stats.evictions
-        story.console.print(f"{world.send()}; forgotten: {world.manager.stats.evictions - evicted}", style="dim")
+        story.console.print(world.send(), style="dim")
         world.end_oldest()
     story.console.print()
     story.show(world.draw_map(8))

@@ -158,6 +158,8 @@ def names_stay() -> Iterator[None]:
     def take_fresh(self: BlockManager, seq: Sequence, num_blocks: int) -> None:
         for _ in range(num_blocks):
             block = self.free_blocks.popleft()
+            block.block_hash = block.parent_hash = None
+            block.token_ids, block.extra_keys = [], ()
             block.ref_count = 1
             seq.block_table.append(block.block_id)
 
