@@ -34,7 +34,7 @@ class Explorer(App[None]):
     #panels { height: 1fr; }
     #said { height: auto; padding: 0 1; color: $accent; }
     #buttons { height: 3; }
-    #buttons Button { min-width: 6; line-pad: 0; margin: 0 1 0 0; }
+    #buttons Button { min-width: 6; margin: 0 1 0 0; }
     Input { height: 1; border: none; }
     """
 
@@ -60,7 +60,7 @@ class Explorer(App[None]):
         yield Static(id="said", markup=False)
         with Horizontal(id="buttons"):
             for action in filter(lambda action: action.label, self.actions):
-                yield Button(f"{action.label} ({action.key})", id=action.method)
+                yield Button(f"{action.key} {action.label}", id=action.method)
         yield Footer()
 
     def on_mount(self) -> None:
