@@ -31,7 +31,7 @@ class Explorer(App[None]):
     AUTO_FOCUS = None  # keys act from the start
 
     CSS = """
-    #panels { height: 1fr; }
+    #panels { height: 1fr; scrollbar-size-vertical: 1; }
     #said { height: auto; padding: 0 1; color: $accent; }
     #buttons { height: 3; }
     #buttons Button { min-width: 6; margin: 0 1 0 0; }
