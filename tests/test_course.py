@@ -131,7 +131,7 @@ def test_quotes(chapter):
     quotes = [block for block in blocks(chapter) if block["path"]]
     assert len(quotes) >= 3
     for block in quotes:
-        assert block["path"] == block["link"] and block["path"].startswith("nanovllm/")
+        assert block["path"] == block["link"] and block["path"].startswith(("nanovllm/", "examples/"))
         assert_quoted(block["text"], source_of(block["path"], block["symbol"]))
 
 

@@ -1,0 +1,632 @@
+"""Grading of the exercises of chapter 11. No check depends on how fast anything is: its clock is one of ours."""
+
+import io
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import fields
+from statistics import mean, median
+from typing import Any
+
+import nanovllm.engine
+from chapters.ch11_benchmarks import solution
+from chapters.ch11_benchmarks.lab import timing_of
+from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing
+from chapters.grading import Bench, Task, Wrong, replaced
+from nanovllm import LLM, SamplingParams
+from nanovllm.outputs import RequestOutput
+from nanovllm.tools import bench as bench_tool
+
+OUR_MEASURE = bench_tool.measure
+
+
+class FakeTime:
+    """A clock that moves when it is told to. It stands in for `time` in the engine and in its benchmark."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s, self._num_looks = now_s, 0
+
+    def perf_counter(self) -> float:
+        self._num_looks += 1
+        if self._num_looks > 100_000:
+            raise Wrong("time has not passed for 100,000 looks at the clock: only step() and sleep() make it pass")
+        return self.now_s
+
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._num_looks = 0
+
+
+@contextmanager
+def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTime]:
+    """The engine computes as ever; by its clock a step takes step_s and token_s for each token in it."""
+    clock, runner = FakeTime(), llm.engine.model_runner
+    ours = runner.run
+
+    def run(batch: Any, sampling: Any) -> Any:
+        clock.pass_by(step_s + token_s * len(batch.input_ids))
+        return ours(batch, sampling)
+
+    with replaced(runner, "run", run), replaced(nanovllm.engine, "time", clock), replaced(bench_tool, "time", clock):
+        yield clock
+
+
+# -- summarize --------------------------------------------------------------------------------------------------------
+
+Summarize = Callable[[list[Timing], float, float], Summary]
+
+
+def use_summarize(function: Summarize) -> AbstractContextManager:
+    """`nanovllm bench` shows what the function says."""
+
+    def measure(llm: LLM, batch_size: int, *sizes: int, **options: int) -> bench_tool.Measurement:
+        outputs: list[RequestOutput] = []
+        ours = llm.generate
+
+        def generate(*args: Any) -> list[RequestOutput]:
+            outputs.extend(ours(*args))
+            return outputs
+
+        with replaced(llm, "generate", generate):
+            OUR_MEASURE(llm, batch_size, *sizes, **options)
+        got = function([timing_of(output) for output in outputs], math.inf, math.inf)
+        return bench_tool.Measurement(batch_size, got.ttft_s, got.tpot_s, got.latency_s, got.output_tokens_per_s)
+
+    return replaced(bench_tool, "measure", measure)
+
+
+def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: float) -> Iterator[tuple[str, Any, str]]:
+    """(field, the number that a mistake gives, its hint)."""
+    served = [t for t in timings if t.token_times_s]
+    firsts, lasts = [t.token_times_s[0] for t in served], [t.token_times_s[-1] for t in served]
+    nums = [len(t.token_times_s) for t in served]
+    ttfts = [t.token_times_s[0] - t.arrival_s for t in served]
+    latencies = [t.token_times_s[-1] - t.arrival_s for t in served]
+    begin_s, end_s = min(t.arrival_s for t in timings), max(lasts)
+    gaps = [last - first for first, last in zip(firsts, lasts, strict=True)]
+    several = [i for i, num in enumerate(nums) if num > 1]
+    tpots = [gaps[i] / (nums[i] - 1) for i in several]
+
+    own = "every request's clock starts with its own arrival_s"
+    yield "ttft_s", mean(firsts), f"a point on the clock is not a duration; {own}"
+    yield "ttft_s", mean(firsts) - begin_s, f"this counts from the first arrival of all; {own}"
+    yield "ttft_s", sum(ttfts) / len(timings), "a request without a token has no part in the mean, not even as a 0"
+    yield "ttft_s", median(ttfts), "this is the median; the mean was asked for"
+    yield "ttft_s", math.inf, "the mean is over requests that have a token; math.inf is for the percentiles"
+    if several:
+        yield "tpot_s", mean(gaps[i] / nums[i] for i in several), "n tokens have n - 1 gaps between them"
+        yield (
+            "tpot_s",
+            sum(tpots) / len(served),
+            "with one token there is no gap: left out of the mean, not counted as 0",
+        )
+        yield "tpot_s", sum(tpots) / len(timings), "only requests with at least two tokens have a part in the mean"
+        pooled = sum(gaps) / sum(num - 1 for num in nums)
+        yield "tpot_s", pooled, "this is the mean over all gaps: first a TPOT for each request, then their mean"
+        for offset in (0, 1):
+            whole = mean(latencies[i] / (nums[i] - offset) for i in several)
+            yield "tpot_s", whole, "the wait for the first token belongs to TTFT: count from the first token"
+    yield "latency_s", mean(latencies), "this is the mean; latency_s is that of the slowest request"
+    yield (
+        "latency_s",
+        end_s - begin_s,
+        "this is how long everything took; the longest wait of one request was asked for",
+    )
+    yield "latency_s", max(gaps), "this counts from the first token; a request waits from its arrival on"
+    total = sum(nums)
+    arrivals = [t.arrival_s for t in served]
+    for seconds, hint in (
+        (sum(latencies), "requests overlap: seconds that they share count once"),
+        (
+            max(latencies),
+            "this divides by the wait of one request; seconds is from the first arrival to the last token",
+        ),
+        (end_s - min(firsts), "seconds begins with the first arrival, not with the first token"),
+        (end_s - min(arrivals), "seconds begins with the first arrival of any request, given up or not"),
+        (end_s, "the clock does not start at 0: seconds is a difference of two points on it"),
+        (end_s - max(t.arrival_s for t in timings), "seconds begins with the first arrival, not with the last"),
+    ):
+        yield "output_tokens_per_s", total / (seconds or math.nan), hint
+    yield "output_tokens_per_s", len(served) / (end_s - begin_s), "these are requests per second; count their tokens"
+    rates = (num / (latency or math.nan) for num, latency in zip(nums, latencies, strict=True))
+    yield "output_tokens_per_s", sum(rates), "rates of single requests don't add up: they run at different times"
+
+    everybody = sorted(ttfts) + [math.inf] * (len(timings) - len(served))
+    in_order = [t.token_times_s[0] - t.arrival_s if t.token_times_s else math.inf for t in timings]
+    for percent in (50, 99):
+        field = f"ttft_p{percent}_s"
+        for values, what in ((everybody, ""), (sorted(ttfts), "survivors"), (in_order, "unsorted")):
+            n = len(values)
+            rank = -(-percent * n // 100) - 1
+            if what == "survivors":
+                yield field, values[rank], "those that were given up are missing: each counts as math.inf"
+            elif what == "unsorted":
+                yield field, values[rank], "sort the TTFTs first"
+            else:
+                place = (n - 1) * percent / 100
+                low, high = values[math.floor(place)], values[math.ceil(place)]
+                between = low + (high - low) * (place - math.floor(place)) if high < math.inf else math.inf
+                one = f"nearest rank: with {n} values it is number {rank + 1}, counted from 1"
+                yield field, values[min(rank + 1, n - 1)], f"one too far; {one}, so its index is {rank}"
+                yield field, values[max(rank - 1, 0)], f"one too early; {one}, so its index is {rank}"
+                yield field, between, f"this lies between two values; {one}"
+                yield field, values[round(place)], one
+    seconds = end_s - begin_s
+    tpot_of = [gap / (num - 1) if num > 1 else 0.0 for gap, num in zip(gaps, nums, strict=True)]
+    soon = [ttft_s <= ttft_limit_s for ttft_s in ttfts]
+    fast = [tpot_s <= tpot_limit_s for tpot_s in tpot_of]
+    good = [a and b for a, b in zip(soon, fast, strict=True)]
+    num_good, lost = sum(good), len(timings) - len(served)
+    for number, hint in (
+        (sum(soon), "these kept the limit of TTFT; a good request keeps both"),
+        (sum(fast), "these kept the limit of TPOT; a good request keeps both"),
+        (num_good + lost, "a request that was given up is not good"),
+        (sum(g and num > 1 for g, num in zip(good, nums, strict=True)), "with a single token no TPOT is too long"),
+        (
+            sum(g and ttft_s < ttft_limit_s for g, ttft_s in zip(good, ttfts, strict=True)),
+            "exactly at the limit is good",
+        ),
+        (
+            sum(g and tpot_s < tpot_limit_s for g, tpot_s in zip(good, tpot_of, strict=True)),
+            "exactly at the limit is good",
+        ),
+    ):
+        yield "goodput", number / seconds, hint
+    yield "goodput", num_good, "this is how many were good; divide by seconds"
+    yield "goodput", num_good / len(timings), "this is the share of good ones; requests per second were asked for"
+
+
+def is_close(a: Any, b: Any) -> bool:
+    return isinstance(a, int | float) and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def compare(
+    function: Summarize,
+    what: str,
+    timings: list[Timing],
+    limits: tuple[float, float] = (math.inf, math.inf),
+    **given: float,
+) -> None:
+    """Raises Wrong for the first field that differs. given: what it should be, where it was worked out by hand."""
+    ours, copy = solution.summarize(timings, *limits), list(timings)
+    for name, value in given.items():
+        assert is_close(getattr(ours, name), value), name
+    got = function(copy, *limits)
+    if not isinstance(got, Summary):
+        raise Wrong("return a Summary", got=repr(got))
+    if copy != timings:
+        raise Wrong("the list that was given is changed; sorted() makes a new one")
+    for field in (f.name for f in fields(Summary)):
+        expected, answer = getattr(ours, field), getattr(got, field)
+        if is_close(answer, expected):
+            continue
+        mistakes = usual_mistakes(timings, *limits)
+        hints = dict.fromkeys(hint for name, value, hint in mistakes if name == field and is_close(answer, value))
+        hint = " Or: ".join(hints) or "read its line in the docstring again"
+        raise Wrong(f"{field} of {what}: {hint}", expected=expected, got=answer)
+
+
+def check_alone(function: Summarize, bench: Bench) -> None:
+    """One request alone, arriving at second 100"""
+    one = [Timing(100.0, (102.0, 102.5, 103.0, 103.5, 104.0))]
+    what = "a request that arrives at 100.0, with tokens at 102.0, 102.5, 103.0, 103.5 and 104.0"
+    compare(function, what, one, ttft_s=2.0, tpot_s=0.5, latency_s=4.0, output_tokens_per_s=1.25, ttft_p99_s=2.0)
+
+
+def check_two(function: Summarize, bench: Bench) -> None:
+    """Two that overlap: the example of the docstring"""
+    two = [Timing(10.0, (10.5, 10.6, 10.7)), Timing(10.2, (10.5,))]
+    given = dict(ttft_s=0.4, tpot_s=0.1, latency_s=0.7, output_tokens_per_s=4 / 0.7, ttft_p50_s=0.3, ttft_p99_s=0.5)
+    compare(function, "the example of the docstring", two, (0.4, 0.2), goodput=1 / 0.7, **given)
+
+
+def check_lengths(function: Summarize, bench: Bench) -> None:
+    """Answers of different lengths, one after another and at the same time"""
+    timings = [Timing(9.0, (9.5, 9.75, 10.0)), Timing(5.0, tuple(6.0 + i for i in range(9))), Timing(5.5, (6.0,))]
+    what = "three requests with 3, 9 and 1 tokens; TPOTs 0.25, 1.0 and none"
+    compare(function, what, timings, tpot_s=0.625, latency_s=9.0, output_tokens_per_s=13 / 9)
+
+
+def check_single_tokens(function: Summarize, bench: Bench) -> None:
+    """Nobody has a second token"""
+    compare(function, "two requests with one token each", [Timing(1.0, (2.0,)), Timing(1.5, (2.0,))], tpot_s=0.0)
+
+
+def check_percentiles(function: Summarize, bench: Bench) -> None:
+    """Percentiles of 1, 2, 10, 100 and 250 requests"""
+    for n in (1, 2, 10, 100, 250):
+        waits = [0.1 * (i + 1) ** 2 for i in range(n)]
+        random.Random(n).shuffle(waits)
+        timings = [Timing(50.0 + i, (50.0 + i + wait, 51.0 + i + wait)) for i, wait in enumerate(waits)]
+        compare(function, f"{n} requests, none given up", timings)
+
+
+def check_given_up(function: Summarize, bench: Bench) -> None:
+    """Requests that were given up"""
+    timings = [Timing(7.0)] + [Timing(8.0 + i, (8.5 + i, 8.75 + i)) for i in range(8)] + [Timing(12.0)]
+    what = "ten requests, two of them given up before their first token (one of these came first)"
+    given = dict(ttft_s=0.5, tpot_s=0.25, latency_s=0.75, output_tokens_per_s=16 / 8.75)
+    given |= dict(ttft_p50_s=0.5, ttft_p99_s=math.inf)
+    compare(function, what, timings, (math.inf, math.inf), **given)
+
+
+def check_goodput(function: Summarize, bench: Bench) -> None:
+    """Goodput: both limits, and exactly at a limit"""
+    timings = [
+        Timing(4.0, (4.5, 4.75)),  # both exactly at the limit
+        Timing(4.0, (4.25, 5.25)),  # begins soon, then slow
+        Timing(4.0, (5.5, 5.625)),  # begins late, then fast
+        Timing(5.0, (5.25,)),  # a single token
+        Timing(5.0, (7.0,)),  # a single token, late
+        Timing(6.5, (6.75,)),
+        Timing(5.5, (5.75, 5.875, 6.0)),
+    ]
+    timings += [Timing(5.0)] * 3  # given up
+    what = "eight requests and three that were given up, with limits of 0.5 s and 0.25 s"
+    compare(function, what, timings, (0.5, 0.25), goodput=4 / 3)
+
+
+def check_bench(function: Summarize, bench: Bench) -> None:
+    """`nanovllm bench` on the real engine draws the same table with your numbers"""
+    bench.llm.reset_prefix_cache()
+    with replaced(bench_tool, "measure", OUR_MEASURE):
+        ours = table_of_bench(bench)
+    theirs = table_of_bench(bench)
+    for expected, got in zip(ours, theirs, strict=True):
+        if expected != got:
+            raise Wrong("a row of its table", expected=expected, got=got)
+
+
+def table_of_bench(bench: Bench) -> list[str]:
+    bench.llm.reset_prefix_cache()
+    out = io.StringIO()
+    # Small steps, so that the requests of a batch don't all get their first token in the same one.
+    with (
+        fake_time(bench.llm, step_s=0.125, token_s=2**-6),
+        replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 16),
+        redirect_stdout(out),
+        redirect_stderr(io.StringIO()),
+    ):
+        bench_tool.run_bench(bench.llm, [1, 2, 5], 10, 6)
+    return out.getvalue().splitlines()
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+Audit = Callable[[], dict[str, dict[str, float]]]
+FAULTS = (
+    "prefix_cache output_lengths warm_up input_tokens batch_size dtype drift ttft_is_latency survivors closed_loop"
+).split()
+# Why a fault is not there: what the report says against it.
+NOT_THERE = {
+    "a": {
+        "output_lengths": "each pass generated 4,096 tokens, on both engines, and EOS is ignored",
+        "warm_up": "both were warmed up before pass 1, and Finch's pass 1 is as fast as its others. Look at what "
+        "Kestrel's passes 2 and 3 had to compute",
+        "input_tokens": "1,272.0 is 4,096 / 3.22: output tokens only",
+        "batch_size": "all 32 are submitted at once, and both run 32 at a time",
+        "dtype": "both run in bfloat16: see the commands",
+        "drift": "the engines took turns, and Finch's three passes are within 1 %",
+        "ttft_is_latency": "there is no TTFT in this report",
+        "survivors": "every pass has all 4,096 = 32 x 128 output tokens: nobody is missing",
+        "closed_loop": "all requests are submitted at once, for both engines",
+    },
+    "b": {
+        "prefix_cache": "prefix caching is off, and both computed all 9,344 prompt tokens",
+        "warm_up": "two batches of other conversations went before, for both",
+        "input_tokens": "the report counts requests, and tokens are listed apart",
+        "batch_size": "--max-num-seqs 64 in both commands, and all 64 are there from the start",
+        "dtype": "--dtype float16 in both commands",
+        "drift": "the engines took turns, and the runs differ by less than 2 %; the claim is 66 %",
+        "ttft_is_latency": "there is no TTFT in this report",
+        "survivors": "64 of 64 are answered, for both. Answered, but how?",
+        "closed_loop": "all 64 are submitted at once, for both",
+    },
+    "c": {
+        "prefix_cache": "the prompts are random and prefix caching is off",
+        "output_lengths": "16,384 generated tokens on both sides: 128 x 128",
+        "batch_size": "both run all 128 at a time",
+        "dtype": "bfloat16 for both",
+        "drift": "they took turns, and the three runs of each engine are within 1 %",
+        "ttft_is_latency": "there is no TTFT in this report",
+        "survivors": "both generated 16,384 tokens: nobody is missing",
+        "closed_loop": "all requests are submitted at once, for both",
+    },
+    "d": {
+        "prefix_cache": "the prompts are random and prefix caching is off",
+        "output_lengths": "200 output tokens per answer, on both sides",
+        "warm_up": "100 requests went before, for both",
+        "input_tokens": "there are no tokens per second in this report",
+        "batch_size": "both may have up to 128 sequences at a time",
+        "dtype": "bfloat16 for both",
+        "drift": "they took turns, and an engine's three runs are within 3 %",
+        "closed_loop": "the client sends each request at its moment, whether or not earlier ones are answered",
+    },
+}
+# What to look at, for those who do not see a fault that is there.
+LOOK_AT = {
+    ("a", "prefix_cache"): "compare the passes of one engine with each other, column by column",
+    ("b", "output_lengths"): "the two commands are not the same; what follows from that in the table?",
+    ("c", "input_tokens"): "work out throughput from Heron's other lines: which of them give 9,830.4?",
+    ("c", "warm_up"): "read the times at the left of Pike's log",
+    ("d", "ttft_is_latency"): "compare Otter's TTFT with its latency, and see how its client knows the first token",
+    ("d", "survivors"): "how many requests is each mean latency a mean of?",
+}
+# Typical numbers for the right fault that prove something else.
+WRONG_NUMBERS = {
+    ("a", "prefix_cache"): (
+        (4096 / 6.09, "that is Finch, which had nothing in its cache: the winner's own number was asked for"),
+        (3 * 4096 / (6.31 + 3.22 + 3.19), "the mean over all passes still has the cached ones in it"),
+        (4096 / 3.22, "that is the pass with the cache; which pass computed all 32,768 prompt tokens?"),
+        ((32768 + 4096) / 6.31, "output tokens per second: the prompts don't count"),
+    ),
+    ("b", "output_lengths"): (
+        ((8192 / 20.48) / (4212 / 12.31), "upside down: the winner's divided by the other's"),
+        (4212 / 8192, "that is the ratio of the tokens; divide each by its seconds first"),
+        (4212 / 12.31, "that is the winner's output tokens/s alone; divide it by the other's"),
+        (20.48 / 12.31, "that is the claim: requests per second. Count tokens"),
+        (5.20 / 3.13, "that is the claim: requests per second. Count tokens"),
+    ),
+    ("c", "input_tokens"): (
+        (131072 / 15.0, "those are the prompt tokens; the generated ones were asked for"),
+        (16384 / 16.02, "that is Pike; it is Heron whose prompts were counted"),
+    ),
+    ("c", "warm_up"): (
+        (16384 / 16.02, "that is with the compiling; take its time out"),
+        (16384 / 4.61, "4.61 s is the time of the compiling; divide by what is left without it"),
+        (16384 / (15.0 - 4.61), "15.00 s is Heron's time"),
+        (16384 / (16.02 + 4.61), "16.02 s include the compiling already; take it out"),
+    ),
+    ("d", "ttft_is_latency"): (
+        (6.1 - 200 * 0.024, "200 tokens have 199 gaps between them"),
+        (6.1 - 199 * 0.0106, "0.0106 s is Stork's TPOT"),
+        (4.0 - 199 * 0.0106, "that is Stork, whose client streams; which engine's TTFT equals its latency?"),
+        (199 * 0.024, "that is from the first token to the last; TTFT is what is left of the 6.1 s before it"),
+        (1.9, "that is Stork's TTFT"),
+    ),
+    ("d", "survivors"): (
+        (640 * 4.0 / 1000, "the 360 count with 30 s each, not with 0"),
+        ((640 * 4.0 + 360 * 4.0) / 1000, "the 360 count with 30 s each"),
+        ((4.0 + 30) / 2, "the two groups have different sizes: 640 and 360"),
+        (6.1, "that is Otter, which answered everybody"),
+    ),
+}
+
+
+def use_audit(function: Audit) -> AbstractContextManager:
+    return nullcontext()
+
+
+def check_form(function: Audit, bench: Bench) -> None:
+    """Four reports, keys of the list, numbers"""
+    got = function()
+    if not isinstance(got, dict) or not all(isinstance(faults, dict) for faults in got.values()):
+        raise Wrong('return {"a": {key: number}, "b": ..., "c": ..., "d": ...}', got=repr(got))
+    if set(got) != set(NOT_THERE):
+        raise Wrong("one entry for each report", expected=sorted(NOT_THERE), got=sorted(map(str, got)))
+    for report, faults in got.items():
+        for key, number in faults.items():
+            if key not in FAULTS:
+                raise Wrong(f"report {report}: {key!r} is not a key of the list", expected=" ".join(FAULTS))
+            if not isinstance(number, int | float) or isinstance(number, bool) or not math.isfinite(number):
+                raise Wrong(f"report {report}: {key} needs a number that proves it", got=repr(number))
+
+
+def check_report(function: Audit, report: str) -> None:
+    ours, got = solution.audit()[report], function()[report]
+    for key in got:
+        if key not in ours:
+            raise Wrong(f"report {report}: {key} is not there. The report says: {NOT_THERE[report][key]}")
+    for key, number in ours.items():
+        if key not in got:
+            found = f"{len(got)} of {len(ours)} found" if got else "nothing found"
+            raise Wrong(f"report {report}, {found}: {LOOK_AT[report, key]}")
+        if not math.isclose(got[key], number, rel_tol=0.005):
+            usual = WRONG_NUMBERS[report, key]
+            close = (hint for value, hint in usual if math.isclose(got[key], value, rel_tol=0.005))
+            hint = next(close, "read in the docstring which number goes with it, and of which engine")
+            raise Wrong(f"report {report}: {key} is right, its number is not. {hint}", got=got[key])
+
+
+def check_a(function: Audit, bench: Bench) -> None:
+    """Report A: Kestrel and Finch"""
+    check_report(function, "a")
+
+
+def check_b(function: Audit, bench: Bench) -> None:
+    """Report B: Minnow and Carp"""
+    check_report(function, "b")
+
+
+def check_c(function: Audit, bench: Bench) -> None:
+    """Report C: Heron and Pike"""
+    check_report(function, "c")
+
+
+def check_d(function: Audit, bench: Bench) -> None:
+    """Report D: Stork and Otter"""
+    check_report(function, "d")
+
+
+# -- serve ------------------------------------------------------------------------------------------------------------
+
+Serve = Callable[..., list[RequestOutput]]
+STEP_S = 0.5
+
+
+def use_serve(function: Serve) -> AbstractContextManager:
+    return nullcontext()  # it is called by the checks; what it drives is the real engine
+
+
+class Referee:
+    """Drives the real engine with a function, on a clock of its own, and notes what happens when."""
+
+    def __init__(self, bench: Bench, dues: list[float], num_outputs: list[int]) -> None:
+        self.engine = bench.llm.engine
+        vocab_size = self.engine.model_config.vocab_size
+        rng = random.Random(len(dues))
+        self.arrivals = [
+            # The first token is the request's number: nothing is shared, and it can be told who it is.
+            Arrival(due_s, [i + 5, *rng.choices(range(5, min(vocab_size, 300)), k=4)], greedy(num))
+            for i, (due_s, num) in enumerate(zip(dues, num_outputs, strict=True))
+        ]
+        self.handed: dict[int, float] = {}
+        self.steps: list[float] = []
+
+    def run(self, function: Serve, bench: Bench) -> list[RequestOutput]:
+        our_step, our_enqueue = self.engine.step, self.engine.enqueue
+        with fake_time(bench.llm, STEP_S) as clock:
+            self.started = clock.now_s
+
+            def step() -> list[RequestOutput]:
+                if not self.engine.has_unfinished_requests():
+                    raise Wrong("step() although there are no unfinished requests: sleep until the next one is due")
+                self.steps.append(clock.now_s)
+                return our_step()
+
+            def enqueue(requests: list) -> list[str]:
+                for request in requests:
+                    number = request.prompt_token_ids[0] - 5
+                    if number in self.handed:
+                        raise Wrong(f"request {number} is handed in twice")
+                    self.handed[number] = clock.now_s
+                    early_s = self.due(number) - clock.now_s
+                    if early_s > 1e-9:
+                        raise Wrong(f"request {number} is handed in {early_s:.3g} s before it is due: {self}")
+                return our_enqueue(requests)
+
+            def sleep(seconds: float) -> None:
+                if seconds < 0:
+                    raise Wrong("sleep() for less than no time", got=seconds)
+                if self.engine.has_unfinished_requests():
+                    raise Wrong("sleep() while there are unfinished requests: they stand still meanwhile")
+                next_s = min((self.due(i) for i in range(len(self.arrivals)) if i not in self.handed), default=math.inf)
+                if clock.now_s + seconds > next_s + 1e-9:
+                    late_s = clock.now_s + seconds - next_s
+                    raise Wrong(f"sleep() lasts {late_s:.3g} s longer than until the next request is due: {self}")
+                clock.pass_by(seconds)
+
+            with replaced(self.engine, "step", step), replaced(self.engine, "enqueue", enqueue):
+                return function(self.engine, list(self.arrivals), clock.perf_counter, sleep)
+
+    def due(self, number: int) -> float:
+        return self.started + self.arrivals[number].due_s
+
+    def __str__(self) -> str:
+        dues = ", ".join(f"{arrival.due_s:.4g}" for arrival in self.arrivals[:8])
+        return f"due at {dues}{', ...' if len(self.arrivals) > 8 else ''} s after the start; a step takes {STEP_S} s"
+
+    def judge(self, outputs: Any) -> None:
+        """Raises Wrong."""
+        for i in range(len(self.arrivals)):
+            if i not in self.handed:
+                raise Wrong(f"request {i} was never handed in: {self}")
+            next_step = next((at for at in self.steps if at >= self.due(i) - 1e-9), math.inf)
+            if self.handed[i] > next_step + 1e-9:
+                raise Wrong(
+                    f"request {i} is handed in too late: it was due at {self.due(i) - self.started:.4g}, and a step "
+                    f"began at {next_step - self.started:.4g} without it. {self}"
+                )
+        if not isinstance(outputs, list) or len(outputs) != len(self.arrivals):
+            raise Wrong("return the outputs of all requests", expected=len(self.arrivals), got=repr(outputs)[:80])
+        numbers = [output.prompt_token_ids[0] - 5 for output in outputs]
+        if numbers != sorted(numbers):
+            hint = "the outputs are in another order than the arrivals: who finishes first need not have come first"
+            raise Wrong(hint, expected=sorted(numbers), got=numbers)
+        for i, output in enumerate(outputs):
+            arrival_s = output.metrics.arrival_time
+            if abs(arrival_s - self.due(i)) > 1e-9:
+                hint = f"request {i} was due at {self.arrivals[i].due_s:.4g} and its metrics count from another moment"
+                if abs(arrival_s - self.handed[i]) < 1e-9:
+                    hint = (
+                        f"request {i} was due at {self.arrivals[i].due_s:.4g}, and its metrics count from when it was "
+                        "handed in: the wait before that is forgotten"
+                    )
+                elif abs(arrival_s - self.arrivals[i].due_s) < 1e-9:
+                    hint = f"due_s counts from the start of the call, where the clock stood at {self.started:g}"
+                raise Wrong(f"{hint} ({self})", expected=self.due(i) - self.started, got=arrival_s - self.started)
+
+
+def greedy(num_outputs: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_outputs, ignore_eos=True)
+
+
+def play(function: Serve, bench: Bench, dues: list[float], num_outputs: list[int]) -> list[RequestOutput]:
+    bench.llm.reset_prefix_cache()
+    referee = Referee(bench, dues, num_outputs)
+    outputs = referee.run(function, bench)
+    referee.judge(outputs)
+    return outputs
+
+
+def check_one_arrival(function: Serve, bench: Bench) -> None:
+    """One request, due at once"""
+    play(function, bench, [0.0], [3])
+
+
+def check_pause(function: Serve, bench: Bench) -> None:
+    """A pause between two requests"""
+    play(function, bench, [0.25, 10.0], [2, 2])
+
+
+def check_late(function: Serve, bench: Bench) -> None:
+    """Requests that are due while a step runs"""
+    play(function, bench, [0.0, 0.2, 0.7], [6, 6, 6])
+
+
+def check_together(function: Serve, bench: Bench) -> None:
+    """Four at the same moment, and two more in one step"""
+    play(function, bench, [0.0, 0.0, 0.0, 0.0, 0.6, 0.9], [4, 4, 4, 4, 4, 4])
+
+
+def check_order(function: Serve, bench: Bench) -> None:
+    """A long answer first, short ones behind it"""
+    play(function, bench, [0.0, 1.0, 1.1], [12, 2, 1])
+
+
+def check_schedules(function: Serve, bench: Bench) -> None:
+    """20 random schedules: the same times and the same tokens as ours"""
+    for seed in range(20):
+        rng, due_s, dues = random.Random(seed), 0.0, []
+        for _ in range(rng.randint(2, 10)):
+            dues.append(due_s)
+            due_s += rng.choice((0.0, rng.expovariate(1.0), rng.expovariate(0.2)))
+        nums = [rng.randint(1, 6) for _ in dues]
+        expected, got = (play(serve, bench, dues, nums) for serve in (solution.serve, function))
+        for i, (a, b) in enumerate(zip(expected, got, strict=True)):
+            ttfts = [round(output.metrics.ttft_s or 0.0, 6) for output in (a, b)]
+            if ttfts[0] != ttfts[1]:
+                raise Wrong(f"TTFT of request {i}, schedule {seed}", expected=ttfts[0], got=ttfts[1])
+            if a.outputs[0].token_ids != b.outputs[0].token_ids:
+                raise Wrong(
+                    f"tokens of request {i}, schedule {seed}",
+                    expected=a.outputs[0].token_ids,
+                    got=b.outputs[0].token_ids,
+                )
+
+
+TASKS = [
+    Task(
+        "summarize",
+        "Four numbers",
+        use_summarize,
+        (
+            check_alone,
+            check_two,
+            check_lengths,
+            check_single_tokens,
+            check_percentiles,
+            check_given_up,
+            check_goodput,
+            check_bench,
+        ),
+    ),
+    Task("audit", "Six lies", use_audit, (check_form, check_a, check_b, check_c, check_d)),
+    Task(
+        "serve",
+        "Requests come when they like",
+        use_serve,
+        (check_one_arrival, check_pause, check_late, check_together, check_order, check_schedules),
+    ),
+]
