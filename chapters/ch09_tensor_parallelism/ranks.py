@@ -112,8 +112,10 @@ def together(groups: list[ThreadGroup], work: Callable[[ThreadGroup], T]) -> lis
         thread.start()
     for thread in threads:
         thread.join()
-    for error in sorted(errors.values(), key=lambda error: isinstance(error, OutOfStep)):  # the cause before the rest
-        raise error
+    for rank in sorted(
+        errors, key=lambda rank: (isinstance(errors[rank], OutOfStep), rank)
+    ):  # the cause before the rest
+        raise errors[rank]
     return [answers[group.rank] for group in groups]
 
 
