@@ -112,9 +112,8 @@ def together(groups: list[ThreadGroup], work: Callable[[ThreadGroup], T]) -> lis
         thread.start()
     for thread in threads:
         thread.join()
-    for rank in sorted(
-        errors, key=lambda rank: (isinstance(errors[rank], OutOfStep), rank)
-    ):  # the cause before the rest
+    # The cause before what followed from it; of several causes always the same.
+    for rank in sorted(errors, key=lambda rank: (isinstance(errors[rank], OutOfStep), rank)):
         raise errors[rank]
     return [answers[group.rank] for group in groups]
 
