@@ -145,8 +145,8 @@ def grade_all(tasks: list[Task], module: ModuleType, bench: Bench, console: Cons
 
 def _explain(wrong: Wrong) -> str:
     lines = [wrong.hint]
-    if wrong.expected is not None or wrong.got is not None:
-        lines += [f"expected: {wrong.expected}", f"got:      {wrong.got}"]
+    lines += [f"expected: {wrong.expected}"] if wrong.expected is not None else []
+    lines += [f"got:      {wrong.got}"] if wrong.got is not None else []
     return "\n".join(lines)
 
 

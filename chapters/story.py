@@ -1,8 +1,11 @@
 """Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from nanovllm import LLM
@@ -43,3 +46,14 @@ class Story:
         """A table, a panel, whatever rich can draw."""
         self.console.print(renderable)
         self.console.print()
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """One thread: steadier times where other programs run, since no thread waits for another one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

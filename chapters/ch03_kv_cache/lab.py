@@ -5,8 +5,7 @@ and it compares the whole KV tensor before a step with the tensor after it.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.draw import color_of, draw_sequences
-from chapters.story import Story
+from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import ModelConfig
 from nanovllm.core.sequence import Sequence
@@ -265,17 +264,6 @@ def timing_llm(model: str) -> LLM:
     return LLM(
         model, max_num_seqs=1, max_model_len=min(1040, ModelConfig.from_directory(Path(model)).max_position_embeddings)
     )
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """One thread: steadier times where other programs run, since no thread waits for another one."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def time_generation(llm: LLM, num_prompt: int = 128, num_new: int = 16) -> tuple[Table, bool]:

@@ -24,7 +24,7 @@ from rich.tree import Tree
 from chapters.ch07_prefix_caching import traps
 from chapters.draw import draw_free_queue, pool_cells
 from chapters.grading import replaced
-from chapters.story import Story
+from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core import block_manager
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager, FreeBlockQueue
@@ -505,15 +505,16 @@ LETTERS = (
 
 def tell(story: Story) -> None:
     llm = story.load(dtype="float32", block_size=traps.BLOCK_SIZE, max_model_len=512, num_gpu_blocks_override=256)
-    block_s = tell_saving(story, llm)
-    tell_names(story)
-    tell_requests(story)
-    tell_example(story)
-    tell_forgetting(story)
-    tell_copies(story)
-    tell_salts(story, llm)
-    tell_traps(story, llm)
-    tell_cost(story, block_s)
+    with one_core():
+        block_s = tell_saving(story, llm)
+        tell_names(story)
+        tell_requests(story)
+        tell_example(story)
+        tell_forgetting(story)
+        tell_copies(story)
+        tell_salts(story, llm)
+        tell_traps(story, llm)
+        tell_cost(story, block_s)
 
 
 def ask(llm: LLM, prompt: str, salt: str | None = None) -> tuple[float, int, int, str]:

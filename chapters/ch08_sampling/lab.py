@@ -20,9 +20,8 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of
-from chapters.ch03_kv_cache.lab import one_core
 from chapters.grading import replaced
-from chapters.story import Story
+from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence

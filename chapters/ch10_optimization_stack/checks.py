@@ -352,6 +352,13 @@ def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
             return hint
     if not got.isfinite().all():
         return "nan or inf: does exp() overflow, or does a row see no key?"
+    if q.shape[1] > k.shape[1] and rows > 1:
+        return (
+            "the rows of the query heads that share a KV head are folded together: the mask, and the way back to "
+            "[rows, heads], must keep the order in which you put them"
+        )
+    if q.shape[1] > k.shape[1]:
+        return "query heads h * group to (h + 1) * group - 1 share KV head h, in q and in the result alike"
     if num_keys > TILE:
         whole = num_keys // TILE * TILE
         if rows == 1 and close(got, dense(q, k[:whole], v[:whole])):

@@ -52,7 +52,8 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
 
     Return [rows, num_heads, head_dim], float32: for each row and head softmax(q·k * head_dim ** -0.5) v over the keys
     that it sees. What you hold at any moment must not grow with num_keys: a tile's scores, never a whole row of them.
-    You may call your fold().
+    You may call your fold(): its `rows` are then the group * rows queries of a KV head, in an order that you choose.
+    The mask has to follow the same order.
 
     Example: block size 4, TILE 32, block_table [7, 2, 5], num_keys 9 -> one call of read, with the slots
     [28, 29, 30, 31, 8, 9, 10, 11, 20].

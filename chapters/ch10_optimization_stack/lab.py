@@ -567,7 +567,7 @@ def tell_shares(story: Story, world: World, promised: dict[tuple[str, str], floa
 
 
 def tell_workload(story: Story, world: World) -> None:
-    story.part("The upper plane in the same picture")
+    story.part("The control plane in the same picture")
     story.say(
         "Eight requests about the same text: 208 tokens in common, 16 of their own, 8 tokens of answer. Below the "
         "kernels, what chapters 5 and 7 do:"

@@ -26,9 +26,9 @@ def summarize(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: float) -
         latency_s            (last token - arrival) of the slowest request that has a token
         output_tokens_per_s  all output tokens / seconds. seconds is from the first arrival of any request, given up or
                              not, to the last token of any request
-        ttft_p50_s           the 50th and the 99th percentile of the TTFT over ALL requests; one that was given up has
-        ttft_p99_s           a TTFT of math.inf here. Percentile p of n values is the smallest of them such that at
-                             least p percent of the n values are not larger ("nearest rank": no interpolation)
+        ttft_p50_s,          the 50th and the 99th percentile of the TTFT over ALL requests. Here one that was given up
+        ttft_p99_s           has a TTFT of math.inf. Percentile p of n values is the smallest of them such that at least
+                             p percent of the n values are not larger ("nearest rank": no interpolation)
         goodput              number of good requests / the same seconds. Good: it has a token, its TTFT is at most
                              ttft_limit_s, and its TPOT at most tpot_limit_s. With a single token it has no TPOT that
                              could be too long
