@@ -1,4 +1,4 @@
-"""Lab of chapter 7: requests that share beginnings, on the engine's own BlockManager; then a real model, and six traps."""
+"""Lab of chapter 7: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
 
 import statistics
 import textwrap

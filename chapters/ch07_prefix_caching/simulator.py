@@ -1,8 +1,8 @@
 """The simulator of chapter 7: requests that share beginnings, on the engine's own BlockManager.
 
-It splits texts into words and counts each as a token, so that a block of four tokens can be read. It plays the scheduler's
-part by hand, and the model's: which word comes next is looked up in a list. All the rest (names, hits, reference counts,
-the free queue, evictions) is what the engine does, or, where a fault is switched on, what it does then.
+It splits texts into words and counts each as a token, so that a block of four tokens can be read. It plays the
+scheduler's part by hand, and the model's: which word comes next is looked up in a list. All the rest (names, hits,
+reference counts, the free queue, evictions) is what the engine does; with a fault, what it would do then.
 """
 
 from collections.abc import Callable, Iterator
