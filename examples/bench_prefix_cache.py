@@ -191,7 +191,7 @@ def time_block_manager(num_blocks: int) -> tuple[float, float]:
     manager, rng = BlockManager(num_blocks, BLOCK_SIZE), random.Random(0)
 
     def once() -> float:
-        tokens = [rng.randrange(50_000) for _ in range(10 * BLOCK_SIZE)]
+        tokens = rng.choices(range(50_000), k=10 * BLOCK_SIZE)
         started = time.perf_counter()
         seq = Sequence(tokens)
         manager.allocate_with_prefix(seq)

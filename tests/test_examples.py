@@ -72,7 +72,7 @@ def test_prefix_cache_walkthrough(run):
 
 
 def test_bench_prefix_cache(run):
-    out = run("bench_prefix_cache.py", "--requests", "5")
+    out = run("bench_prefix_cache.py", "--requests", "2")
     for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())

@@ -319,7 +319,7 @@ def tell_traps(story: Story, llm: LLM) -> None:
     tell_trap(story, llm, ["reader"], waves, lambda: traps.named(traps.without_parent))
 
     story.say("[bold]2. The name is made of bytes(token_ids).[/] One prompt is enough:")
-    story.say(f"  {traps.play(llm, [[japan]], traps.named(traps.as_bytes)).error}")
+    story.say(f"  {traps.play(llm, [[japan]], traps.named(traps.as_bytes))[-1].error}")
     pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
     ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
     story.say(f"The first mend that comes to mind is i % 256, and it runs. {ids}.")
@@ -329,13 +329,12 @@ def tell_traps(story: Story, llm: LLM) -> None:
     table = Table("wave", "answered", "free blocks afterwards", "references that nobody holds")
     letter = llm.get_tokenizer().encode(LETTERS[0])[:60]
     waves = [[japan, wuhan, reader], [japan, wuhan, reader], [letter]]
-    for number in range(1, 4):
-        outcome = traps.play(llm, waves[:number], traps.references_stay(), num_blocks=16)
-        counts = [block.ref_count for block in outcome.manager.blocks]
-        answered = f"{outcome.num_finished} of {len(waves[number - 1])}"
-        table.add_row(str(number), answered, str(len(outcome.manager.free_blocks)), " ".join(map(str, counts)))
+    played = traps.play(llm, waves, traps.references_stay(), num_blocks=16)
+    for number, (wave, outcome) in enumerate(zip(waves, played, strict=True), start=1):
+        answered, counts = f"{outcome.num_finished} of {len(wave)}", " ".join(map(str, outcome.ref_counts))
+        table.add_row(str(number), answered, str(outcome.num_free), counts)
     story.show(table)
-    outcomes = outcome.error, traps.play(llm, waves, num_blocks=16).error or "it is answered"
+    outcomes = played[-1].error, traps.play(llm, waves, num_blocks=16)[-1].error or "it is answered"
     story.say("The third wave is one letter of 60 tokens, 8 blocks. With the fault: {}. Without: {}.".format(*outcomes))
 
     story.say(
@@ -349,7 +348,7 @@ def tell_traps(story: Story, llm: LLM) -> None:
     story.say(
         "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts without their last token: 5 blocks."
     )
-    story.say(f"  Alone: {traps.play(llm, [[japan[:-1]]] * 2, traps.nothing_left()).error}")
+    story.say(f"  Alone: {traps.play(llm, [[japan[:-1]]] * 2, traps.nothing_left())[-1].error}")
     story.say("Beside another request, Japan's first token comes from the row that happens to be the last before it:")
     waves = [[japan[:-1]], [reader, japan[:-1]]]
     tell_trap(story, llm, ["reader", "Japan"], waves, traps.nothing_left)
@@ -364,7 +363,7 @@ def tell_trap(
     num_blocks: int = 64,
 ) -> None:
     """The answers to the last wave, right and wrong, as much of them as fits on a line."""
-    right, wrong = (traps.play(llm, waves, *faults, num_blocks=num_blocks) for faults in ([], [fault()]))
+    right, wrong = (traps.play(llm, waves, *faults, num_blocks=num_blocks)[-1] for faults in ([], [fault()]))
     table = Table("who asks", "found", "the answer", "found", "with the fault")
     for name, *columns in zip(names, right.cached, right.texts, wrong.cached, wrong.texts, strict=False):
         table.add_row(name, *(textwrap.shorten(str(column), 33, placeholder="") for column in columns))

@@ -54,19 +54,22 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the engine did with the last wave of prompts."""
+    """What the engine did with a wave of prompts."""
 
     texts: list[str]
     cached: list[int]  # num_cached_tokens of each
     num_finished: int
     error: str
-    manager: BlockManager
+    num_free: int  # blocks in the free queue afterwards
+    ref_counts: list[int]
 
 
-def play(llm: LLM, waves: list[list[list[int]]], *faults: AbstractContextManager, num_blocks: int = 64) -> Outcome:
+def play(
+    llm: LLM, waves: list[list[list[int]]], *faults: AbstractContextManager, num_blocks: int = 64
+) -> list[Outcome]:
     """Prompts of a wave arrive together, waves one after another; the pool is empty at the beginning. Greedy."""
     engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    texts, cached, error = [], [], ""
+    outcomes = []
     with ExitStack() as stack:
         for fault in faults:
             stack.enter_context(fault)
@@ -74,14 +77,18 @@ def play(llm: LLM, waves: list[list[list[int]]], *faults: AbstractContextManager
         stack.enter_context(replaced(engine, "block_manager", manager))
         stack.enter_context(replaced(engine.scheduler, "block_manager", manager))
         for wave in waves:
-            before = engine.stats.num_finished_requests
+            before, error = engine.stats.num_finished_requests, ""
+            texts, cached = [], []
             try:
                 outputs = llm.generate(wave, params, use_tqdm=False)
                 texts = [output.outputs[0].text for output in outputs]
                 cached = [output.num_cached_tokens for output in outputs]
             except Exception as problem:
-                texts, cached, error = [], [], f"{type(problem).__name__}: {problem}"
-    return Outcome(texts, cached, engine.stats.num_finished_requests - before, error, manager)
+                error = f"{type(problem).__name__}: {problem}"
+            counts = [block.ref_count for block in manager.blocks]
+            num_finished = engine.stats.num_finished_requests - before
+            outcomes.append(Outcome(texts, cached, num_finished, error, len(manager.free_blocks), counts))
+    return outcomes
 
 
 # -- the faults -------------------------------------------------------------------------------------------------------
