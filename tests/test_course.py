@@ -304,9 +304,20 @@ def test_skeleton_is_not_started(chapter, checkpoint):
         assert task.section in re.findall(r"^## (.*)$", text_of(chapter), re.MULTILINE), "the section to read again"
 
 
+@pytest.fixture(scope="module")
+def demo_bench(demo_checkpoint):
+    return Bench(str(demo_checkpoint))
+
+
 @for_each_chapter
-def test_solution_passes(chapter, demo_checkpoint, capsys):
-    assert main(["check", str(chapter.number), "--solution"]) == 0, capsys.readouterr().out
+def test_solution_passes(chapter, demo_bench):
+    console = Console(file=io.StringIO(), width=100)
+    results = grade_all(chapter.module("checks").TASKS, chapter.module("solution"), demo_bench, console)
+    assert all(result.passed for result in results), console.file.getvalue()
+
+
+def test_solutions_are_checked_by_the_command(demo_checkpoint, capsys):
+    assert main(["check", "4", "--solution"]) == 0, capsys.readouterr().out
 
 
 def wrong_solutions():
