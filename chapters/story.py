@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from nanovllm import LLM
@@ -51,6 +50,8 @@ class Story:
 @contextmanager
 def one_core() -> Iterator[None]:
     """One thread: steadier times where other programs run, since no thread waits for another one."""
+    import torch  # labs without a model start without it
+
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
