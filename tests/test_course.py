@@ -316,8 +316,8 @@ def test_solution_passes(chapter, demo_bench):
     assert all(result.passed for result in results), console.file.getvalue()
 
 
-def test_solutions_are_checked_by_the_command(demo_checkpoint, capsys):
-    assert main(["check", "4", "--solution"]) == 0, capsys.readouterr().out
+def test_solutions_are_checked_by_the_command(checkpoint, capsys):
+    assert main(["check", "4", "--solution", "--model", str(checkpoint())]) == 0, capsys.readouterr().out
 
 
 def wrong_solutions():

@@ -51,12 +51,12 @@ def test_move_to_vllm(run):
     assert "built in 1871" in cold and warm.count("(224 of ") == 3 and warm.count("sample") == 3
 
 
-def test_bench_throughput(run, demo_checkpoint):
+def test_bench_throughput(run, checkpoint):
     out = run("bench_throughput.py")
     assert "32 requests, 4,217 prompt tokens" in out
     for name in ("start (import to ready)", "prefill", "decode", "output", "mean batch", "peak memory"):
         assert name in out
-    small = run("bench_throughput.py", str(demo_checkpoint), "--num-requests", "2", "--max-output", "32")
+    small = run("bench_throughput.py", str(checkpoint()), "--num-requests", "2", "--max-output", "32")
     assert "2 requests" in small
 
 
