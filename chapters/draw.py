@@ -62,3 +62,15 @@ def draw_sequences(seqs: Iterable[Sequence], names: Mapping[int, str]) -> Table:
         name = Text(names[seq.seq_id], color_of(seq))
         table.add_row(name, seq.status.name, *counts, " ".join(map(str, seq.block_table)))
     return table
+
+
+def make_table(*columns: str, width: int = 0, first: int = 0) -> Table:
+    """Numbers, right-aligned, in columns of one width, so that a table looks the same whatever was measured.
+
+    first: the first column has names, left-aligned, in so many characters.
+    """
+    table = Table(show_edge=False)
+    for number, name in enumerate(columns):
+        is_name = first and not number
+        table.add_column(name, justify="left" if is_name else "right", min_width=first if is_name else width)
+    return table

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.core.block_manager import BlockManager
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
 TIME_LIMIT_S = 120
@@ -104,6 +105,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, ours) if is_own else delattr(owner, name)
+
+
+@contextmanager
+def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
+    """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""
+    with replaced(llm.engine, "block_manager", manager), replaced(llm.engine.scheduler, "block_manager", manager):
+        yield
 
 
 def grade(task: Task, function: Any, bench: Bench) -> Result:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from chapters.ch04_paged_attention import solution
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced, use_manager
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
@@ -161,7 +161,7 @@ def tiny_pool(bench: Bench, num_tokens: int) -> Iterator[BlockManager]:
     assert num_tokens > block_size, "so that every sequence grows by a block"
     num_blocks = sum(-(-len(engine.tokenizer(prompt).input_ids) // block_size) for prompt in PROMPTS)
     manager = BlockManager(num_blocks, block_size)
-    with replaced(engine, "block_manager", manager), replaced(engine.scheduler, "block_manager", manager):
+    with use_manager(bench.llm, manager):
         yield manager
 
 

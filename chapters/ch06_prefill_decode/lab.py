@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.table import Table
 from rich.text import Text
 
+from chapters import draw
 from chapters.draw import COLORS
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
@@ -205,12 +205,7 @@ class Arrival:
 # -- pictures -------------------------------------------------------------------------------------------------------
 
 
-def make_table(*columns: str, width: int = 12) -> Table:
-    """Numbers, right-aligned, in columns of one width, so that a table looks the same whatever was measured."""
-    table = Table(show_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right", min_width=width)
-    return table
+make_table = partial(draw.make_table, width=12)
 
 
 def draw_batch(output: SchedulerOutput, batch: Batch, names: dict[int, str]) -> Text:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from chapters.grading import replaced
+from chapters.grading import replaced, use_manager
 from nanovllm import LLM, SamplingParams
 from nanovllm.core import block_manager
 from nanovllm.core.block_hash import BlockHasher
@@ -74,8 +74,7 @@ def play(
         for fault in faults:
             stack.enter_context(fault)
         manager = BlockManager(num_blocks, BLOCK_SIZE)
-        stack.enter_context(replaced(engine, "block_manager", manager))
-        stack.enter_context(replaced(engine.scheduler, "block_manager", manager))
+        stack.enter_context(use_manager(llm, manager))
         for wave in waves:
             before, error = engine.stats.num_finished_requests, ""
             texts, cached = [], []

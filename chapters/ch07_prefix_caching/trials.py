@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-from chapters.grading import Bench, Wrong, replaced
+from chapters.grading import Bench, Wrong, replaced, use_manager
 from nanovllm import SamplingParams
 from nanovllm.core.block_hash import BlockHasher, MMSpan
 from nanovllm.core.block_manager import Block, BlockManager, Content
@@ -295,11 +295,7 @@ def small_pool(bench: Bench, num_blocks: int, checking: bool = True) -> Iterator
             raise Wrong(f"while the model generates, check_integrity() complains: {error}") from error
         return output
 
-    with (
-        replaced(engine, "block_manager", manager),
-        replaced(engine.scheduler, "block_manager", manager),
-        replaced(engine.scheduler, "schedule", checked),
-    ):
+    with use_manager(bench.llm, manager), replaced(engine.scheduler, "schedule", checked):
         yield manager
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -228,7 +228,7 @@ class World:
     def verdict(self) -> str:
         if not self.counts:
             return "Nothing drawn yet."
-        fit = compare(self.counts, self.shape.after)
+        fit = self.fit
         if fit.num_impossible:
             return f"{fit.num_impossible} draws are of tokens that should be cut!"
         if fit.freedom == 0:
@@ -272,7 +272,8 @@ class World:
         num_drawn = sum(self.counts.values())
         for name in ("token", "before", "", "after", "", *(("drawn", "theory") if num_drawn else ())):
             table.add_column(name, justify="left" if name in ("token", "") else "right", no_wrap=True)
-        ids, (before, after, cut_by) = self.best[:NUM_SHOWN], self.shape
+        best, (before, after, cut_by) = self.best, self.shape
+        ids, others = best[:NUM_SHOWN], best[NUM_SHOWN:]
         unit = max(before[ids[0]], max(after)) / BAR
 
         def add(name: Text, p: float, q: float, bars: tuple[Text, Text], count: int) -> None:
@@ -284,7 +285,6 @@ class World:
                 Text(f"cut by {cut_by[i]}", CUT_STYLES[cut_by[i]]) if cut_by[i] else Text(_bar(after[i], unit), "green")
             )
             add(self.piece(i), before[i], after[i], (Text(_bar(before[i], unit)), cut), self.counts[i])
-        others = self.best[NUM_SHOWN:]
         num_left = sum(not cut_by[i] for i in others)
         rest_before, rest_after = (math.fsum(probs[i] for i in others) for probs in (before, after))
         notes = Text(f"({len(others):,})", "dim"), Text(f"{num_left:,} left" if num_left else "all cut", "dim")
@@ -295,7 +295,7 @@ class World:
         prompt = self.prompt if len(self.prompt) <= 50 else "…" + self.prompt[-49:]
         return [
             ("Sliders, in the sampler's order", self.draw_sliders()),
-            (f"Next token after: {escape(prompt)}", Group(self.draw_tokens())),
+            (f"Next token after: {escape(prompt)}", self.draw_tokens()),
         ]
 
     @property

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from chapters.ch09_tensor_parallelism.ranks import (
@@ -26,6 +25,7 @@ from chapters.ch09_tensor_parallelism.ranks import (
     possible_sizes,
     together,
 )
+from chapters.draw import make_table
 from chapters.grading import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
@@ -134,13 +134,6 @@ def load_share(directory: Path, config: ModelConfig, group: Group) -> tuple[Deco
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-
-
-def make_table(*columns: str) -> Table:
-    table = Table(show_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
 
 
 def numbers(x: Tensor) -> str:

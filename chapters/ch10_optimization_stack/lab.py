@@ -14,14 +14,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from chapters import draw
 from chapters.grading import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
@@ -406,12 +407,7 @@ def rows_read(name: str, n: int) -> int:
 # -- the story --------------------------------------------------------------------------------------------------------
 
 
-def make_table(*columns: str, width: int = 11) -> Table:
-    """Numbers, right-aligned, in columns of one width, so that a table looks the same whatever was measured."""
-    table = Table(show_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", min_width=width if number else 28)
-    return table
+make_table = partial(draw.make_table, width=11, first=28)
 
 
 def draw_waterfall(rows: list[tuple[str, float]], unit: str) -> Text:

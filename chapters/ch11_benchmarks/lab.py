@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from statistics import mean, median
@@ -23,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 import nanovllm.engine
+from chapters import draw
 from chapters.ch11_benchmarks.solution import serve, summarize
 from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing
 from chapters.course import ROOT
@@ -182,12 +184,7 @@ def timing_of(output: RequestOutput) -> Timing:
 # -- pictures -------------------------------------------------------------------------------------------------------
 
 
-def make_table(*columns: str, width: int = 10) -> Table:
-    """Numbers, right-aligned, in columns of one width, so that a table looks the same whatever was measured."""
-    table = Table(show_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right", min_width=width)
-    return table
+make_table = partial(draw.make_table, width=10)
 
 
 def draw_curve(points: list[tuple[float, float, str]], x_name: str, y_name: str) -> Text:
