@@ -18,6 +18,7 @@ from textual.widgets import Button, Input, Static
 
 from chapters import quiz
 from chapters.__main__ import main
+from chapters.ch07_prefix_caching import simulator
 from chapters.course import TITLES, Progress, all_chapters, find_chapter
 from chapters.grading import Bench, Task, Wrong, grade, grade_all, replaced
 from chapters.story import WIDTH
@@ -229,6 +230,39 @@ def test_app(number, demo_checkpoint):
             await pilot.press("q")
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("fault", simulator.FAULTS)
+def test_simulator_tells_what_a_fault_does(fault):
+    """Blocks are marked wrong, or lost, with a fault and never without one."""
+    world = simulator.Simulator(24 if "parent" in fault else 12, "pages and questions")
+    while world.fault != fault:
+        world.next_fault()
+    said = ""
+    for _ in range(12):
+        if fault == "bytes(token_ids)":
+            with pytest.raises(ValueError, match=r"range\(0, 256\)"):
+                world.send()
+            return
+        said += world.send()
+        if len(world.running) > (2 if fault == "references stay raised" else 1):
+            world.end_oldest()
+    while world.running:
+        world.end_oldest()
+    is_wrong = any(request.wrong for request in world.requests)
+    is_lost = "refs" in str(world.draw_memory().renderables[0].renderables)
+    assert ("WRONG" in said) == is_wrong == (fault not in ("", "references stay raised"))
+    assert is_lost == (fault in ("references stay raised", "hits left in the free queue"))  # more, or less than 0
+
+
+def test_simulator_keeps_salts_apart():
+    world = simulator.Simulator()
+    hits = []
+    for salt in ("alice", "bob", "alice", None):
+        world.salt = salt
+        world.typed("how far does the light reach from here")
+        hits.append(world.requests[-1].num_hits)
+    assert hits == [0, 0, 2, 0]
 
 
 # -- the quiz ---------------------------------------------------------------------------------------------------------
