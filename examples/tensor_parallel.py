@@ -14,7 +14,7 @@ from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path
-from nanovllm.worker.parallel import shard
+from nanovllm.worker.group import shard_config
 
 PROMPTS = ["The capital of France is", "To make a cup of tea, first", "Two plus two is"]
 NUM_TOKENS = 24
@@ -37,7 +37,7 @@ def main() -> None:
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
 
     config = llm.engine.model_config
-    local = shard(config, args.ranks)
+    local = shard_config(config, args.ranks)
     table = Table(title=f"{args.ranks} ranks, each a process", title_justify="left")
     columns = ("rank", "query heads", "KV heads", "MLP columns", "words", "MB of weights", "MB of KV", "MB sent")
     for name in columns:

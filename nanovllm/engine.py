@@ -10,13 +10,15 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nanovllm.config import EngineConfig, ModelConfig
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer, decode
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from nanovllm.sampling_params import SamplingParams, check_number, reject_unknown
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.validation import check_number, reject_unknown
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -61,7 +63,7 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
-        from nanovllm.worker.loader import resolve_checkpoint
+        from nanovllm.checkpoint import resolve_checkpoint
         from nanovllm.worker.model_runner import ModelRunner, pack
         from nanovllm.worker.parallel import ParallelRunner
 

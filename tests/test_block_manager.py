@@ -108,7 +108,7 @@ def test_free_returns_the_deepest_block_first_and_keeps_shared_ones():
 
 def test_without_prefix_caching_nothing_is_hashed(monkeypatch):
     manager = BlockManager(4, 2, enable_prefix_caching=False)
-    monkeypatch.setattr(manager, "_hasher", None)
+    monkeypatch.setattr(manager, "hasher", None)
     manager.free(admit(manager, range(4)))
     assert admit(manager, range(4)).num_cached_tokens == 0 and manager.stats.queries == 0
 

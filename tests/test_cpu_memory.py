@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanovllm.worker import cpu_memory
+from nanovllm.worker.cpu import memory as cpu_memory
 
 MB = 1 << 20
 
@@ -16,10 +16,10 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, as on Linux")
 def test_the_beginning_of_each_part_is_touched(monkeypatch):
-    monkeypatch.setattr(cpu_memory, "TOUCHED_BYTES", 64 * MB)
+    monkeypatch.setattr(cpu_memory, "PREFAULTED_BYTES", 64 * MB)
     data = cpu_memory.lazy_zeros((4, 64 * MB), torch.uint8)
     before = resident_bytes()
-    cpu_memory.touch(list(data)).join()
+    cpu_memory.prefault(list(data)).join()
     assert 60 * MB < resident_bytes() - before < 80 * MB
     assert not data[:, : 16 * MB].any()
 
@@ -27,5 +27,5 @@ def test_the_beginning_of_each_part_is_touched(monkeypatch):
 def test_parts_smaller_than_their_share_are_touched_to_their_end_only():
     data = cpu_memory.lazy_zeros((3, 1000), torch.uint8)
     data[2, -1] = 7  # behind the last byte that may be cleared for part 1
-    cpu_memory.touch(list(data[:2])).join()
+    cpu_memory.prefault(list(data[:2])).join()
     assert data[2, -1] == 7 and data.sum() == 7

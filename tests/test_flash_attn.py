@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_kernels import RAGGED, TOLERANCE, ragged_batch
 
-from nanovllm.worker.attention import flash_backend
+from nanovllm.worker.cuda import flash_attention
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 
@@ -93,7 +93,7 @@ def case(lengths, block_size, num_heads, num_kv_heads, head_dim, dtype, device):
 def test_attention(device, lengths, num_heads, num_kv_heads, head_dim, dtype):
     q, k_cache, v_cache, batch = case(lengths, 256, num_heads, num_kv_heads, head_dim, dtype, device)
     expected = TORCH_KERNELS.paged_attention(*(x.float().cpu() for x in (q, k_cache, v_cache)), batch)
-    result = flash_backend.paged_attention(q, k_cache, v_cache, batch.to(device))
+    result = flash_attention.paged_attention(q, k_cache, v_cache, batch.to(device))
     torch.testing.assert_close(result.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -101,4 +101,4 @@ def test_attention(device, lengths, num_heads, num_kv_heads, head_dim, dtype):
 def test_what_it_does_not_take(device, block_size, dtype):
     q, k_cache, v_cache, batch = case([(3, 2), (5, 1)], block_size, 4, 2, 64, dtype, device)
     with pytest.raises((AssertionError, RuntimeError)):
-        flash_backend.paged_attention(q, k_cache, v_cache, batch.to(device))
+        flash_attention.paged_attention(q, k_cache, v_cache, batch.to(device))

@@ -10,9 +10,9 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
-from nanovllm.worker import cuda_graphs
-from nanovllm.worker.cuda_graphs import DecodeGraphs
-from nanovllm.worker.cuda_kernels import load_cuda_kernels
+from nanovllm.worker.cuda import graphs as cuda_graphs
+from nanovllm.worker.cuda.graphs import DecodeGraphs
+from nanovllm.worker.cuda.kernels import load_cuda_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 BF16 = torch.bfloat16

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker import cpu_kernels
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu import kernels as cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, reorder_weights
 
@@ -161,7 +161,7 @@ def path_of(folder) -> list[str]:
 
 
 def compile_one(_) -> str:
-    return cpu_kernels._compiled(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
+    return cpu_kernels.compile_library(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
 
 
 def test_compiled_once_also_when_several_start_at_once(empty_cache):

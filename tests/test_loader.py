@@ -13,7 +13,7 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.loader import load_model
 def anonymous():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) * 1024

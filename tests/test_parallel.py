@@ -12,10 +12,10 @@ import torch
 from checkpoints import SIZES
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker import loader, parallel
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.parallel import Group, shard
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, varian
     folder = checkpoint(variant)
     config = ModelConfig.from_directory(folder)
     whole = dict(load_model(folder, config, torch.float32, CPU).checkpoint_tensors())
-    monkeypatch.setattr(loader, "_open", lambda path, open=loader._open: Recorder(open(path)))
+    monkeypatch.setattr(loader, "open_file", lambda path, open=loader.open_file: Recorder(open(path)))
     parts = []
     for rank in (0, 1):
         Recorder.num_read = 0
@@ -128,7 +128,7 @@ def test_sizes_that_do_not_divide(checkpoint):
     with pytest.raises(ValueError, match=r"tensor_parallel_size=3 does not divide num_attention_heads=4.* 1, 2, 4"):
         LLM(str(checkpoint()), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=f"=8 does not divide num_attention_heads={SIZES['num_attention_heads']};"):
-        shard(ModelConfig.from_directory(checkpoint()), 8)
+        shard_config(ModelConfig.from_directory(checkpoint()), 8)
 
 
 def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint):

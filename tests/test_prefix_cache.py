@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from nanovllm.core import block_manager as block_manager_module
+from nanovllm.core import cache_stats
 from nanovllm.core.block_hash import BlockHasher, MMSpan, extra_keys
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -207,8 +208,8 @@ def test_salt_and_lora_id_enter_where_they_must():
 
 def test_each_full_block_is_hashed_once(monkeypatch):
     manager, calls = BlockManager(16, 4), []
-    name = manager._hasher.name
-    monkeypatch.setattr(manager._hasher, "name", lambda *args: calls.append(args) or name(*args))
+    name = manager.hasher.name
+    monkeypatch.setattr(manager.hasher, "name", lambda *args: calls.append(args) or name(*args))
     seq = Sequence(list(range(18)))
     assert manager.can_allocate(seq) and manager.allocate_with_prefix(seq)
     seq.num_computed_tokens = 18
@@ -329,7 +330,7 @@ def test_statistics():
 
 
 def test_recent_hit_rate_forgets(monkeypatch):
-    monkeypatch.setattr(block_manager_module, "RECENT_ALLOCATIONS", 3)
+    monkeypatch.setattr(cache_stats, "RECENT_ALLOCATIONS", 3)
     manager = BlockManager(8, 2)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]):
         manager.free(admit(manager, tokens))

@@ -7,7 +7,7 @@ import torch
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, _threshold, sample, uniform_noise
+from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, logit_threshold, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
 NUM_DRAWS = 20_000
@@ -120,7 +120,7 @@ def test_threshold_wherever_the_filters_end(spread):
     ]
     batch = SamplingBatch.from_sequences([Sequence([0], params) for params in settings])
     top_k = torch.where(batch.top_k > 0, batch.top_k, vocab)
-    thresholds = _threshold(logits.repeat(len(settings), 1), top_k, batch.top_p, batch.min_p)
+    thresholds = logit_threshold(logits.repeat(len(settings), 1), top_k, batch.top_p, batch.min_p)
     for params, threshold in zip(settings, thresholds, strict=True):
         num_kept = int((logits >= threshold).sum())
         num_right = sum(p > 0 for p in exact_probs(logits.tolist(), params))

@@ -26,7 +26,7 @@ with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         for name in [name for name in sys.modules if name.split(".")[0] == "triton" and "._C" not in name]:
             patch.delitem(sys.modules, name)
-    from nanovllm.worker.attention import triton_backend
+    from nanovllm.worker.cuda import triton_kernels
 
 
 def mixed(block_size: int) -> list[tuple[int, int]]:
@@ -61,7 +61,7 @@ def test_attention(dtype, lengths, num_heads, num_kv_heads, head_dim, block_size
     v_cache.flatten(0, 1)[~written] = torch.nan
 
     batch = dataclasses.replace(batch).to(DEVICE)  # a copy that has not worked anything out yet
-    result = triton_backend.paged_attention(q, k_cache.to(DEVICE), v_cache.to(DEVICE), batch)
+    result = triton_kernels.paged_attention(q, k_cache.to(DEVICE), v_cache.to(DEVICE), batch)
     torch.testing.assert_close(result.cpu(), expected, atol=TOLERANCE[dtype], rtol=0)
     assert set(vars(batch)) == {field.name for field in dataclasses.fields(batch)}, "the device was asked for lengths"
 
@@ -81,7 +81,7 @@ def test_write_kv(dtype, block_size):
             if slot >= 0:
                 expected[:, 1 + slot // block_size, slot % block_size] = torch.stack((k[row], v[row]))
         layer = caches[0, 1:], caches[1, 1:]
-        triton_backend.write_kv(new_k, v, layer, torch.tensor(slots, device=DEVICE))
+        triton_kernels.write_kv(new_k, v, layer, torch.tensor(slots, device=DEVICE))
         assert torch.equal(caches, expected)
 
 
@@ -95,9 +95,9 @@ def test_a_pool_of_more_than_2_to_the_31_elements():
     large[first_block:] = small
     slots = batch.slot_mapping
     small.flatten(0, 1)[slots] = k.cpu()
-    triton_backend.write_kv(k, k, (large, large), (slots + first_block * 16).to(DEVICE))
+    triton_kernels.write_kv(k, k, (large, large), (slots + first_block * 16).to(DEVICE))
     assert torch.equal(large[first_block:].cpu(), small)
     expected = TORCH_KERNELS.paged_attention(q.cpu(), small, small, batch)
     batch = dataclasses.replace(batch, block_tables=batch.block_tables + first_block).to(DEVICE)
-    result = triton_backend.paged_attention(q, large, large, batch)
+    result = triton_kernels.paged_attention(q, large, large, batch)
     torch.testing.assert_close(result.cpu(), expected, atol=TOLERANCE[torch.float16], rtol=0)

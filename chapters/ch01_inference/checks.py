@@ -13,7 +13,7 @@ from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.attention import torch_backend
+from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 
 # Logits in bf16 are this far apart where real ones lie (16 to 32): two tokens so close are a tie, and either may win.
@@ -72,7 +72,7 @@ def engines_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     seq = Sequence([0] * len(k))
     seq.block_table = [0]
     step = SchedulerOutput([ScheduledChunk(seq, len(k) - len(q), len(k), 0)], [], len(q))
-    return torch_backend.paged_attention(q, k[None], v[None], Batch.from_scheduler_output(step, block_size=len(k)))
+    return attention.paged_attention(q, k[None], v[None], Batch.from_scheduler_output(step, block_size=len(k)))
 
 
 def random_qkv(n: int, m: int, num_heads: int, num_kv_heads: int, head_dim: int = 8) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
-from nanovllm.worker.attention import torch_backend
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.model import Decoder
 
@@ -117,14 +117,14 @@ def next_logits_of(llm: LLM) -> Callable[[list[int]], Tensor]:
 
 @contextmanager
 def attention_watched(llm: LLM) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Collects each layer's q, k, v, attention by torch_backend and by the kernel of this machine, of one sequence."""
+    """Collects each layer's q, k, v, attention in plain PyTorch and by the kernel of this machine, of one sequence."""
     runner = llm.engine.model_runner
     kernels, found = runner.kernels, list[tuple[Tensor, ...]]()
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
         out = kernels.paged_attention(q, k_cache, v_cache, batch)
         k, v = (rows_of(cache, batch, 0).clone() for cache in (k_cache, v_cache))
-        found.append((q.clone(), k, v, torch_backend.paged_attention(q, k_cache, v_cache, batch), out.clone()))
+        found.append((q.clone(), k, v, attention.paged_attention(q, k_cache, v_cache, batch), out.clone()))
         return out
 
     runner.kernels = dataclasses.replace(kernels, paged_attention=paged_attention)
@@ -273,10 +273,7 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     shown = table("computed by", "number 0", "number 1", "number 2", "gap in any head")
     mixes = torch.tensor([[found[n, h][2] for h in range(config.num_attention_heads)] for n in range(len(layers))])
     shown.add_row("hand, in Python", *(f"{x:.3f}" for x in mix[:3]), "")
-    engines: tuple[tuple[str, Tensor, int], ...] = (
-        ("torch_backend.py", by_torch, 3),
-        ("the engine, here", by_engine, 4),
-    )
+    engines: tuple[tuple[str, Tensor, int], ...] = (("attention.py", by_torch, 3), ("the engine, here", by_engine, 4))
     for by, out, index in engines:
         gap = float((torch.stack([layer[index][last] for layer in layers]).cpu() - mixes).abs().max())
         shown.add_row(

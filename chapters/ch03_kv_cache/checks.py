@@ -11,10 +11,10 @@ from torch import Tensor
 
 from chapters.grading import Bench, Task, Wrong, replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cuda_graphs import DecodeGraphs
+from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.model_runner import ModelRunner
 
 Bytes = Callable[[ModelConfig, int], int]

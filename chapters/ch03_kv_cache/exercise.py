@@ -5,7 +5,7 @@ Edit this file and run  python -m chapters check 3  as often as you like. Tasks 
 
 from torch import Tensor
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:

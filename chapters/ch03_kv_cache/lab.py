@@ -18,7 +18,7 @@ from rich.text import Text
 from chapters.draw import color_of, draw_sequences
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
 

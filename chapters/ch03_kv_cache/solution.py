@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:

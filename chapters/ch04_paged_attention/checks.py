@@ -228,11 +228,11 @@ def allocates_at_the_border(allocate: Any, bench: Bench) -> None:
 def allocates_again(allocate: Any, bench: Bench) -> None:
     """a sequence that has run before starts from nothing"""
     manager, seq = pool(8), Sequence(list(range(6)))
-    seq.num_computed_tokens, seq.num_cached_tokens, seq.num_registered_blocks, seq.name_contested = 6, 4, 1, True
+    seq.num_computed_tokens, seq.num_cached_tokens, seq.num_registered_blocks, seq.hash_collision = 6, 4, 1, True
     expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
     for name in ("num_computed_tokens", "num_cached_tokens", "num_registered_blocks"):
         expect(0, getattr(seq, name), f"the blocks are new, nothing in them is computed: {name} must be 0")
-    expect(False, seq.name_contested, "name_contested must be False for a sequence that starts again")
+    expect(False, seq.hash_collision, "hash_collision must be False for a sequence that starts again")
 
 
 def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
@@ -259,7 +259,9 @@ def allocates_named_blocks(allocate: Any, bench: Bench) -> None:
     expect_answer(True, allocate(manager, Sequence(OTHERS)), "when all free blocks have names")
     names = [block.block_hash for block in manager.blocks]
     expect(
-        [None, None], names, "blocks were taken and still bear the names of their old content: manager._forget(block)"
+        [None, None],
+        names,
+        "blocks were taken and still bear the names of their old content: manager.remove_name(block)",
     )
     expect_sane(manager)
 
@@ -337,7 +339,7 @@ def appends_named_blocks(append_slots: Any, bench: Bench) -> None:
     manager.free(first)
     expect_answer(True, append_slots(manager, seq), "when the only free block has a name")
     name = manager.blocks[0].block_hash
-    expect(None, name, "a block was taken and still bears the name of its old content: manager._forget(block)")
+    expect(None, name, "a block was taken and still bears the name of its old content: manager.remove_name(block)")
     expect_sane(manager)
 
 

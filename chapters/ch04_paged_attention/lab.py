@@ -22,7 +22,7 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.attention.torch_backend import paged_attention
+from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import rotary_and_write
 

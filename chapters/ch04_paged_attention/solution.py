@@ -10,7 +10,7 @@ def allocate(manager: BlockManager, seq: Sequence) -> bool:
         return False
     _take(manager, seq, num_needed)
     seq.num_computed_tokens = seq.num_cached_tokens = seq.num_registered_blocks = 0
-    seq.name_contested = False
+    seq.hash_collision = False
     return True
 
 
@@ -35,6 +35,6 @@ def free(manager: BlockManager, seq: Sequence) -> None:
 def _take(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     for _ in range(num_blocks):
         block = manager.free_blocks.popleft()
-        manager._forget(block)  # else the cache would hand out what is about to be overwritten
+        manager.remove_name(block)  # else the cache would hand out what is about to be overwritten
         block.ref_count = 1
         seq.block_table.append(block.block_id)

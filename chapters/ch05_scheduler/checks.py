@@ -13,7 +13,7 @@ from nanovllm.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 EOS = 0
-METHODS = ("schedule", "_preempt_last", "_why_finished")
+METHODS = ("schedule", "preempt_last", "finish_reason_of")
 OURS = {name: getattr(Scheduler, name) for name in METHODS}
 
 Check = Callable[[Any, Bench], None]
@@ -40,8 +40,8 @@ class Room:
         self.scheduler = Scheduler(BlockManager(num_blocks, BLOCK_SIZE), eos_token_ids=frozenset([EOS]), **options)
         self.seqs: dict[str, Sequence] = {}
         self._names: dict[int, str] = {}
-        replacement: Any = self._chunk
-        self.scheduler._chunk = replacement  # type: ignore[method-assign]
+        replacement: Any = self.make_chunk
+        self.scheduler.make_chunk = replacement  # type: ignore[method-assign]
 
     def add(self, name: str, tokens: int | list[int], **params: Any) -> Sequence:
         if isinstance(tokens, int):  # of its own, so that nothing is found in the cache
@@ -102,12 +102,12 @@ class Room:
         self.finish(output)
         return output
 
-    def _chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
+    def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """The scheduler's own, after a look at what it is given."""
         name, num_needed = self._names[seq.seq_id], seq.num_computed_tokens + num_tokens
         if num_tokens < 1:
             raise Wrong(
-                f"{name} got an empty chunk: stop when the budget is spent", got=f"_chunk({name}, {num_tokens})"
+                f"{name} got an empty chunk: stop when the budget is spent", got=f"make_chunk({name}, {num_tokens})"
             )
         if num_needed > len(seq.tokens):
             hint = f"{name} gets more tokens than it has left: what is found in the cache is computed already"
@@ -116,7 +116,7 @@ class Room:
         if len(seq.block_table) * BLOCK_SIZE < num_needed:
             hint = f"{name} gets a chunk without having the blocks for it; whoever was preempted in this step has none"
             raise Wrong(hint, expected=f"blocks for {num_needed} tokens", got=f"block_table {seq.block_table}")
-        return Scheduler._chunk(self.scheduler, seq, num_tokens)
+        return Scheduler.make_chunk(self.scheduler, seq, num_tokens)
 
     def _sample(self, seq: Sequence) -> int:
         return (31 * sum(seq.tokens) + 17 * len(seq.tokens)) % 50
@@ -486,7 +486,7 @@ DRY: tuple[Check, ...] = (youngest_gives_way, itself, admits_nobody)
 LAST: tuple[Check, ...] = (random_workloads, same_tokens, same_tokens_in_a_small_pool)
 
 TASKS = [
-    Task("finish_reason", "Taking the tokens in", use("_why_finished"), (*ENDS, random_workloads, same_tokens)),
-    Task("preempt_last", "When the paper runs out", use("_preempt_last"), (*PREEMPTS, *LAST)),
+    Task("finish_reason", "Taking the tokens in", use("finish_reason_of"), (*ENDS, random_workloads, same_tokens)),
+    Task("preempt_last", "When the paper runs out", use("preempt_last"), (*PREEMPTS, *LAST)),
     Task("schedule", "A step: running first, then newcomers", use("schedule"), (*STEPS, *DRY, *LAST)),
 ]

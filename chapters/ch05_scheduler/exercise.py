@@ -9,7 +9,7 @@ from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401
 
 
 def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
-    """Has `seq` ended with the token that it has just been given, and why? (Replaces Scheduler._why_finished.)
+    """Has `seq` ended with the token that it has just been given, and why? (Replaces Scheduler.finish_reason_of.)
 
     Called by Scheduler.update after seq.append(token_id), so seq.tokens[-1] == token_id, and the counts below include
     it. Change nothing; answer (finish_reason, stop_reason), by the first rule that applies:
@@ -30,7 +30,7 @@ def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[s
 
 
 def preempt_last(scheduler: Scheduler) -> Sequence:
-    """Take the youngest running sequence off its seat, and return it. (Replaces Scheduler._preempt_last.)
+    """Take the youngest running sequence off its seat, and return it. (Replaces Scheduler.preempt_last.)
 
     scheduler.running is a list in the order of admission, the youngest last; it is not empty when this is called.
     scheduler.waiting is a deque, its head on the left. Afterwards the sequence
@@ -60,7 +60,7 @@ def schedule(scheduler: Scheduler) -> SchedulerOutput:
 
     gives it the blocks for num_tokens more, or returns False and changes nothing. If it is False, call
 
-        scheduler._preempt_last() -> Sequence
+        scheduler.preempt_last() -> Sequence
 
     which takes the last sequence out of scheduler.running, frees its blocks, puts it at the head of scheduler.waiting
     and returns it; then try `seq` again. It may be `seq` itself that was taken: then the pass over running is over.
@@ -77,7 +77,7 @@ def schedule(scheduler: Scheduler) -> SchedulerOutput:
 
     Chunks are made by
 
-        scheduler._chunk(seq, num_tokens) -> ScheduledChunk
+        scheduler.make_chunk(seq, num_tokens) -> ScheduledChunk
 
     which also raises seq.num_computed_tokens by num_tokens, and registers the blocks that it fills. Call it once for
     each chunk, when the sequence has its blocks.

@@ -38,10 +38,10 @@ def schedule(scheduler: Scheduler) -> SchedulerOutput:
         seq = scheduler.running[len(chunks)]
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
         if manager.append_slots(seq, num_tokens):
-            chunks.append(scheduler._chunk(seq, num_tokens))
+            chunks.append(scheduler.make_chunk(seq, num_tokens))
             budget -= num_tokens
         else:
-            preempted.append(scheduler._preempt_last())
+            preempted.append(scheduler.preempt_last())
 
     while scheduler.waiting and budget > 0 and not preempted and len(scheduler.running) < scheduler.max_num_seqs:
         seq = scheduler.waiting[0]
@@ -52,7 +52,7 @@ def schedule(scheduler: Scheduler) -> SchedulerOutput:
         seq.status = SequenceStatus.PREFILL
         # Only now: allocation has set num_computed_tokens to what it found in the cache.
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
 
     return SchedulerOutput(chunks, preempted, scheduler.max_num_batched_tokens - budget)

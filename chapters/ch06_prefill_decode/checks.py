@@ -137,7 +137,7 @@ class Steps:
         manager = BlockManager(256, self.block_size)
         self.schedule = schedule
         self.scheduler = Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=100)
-        self.scheduler._chunk = self._chunk  # type: ignore[method-assign]
+        self.scheduler.make_chunk = self.make_chunk  # type: ignore[method-assign]
         self.names: dict[int, str] = {}
 
     def add(self, name: str, prompt: int | list[int], max_tokens: int = 50) -> Sequence:
@@ -205,9 +205,9 @@ class Steps:
     def _in_words(self, seqs: list[Sequence]) -> str:
         return " ".join(self.names[seq.seq_id] for seq in seqs) or "nobody"
 
-    def _chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
+    def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """The scheduler's own, after a look at what it is given."""
-        name, call = self.names[seq.seq_id], f"_chunk({self.names[seq.seq_id]}, {num_tokens})"
+        name, call = self.names[seq.seq_id], f"make_chunk({self.names[seq.seq_id]}, {num_tokens})"
         num_computed, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         if num_tokens < 1:
             raise Wrong("that is an empty chunk; who gets no token gets no chunk", got=call)
@@ -217,9 +217,9 @@ class Steps:
                 hint += ": allocate_with_prefix found them in the cache"
             raise Wrong(hint, expected=f"at most {len(seq.tokens) - num_computed} tokens", got=call)
         if len(seq.block_table) * self.block_size < end:
-            hint = f"{name} lacks blocks for this chunk: append_slots or allocate_with_prefix comes before _chunk"
+            hint = f"{name} lacks blocks for this chunk: append_slots or allocate_with_prefix comes before make_chunk"
             raise Wrong(hint, expected=f"blocks for {end} tokens", got=f"{call} with block_table {seq.block_table}")
-        return Scheduler._chunk(self.scheduler, seq, num_tokens)
+        return Scheduler.make_chunk(self.scheduler, seq, num_tokens)
 
 
 def check_short_prompt(function: Schedule, bench: Bench) -> None:

@@ -60,7 +60,7 @@ def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
     gives it blocks for its whole prompt, and sets seq.num_computed_tokens: 0, or the length of the prefix that was
     found in the cache, but never the whole prompt. Both return True here, always. Chunks are made by
 
-        scheduler._chunk(seq, num_tokens) -> ScheduledChunk
+        scheduler.make_chunk(seq, num_tokens) -> ScheduledChunk
 
     for the next num_tokens tokens of the sequence, from seq.num_computed_tokens on. It also raises
     seq.num_computed_tokens by num_tokens. Call it exactly once for each chunk. Nothing else changes; above all, the

@@ -19,7 +19,7 @@ from chapters import draw
 from chapters.draw import COLORS
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence

@@ -26,7 +26,7 @@ def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
             break
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
         manager.append_slots(seq, num_tokens)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
 
     # If that prompt was cut, it took all that was left, and nobody comes in.
@@ -36,7 +36,7 @@ def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
         seq.status = SequenceStatus.PREFILL
         manager.allocate_with_prefix(seq)  # before counting: a cached prefix is computed already
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
 
     return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)

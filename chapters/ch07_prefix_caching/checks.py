@@ -44,7 +44,7 @@ def allocates_fresh(allocate: Any, bench: Bench) -> None:
     manager, seq = pool(6), Sequence(list(range(10)))
     expect_answer(True, allocate(manager, seq), "when 3 blocks are needed and 6 are free")
     expect([0, 1, 2], seq.block_table, "10 tokens need 3 blocks of 4, from the head of the queue")
-    hint = "the reference counts are wrong: _take_fresh has set those of fresh blocks"
+    hint = "the reference counts are wrong: take_fresh_blocks has set those of fresh blocks"
     expect([1, 1, 1, 0, 0, 0], refs(manager), hint)
     expect((0, 0), (seq.num_cached_tokens, seq.num_computed_tokens), "nothing was found, nothing is computed yet")
     expect([3, 4, 5], list(manager.free_blocks), "the free queue must have lost the blocks that were taken")
@@ -152,7 +152,7 @@ def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
     manager = pool(8)
     seq = admit(manager, range(11))
     manager.free(seq)
-    seq.num_computed_tokens, seq.num_cached_tokens, seq.name_contested = 0, 0, True
+    seq.num_computed_tokens, seq.num_cached_tokens, seq.hash_collision = 0, 0, True
     seq.num_registered_blocks, seq.tokens = 2, [*seq.tokens, 5, 6]
     other = admit(manager, [90] * 20)  # takes 3 4 5 6 7
     manager.free(admit(manager, [91] * 8))  # and this 2 and 1
@@ -161,7 +161,7 @@ def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
     why = "Of its own blocks, 0 is still cached; 1 was taken by others"
     expect(4, seq.num_cached_tokens, f"num_cached_tokens is wrong. {why}")
     expect(1, seq.num_registered_blocks, "num_registered_blocks must be set anew: one hit, whatever there was before")
-    expect(False, seq.name_contested, "name_contested must be set anew: there was no collision this time")
+    expect(False, seq.hash_collision, "hash_collision must be set anew: there was no collision this time")
     expect_sane(manager)
 
 
@@ -203,7 +203,7 @@ class Colliding(BlockHasher):
 
 def colliding_pool() -> BlockManager:
     manager = pool(12)
-    manager._hasher = Colliding(4)
+    manager.hasher = Colliding(4)
     return manager
 
 
@@ -215,12 +215,12 @@ def allocates_on_collision(allocate: Any, bench: Bench) -> None:
     seq = Sequence([4, 4, 4, 4, 1, 1, 1, 1, 5])
     expect_answer(True, allocate(manager, seq), "when 3 fresh blocks are needed and 9 are free")
     expect([3, 4, 5], seq.block_table, hint)
-    expect((0, True), (seq.num_cached_tokens, seq.name_contested), f"num_cached_tokens, name_contested: {hint}")
+    expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"num_cached_tokens, hash_collision: {hint}")
     expect(1, manager.stats.collisions, "one collision goes into the statistics: the third argument of stats.record")
     for keys in (dict(cache_salt="a"), dict(lora_id=1)):
         seq = Sequence([2, 2, 2, 2, 5], **keys)
         expect_answer(True, allocate(manager, seq), "when 2 fresh blocks are needed and more are free")
-        expect((0, True), (seq.num_cached_tokens, seq.name_contested), f"{keys} makes it other content: {hint}")
+        expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"{keys} makes it other content: {hint}")
 
 
 def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
@@ -349,11 +349,11 @@ def registers_nothing(register: Any, bench: Bench) -> None:
     expect([], listed(manager), "caching is off: nothing is registered")
     manager = pool(8)
     seq = prepared(manager, range(10), 10)
-    seq.name_contested = True
+    seq.hash_collision = True
     expect_asked(
-        manager, [], lambda: register(manager, seq), "name_contested is True already: nothing is named any more"
+        manager, [], lambda: register(manager, seq), "hash_collision is True already: nothing is named any more"
     )
-    expect([], listed(manager), "name_contested is True already: nothing is registered any more")
+    expect([], listed(manager), "hash_collision is True already: nothing is registered any more")
 
 
 def registers_on_collision(register: Any, bench: Bench) -> None:
@@ -368,11 +368,11 @@ def registers_on_collision(register: Any, bench: Bench) -> None:
     expect([[0]], listed(manager), hint)
     expect([0], cached(manager), hint)
     expect(
-        (True, 1), (two.name_contested, manager.stats.collisions), "name_contested, stats.collisions after a collision"
+        (True, 1), (two.hash_collision, manager.stats.collisions), "hash_collision, stats.collisions after a collision"
     )
     expect(0, two.num_registered_blocks, "a contested block is not registered: num_registered_blocks stays")
     register(manager, two)
-    expect(1, manager.stats.collisions, "the same collision was counted again: name_contested ends it for good")
+    expect(1, manager.stats.collisions, "the same collision was counted again: hash_collision ends it for good")
 
 
 # -- take_fresh -------------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def use_name(function: Callable[..., bytes]) -> Iterator[None]:
         keys, start = (seq.cache_salt, seq.lora_id, seq.mm_spans), index * size
         parent, token_ids = names[index - 1] if index else None, seq.tokens[start : start + size]
         if index == len(names):
-            names.append(function(parent, list(token_ids), start, *keys, manager._hasher._hash))
+            names.append(function(parent, list(token_ids), start, *keys, manager.hasher._hash))
         return names[index], (parent, token_ids, extra_keys(index, size, *keys))
 
     def name(hasher: BlockHasher, parent: bytes | None, token_ids: list[int], extra: ExtraKeys = ()) -> bytes:

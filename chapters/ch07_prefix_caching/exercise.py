@@ -80,14 +80,14 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     Returns True otherwise, and then:
     - each hit has one reference more (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
       takes a block out, wherever it is. A hit with references was not in it;
-    - manager._take_fresh(seq, num_blocks) has taken the fresh blocks. It pops them, sets their ref_count and appends
-      their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block that you
+    - manager.take_fresh_blocks(seq, num_blocks) has taken the fresh blocks. It pops them, sets their ref_count and
+      appends their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block that you
       have found and not yet taken out;
     - seq.block_table lists the ids of the hits, then the fresh ones. manager.num_blocks_for(num_tokens) rounds up;
     - seq.num_cached_tokens is the number of tokens in hits, but at most len(seq.tokens) - 1: one token has to be
       computed to have logits. Its block stays a hit;
     - seq.num_computed_tokens is the same number;
-    - seq.num_registered_blocks is the number of hits (register_prefix goes on from there), seq.name_contested says
+    - seq.num_registered_blocks is the number of hits (register_prefix goes on from there), seq.hash_collision says
       whether there was a collision. Both may still be set from an earlier run, before the sequence was preempted;
     - manager.stats.record(queries, hits, collisions) was called once, with the number of full blocks of seq.tokens,
       that of hits among them, and 1 or 0 collisions.
@@ -122,14 +122,14 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     - If no block bears the name, the block is entered under it.
     - If blocks bear it and hold the same content (ask the first of them), the block joins them, behind them. Two
       sequences that ran side by side have filled a copy each; either can serve, so both stay.
-    - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.name_contested becomes
+    - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.hash_collision becomes
       True, and neither this block nor a later one of the sequence is registered, now or in later calls.
 
     A block that was registered says so itself: block.block_hash is the name, (block.parent_hash, block.token_ids,
     block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.
     Reference counts, the free queue and the tables are left alone.
 
-    With manager.enable_prefix_caching False, or seq.name_contested True already, nothing happens, and name_block is not
+    With manager.enable_prefix_caching False, or seq.hash_collision True already, nothing happens, and name_block is not
     called.
 
     Example: blocks of 4, block_table [5, 2, 7], num_computed_tokens 10, num_registered_blocks 1 (block 5 was a hit).
@@ -141,7 +141,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
 def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     """Take num_blocks blocks for a sequence, and evict what is cached in them. The caller knows that they are there.
 
-    This takes the place of BlockManager._take_fresh, which both allocate_with_prefix and append_slots call.
+    This takes the place of BlockManager.take_fresh_blocks, which both allocate_with_prefix and append_slots call.
 
     Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it bears a name or not. Its
     ref_count becomes 1, its id goes to the end of seq.block_table. Blocks that are in the table stay there.
@@ -152,7 +152,7 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     - the block forgets what it was: block_hash and parent_hash are None, token_ids is [], extra_keys is ();
     - manager.stats.evictions goes up by 1.
 
-    Do this yourself, without manager._forget.
+    Do this yourself, without manager.remove_name.
 
     Example: queue 4 3 2, blocks 3 and 2 have names, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
     and one eviction; the queue is 2, which can still be found.

@@ -60,18 +60,18 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     for block in hits:
         block.ref_count += 1
         seq.block_table.append(block.block_id)
-    manager._take_fresh(seq, num_fresh)
+    manager.take_fresh_blocks(seq, num_fresh)
 
     seq.num_cached_tokens = min(len(hits) * manager.block_size, len(seq.tokens) - 1)
     seq.num_computed_tokens = seq.num_cached_tokens
-    seq.num_registered_blocks, seq.name_contested = len(hits), contested
+    seq.num_registered_blocks, seq.hash_collision = len(hits), contested
     if manager.enable_prefix_caching:
         manager.stats.record(num_full, len(hits), int(contested))
     return True
 
 
 def register_prefix(manager: BlockManager, seq: Sequence) -> None:
-    if not manager.enable_prefix_caching or seq.name_contested:
+    if not manager.enable_prefix_caching or seq.hash_collision:
         return
     for index in range(seq.num_registered_blocks, seq.num_computed_tokens // manager.block_size):
         name, content = manager.name_block(seq, index)
@@ -79,7 +79,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
         copies = manager.hash_to_block.setdefault(name, {})
         if copies and not next(iter(copies.values())).holds(content):
             manager.stats.collisions += 1
-            seq.name_contested = True
+            seq.hash_collision = True
             return
         copies[block.block_id] = block
         block.block_hash = name

@@ -169,7 +169,7 @@ def names_stay() -> Iterator[None]:
             block.ref_count = 1
             seq.block_table.append(block.block_id)
 
-    with replaced(BlockManager, "_take_fresh", take_fresh), trusting():
+    with replaced(BlockManager, "take_fresh_blocks", take_fresh), trusting():
         yield
 
 

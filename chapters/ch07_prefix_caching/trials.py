@@ -16,7 +16,7 @@ from nanovllm.core.sequence import Sequence
 METHODS = {
     "allocate_with_prefix": "allocate_with_prefix",
     "register_prefix": "register_prefix",
-    "take_fresh": "_take_fresh",
+    "take_fresh": "take_fresh_blocks",
 }
 OURS = [
     (owner, name, vars(owner)[name])
@@ -118,7 +118,7 @@ def counts(manager: BlockManager) -> dict[str, int]:
 
 
 def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
-    fields = ("block_table", "num_cached_tokens", "num_computed_tokens", "num_registered_blocks", "name_contested")
+    fields = ("block_table", "num_cached_tokens", "num_computed_tokens", "num_registered_blocks", "hash_collision")
     return {
         "reference counts": refs(manager),
         "free queue": list(manager.free_blocks),

@@ -19,7 +19,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 
-OUR_THRESHOLD, OUR_SAMPLE_RANDOMLY = sampler._threshold, sampler._sample_randomly
+OUR_THRESHOLD, OUR_SAMPLE_RANDOMLY = sampler.logit_threshold, sampler.sample_randomly
 OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__  # type: ignore[attr-defined]
 
 
@@ -50,7 +50,7 @@ def use_top_p(function: Callable[[Tensor, float], Tensor]) -> Iterator[None]:
         logits = logits.masked_fill(~torch.stack(kept), -torch.inf)
         return OUR_SAMPLE_RANDOMLY(logits, without(batch, "top_k", "top_p", "min_p"))
 
-    with replaced(sampler, "_sample_randomly", sample_randomly):
+    with replaced(sampler, "sample_randomly", sample_randomly):
         yield
 
 
@@ -61,7 +61,7 @@ def use_min_p(function: Callable[[Tensor, float, float], Tensor]) -> Iterator[No
         probs = [ask_min_p(function, row, float(t), float(p)) for row, t, p in settings]
         return OUR_SAMPLE_RANDOMLY(torch.stack(probs).log(), without(batch, "temperature", "min_p"))
 
-    with replaced(sampler, "_sample_randomly", sample_randomly):
+    with replaced(sampler, "sample_randomly", sample_randomly):
         yield
 
 
@@ -79,7 +79,7 @@ def use_draw(function: Callable[[Tensor, list[Sequence]], list[int]]) -> Iterato
         return torch.tensor(ask_draw(function, probs, [packed[row] for row in batch.random_rows.tolist()]))
 
     packs = replaced(SamplingBatch, "from_sequences", classmethod(from_sequences))
-    with packs, replaced(sampler, "_sample_randomly", sample_randomly):
+    with packs, replaced(sampler, "sample_randomly", sample_randomly):
         yield
 
 
@@ -256,7 +256,7 @@ def same_samples(bench: Bench, params: list[SamplingParams], names: tuple[str, s
         return [output.outputs[0].token_ids for output in bench.llm.generate(PROMPTS, params, False)]
 
     theirs = generate()
-    with replaced(sampler, "_sample_randomly", OUR_SAMPLE_RANDOMLY):
+    with replaced(sampler, "sample_randomly", OUR_SAMPLE_RANDOMLY):
         ours = generate()
     for prompt, p, expected, got in zip(PROMPTS, params, ours, theirs, strict=True):
         if expected != got:

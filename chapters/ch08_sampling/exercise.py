@@ -14,7 +14,7 @@ from nanovllm.core.sequence import Sequence
 
 
 def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
-    """Which tokens does top_p keep? (In place of the last part of the engine's _threshold.)
+    """Which tokens does top_p keep? (In place of the last part of the engine's logit_threshold.)
 
     probs: [vocab_size], float32, not negative. probs[i] is token i's probability after the filters before this one:
     tokens that these have cut have probability 0, and nothing was renormalised, so the sum may be anything above 0 and
@@ -61,7 +61,7 @@ def min_p_probs(logits: Tensor, temperature: float, min_p: float) -> Tensor:
 
 
 def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
-    """Choose a token for each row. (In place of the engine's uniform_noise, and of the end of _sample_randomly.)
+    """Choose a token for each row. (In place of the engine's uniform_noise, and of the end of sample_randomly.)
 
     probs: [R, vocab_size], float64, not negative: row r belongs to seqs[r]. Filters have put zeros into it, and nobody
     has renormalised: a row's sum may be anything above 0 and up to 1.

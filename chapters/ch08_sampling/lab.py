@@ -557,7 +557,7 @@ def tell_company(story: Story, world: World) -> None:
     companies = {"alone": (0, 0), "three others before it": (3, 0), "three behind it": (0, 3), "seven before": (7, 0)}
     ours = {name: run_in_company(world.llm, *others) for name, others in companies.items()}
     theirs = {}
-    with replaced(sampler, "_sample_randomly", one_generator):
+    with replaced(sampler, "sample_randomly", one_generator):
         for name, others in companies.items():
             torch.manual_seed(SEED)
             theirs[name] = run_in_company(world.llm, *others)
@@ -648,7 +648,7 @@ def tell_candidates(story: Story, world: World) -> None:
             with replaced(sampler, "NUM_CANDIDATES", num_candidates):
                 for _ in range(3):
                     started = time.perf_counter()
-                    found[num_candidates] = sampler._threshold(scaled, *args)
+                    found[num_candidates] = sampler.logit_threshold(scaled, *args)
                     times.append(time.perf_counter() - started)
             seconds[num_candidates] = min(times)
         ours, whole = found.values()

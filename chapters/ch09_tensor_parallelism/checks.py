@@ -27,20 +27,20 @@ from chapters.ch09_tensor_parallelism.ranks import (
 )
 from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker import loader, parallel
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear, RotaryEmbedding
-from nanovllm.worker.loader import load_model, resolve_checkpoint
+from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.parallel import Group, shard
 
 T = TypeVar("T")
-OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = Linear.forward, Decoder._embed, loader._open, loader._share
+OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = Linear.forward, Decoder.embed, loader.open_file, Group.share
 CPU = torch.device("cpu")
 
 
@@ -49,9 +49,9 @@ def ours() -> Iterator[None]:
     """The engine's own code for a while, whatever is installed."""
     with (
         replaced(Linear, "forward", OUR_FORWARD),
-        replaced(Decoder, "_embed", OUR_EMBED),
-        replaced(loader, "_open", OUR_OPEN),
-        replaced(loader, "_share", OUR_SHARE),
+        replaced(Decoder, "embed", OUR_EMBED),
+        replaced(loader, "open_file", OUR_OPEN),
+        replaced(Group, "share", OUR_SHARE),
     ):
         yield
 
@@ -316,12 +316,12 @@ Embed = Callable[[Decoder, Tensor], Tensor]
 
 
 def use_embed(function: Embed) -> AbstractContextManager[None]:
-    return replaced(Decoder, "_embed", function)
+    return replaced(Decoder, "embed", function)
 
 
 def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[int]) -> None:
     """The table's row w is [w + 1, 100 (w + 1)]; each rank holds num_words of them."""
-    config = shard(small_checkpoint()[1], 2)
+    config = shard_config(small_checkpoint()[1], 2)
     table = torch.arange(1.0, size * num_words + 1)[:, None] * torch.tensor([1.0, 100.0])
     expected = table[input_ids]
 
@@ -426,10 +426,10 @@ class StudentSlice:
 
 @contextmanager
 def use_read_share(function: ReadShare) -> Iterator[None]:
-    def share(whole_size: int, size: int, group: Group) -> tuple[slice, Group]:
-        return OUR_SHARE(whole_size, size, group), group
+    def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
+        return OUR_SHARE(group, whole_size, size), group
 
-    with replaced(loader, "_open", lambda path: StudentFile(path, function)), replaced(loader, "_share", share):
+    with replaced(loader, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
@@ -48,7 +48,7 @@ def linear_forward(layer: Linear, x: Tensor) -> Tensor:
 
 
 def embed(decoder: Decoder, input_ids: Tensor) -> Tensor:
-    """The embeddings of all tokens of a step, with a table that is spread over the ranks. (Replaces Decoder._embed.)
+    """The embeddings of all tokens of a step, with a table that is spread over the ranks. (Replaces Decoder.embed.)
 
     input_ids [T] are token ids of the whole vocabulary. decoder.embed_tokens [n, hidden_size] has this rank's rows of
     the embedding table, n = decoder.config.vocab_size of them: rank 0 has the words 0 to n - 1, rank 1 the words n to

@@ -29,13 +29,13 @@ from chapters.draw import make_table
 from chapters.grading import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
 from nanovllm.worker import loader
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import silu_and_mul
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.loader import load_model, resolve_checkpoint
+from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.parallel import Group, shard
 
 OPTIONS: dict[str, Any] = dict(
     dtype="float32",  # so that the order in which parts are added cannot tip the choice of a token
@@ -71,7 +71,7 @@ class World:
         if not sizes:
             raise ValueError(f"{story.model} cannot be split: its sizes have no common divisor")
         self.size = 3 if 3 in sizes else sizes[0]
-        self.local = shard(self.config, self.size)
+        self.local = shard_config(self.config, self.size)
         self.several = story.load(tensor_parallel_size=self.size, **OPTIONS)
         self.alone = story.load(**OPTIONS)
 
@@ -124,11 +124,11 @@ def load_share(directory: Path, config: ModelConfig, group: Group) -> tuple[Deco
     """A rank's model, loaded in this process, and what was read of each tensor."""
     files: list[CountedFile] = []
 
-    def open_counted(path: Path, ours: Callable = loader._open) -> CountedFile:
+    def open_counted(path: Path, ours: Callable = loader.open_file) -> CountedFile:
         files.append(CountedFile(ours(path)))
         return files[-1]
 
-    with replaced(loader, "_open", open_counted):
+    with replaced(loader, "open_file", open_counted):
         model = load_model(directory, config, torch.float32, torch.device("cpu"), group)
     return model, {name: part for file in files for name, part in file.read.items() if part.slices}
 
@@ -233,7 +233,7 @@ def tell_shares(story: Story, world: World) -> None:
     table = make_table("rank", "query heads", "KV heads", "MLP columns", "words", "MB of weights", "MB of KV")
     for rank, usage in enumerate(world.ranks.usage()):
         shares = [
-            span(loader._share(getattr(config, name), getattr(local, name), Group(rank, size)), 10**9)
+            span(Group(rank, size).share(getattr(config, name), getattr(local, name)), 10**9)
             for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
         ]
         table.add_row(str(rank), *shares, *(f"{usage[key] / 1e6:.1f}" for key in ("weights", "kv_cache")))

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from chapters.grading import replaced
-from nanovllm.config import EngineConfig, ModelConfig
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.model_runner import ModelRunner
-from nanovllm.worker.parallel import Group, ParallelRunner, shard
+from nanovllm.worker.parallel import ParallelRunner
 
 T = TypeVar("T")
 
@@ -183,6 +185,6 @@ def possible_sizes(config: ModelConfig) -> list[int]:
     sizes = []
     for size in range(2, config.num_attention_heads + 1):
         with suppress(ValueError):
-            shard(config, size)
+            shard_config(config, size)
             sizes.append(size)
     return sizes

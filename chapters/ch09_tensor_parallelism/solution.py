@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 

@@ -17,7 +17,7 @@ from nanovllm import LLM
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cuda_graphs import LADDER
+from nanovllm.worker.cuda.graphs import LADDER
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.model import Decoder
 

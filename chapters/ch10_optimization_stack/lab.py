@@ -26,10 +26,10 @@ from chapters import draw
 from chapters.grading import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.config import ModelConfig
-from nanovllm.worker.attention import torch_backend
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu_kernels import load_cpu_kernels
+from nanovllm.worker.cpu.kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear, reorder_weights
 
@@ -100,7 +100,7 @@ class World:
 
     @property
     def c_products(self) -> bool:
-        """Whether the products are C's: cpu_linear.c leaves some dtypes and processors to oneDNN."""
+        """Whether the products are C's: cpu/linear.c leaves some dtypes and processors to oneDNN."""
         return self.c_kernels is not None and any(product is self.c_kernels.linear for _, product in self.layouts["C"])
 
     def use(self, setup: Setup) -> None:
@@ -538,7 +538,7 @@ def tell_operations(story: Story, world: World) -> None:
 def tell_shares(story: Story, world: World, promised: dict[tuple[str, str], float]) -> None:
     story.part("What each one saves, measured")
     if not world.c_products and world.c_kernels is not None:
-        story.say("cpu_linear.c leaves this dtype or this processor to oneDNN: C's matrix products are oneDNN's here.")
+        story.say("cpu/linear.c leaves this dtype or this processor to oneDNN: C's matrix products are oneDNN's here.")
     times = {kind: world.prefill_ms() if rows > 1 else world.decode_ms(n) for kind, (n, rows, _) in KINDS.items()}
     story.say("Each alone, everything else plain. Milliseconds of the fastest step:")
     table = make_table("alone", *KINDS)
@@ -626,7 +626,7 @@ def tell_paged(story: Story, world: World) -> None:
     def both(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
         floats = q.float(), k_cache.float(), v_cache.float()
         out = ours(q.float(), k_cache, v_cache, batch)
-        differences.append((out - torch_backend.paged_attention(*floats, batch)).abs().max().item())
+        differences.append((out - attention.paged_attention(*floats, batch)).abs().max().item())
         return out.to(q.dtype)
 
     world.use(replace(world.in_order[0], kernels=replace(TORCH_KERNELS, paged_attention=both)))
@@ -639,7 +639,7 @@ def tell_paged(story: Story, world: World) -> None:
     )
     agree = max(differences) < 1e-4
     story.say(
-        f"Compared in float32 with torch_backend.paged_attention on the same cache: "
+        f"Compared in float32 with attention.paged_attention on the same cache: "
         f"{'every number agrees to within 1e-4' if agree else f'{max(differences)} APART'}."
     )
     story.say(f"Largest difference {max(differences):.1e}.", measured=True)

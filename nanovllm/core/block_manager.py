@@ -22,16 +22,13 @@ saves a block for a while and costs append-only block tables, on which everythin
 This file never sees a tensor: it hands out numbers.
 """
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
+from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import Sequence
-
-RECENT_ALLOCATIONS = 1000
 
 Content = tuple[bytes | None, list[int], ExtraKeys]  # parent's name, token ids, extra keys: what a name stands for
 
@@ -94,56 +91,6 @@ class FreeBlockQueue:
         return block
 
 
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Counters in blocks. Every full block of an allocation that succeeded is one query: a hit or a miss.
-
-    A snapshot stands still, and a later one minus an earlier one is what happened between the two.
-    """
-
-    queries: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    collisions: int = 0
-    seconds: float = field(default=0.0, compare=False)  # that the counters cover; set in snapshots
-    recent_queries: int = 0  # of the last RECENT_ALLOCATIONS allocations
-    recent_hits: int = 0
-    _recent: deque[tuple[int, int]] = field(default_factory=deque, repr=False, compare=False)
-    _started: float = field(default_factory=time.perf_counter, repr=False, compare=False)
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / max(self.queries, 1)
-
-    @property
-    def recent_hit_rate(self) -> float:
-        return self.recent_hits / max(self.recent_queries, 1)
-
-    @property
-    def evictions_per_s(self) -> float:
-        return self.evictions / self.seconds if self.seconds else 0.0
-
-    def record(self, queries: int, hits: int, collisions: int) -> None:
-        """Count one allocation that succeeded."""
-        self.queries += queries
-        self.hits += hits
-        self.misses += queries - hits
-        self.collisions += collisions
-        self._recent.append((queries, hits))
-        oldest = self._recent.popleft() if len(self._recent) > RECENT_ALLOCATIONS else (0, 0)
-        self.recent_queries += queries - oldest[0]
-        self.recent_hits += hits - oldest[1]
-
-    def snapshot(self) -> "PrefixCacheStats":
-        return replace(self, seconds=time.perf_counter() - self._started, _recent=deque())
-
-    def __sub__(self, earlier: "PrefixCacheStats") -> "PrefixCacheStats":
-        """Between two snapshots. What is recent stays that of the later one."""
-        counters = ("queries", "hits", "misses", "evictions", "collisions", "seconds")
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counters})
-
-
 class BlockEvent(NamedTuple):
     """kind is "hit", "allocate", "register", "evict" or "free" (nobody references the block any more)."""
 
@@ -152,10 +99,17 @@ class BlockEvent(NamedTuple):
     seq_id: int
 
 
-class _Plan(NamedTuple):
+class AllocationPlan(NamedTuple):
+    """What allocate_with_prefix will do: which blocks it reuses, and how many it takes beside them."""
+
     hits: list[Block]
     num_fresh: int
-    contested: bool  # the first miss was a name that stands for other content
+    hash_collision: bool  # the first miss is a name that stands for other content
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 class BlockManager:
@@ -179,7 +133,7 @@ class BlockManager:
         self.hash_to_block: dict[bytes, dict[int, Block]] = {}
         self.stats = PrefixCacheStats()
         self.on_event: Callable[[BlockEvent], None] | None = None
-        self._hasher = BlockHasher(block_size, hash_algo)
+        self.hasher = BlockHasher(block_size, hash_algo)
 
     # -- what the scheduler calls ---------------------------------------------------------------------------------
 
@@ -190,7 +144,7 @@ class BlockManager:
         token, to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
         """
         assert seq.tokens and not seq.block_table, f"{seq} is empty or already holds blocks"
-        plan = self._plan(seq)
+        plan = self.plan_allocation(seq)
         if plan is None:
             return False
         for block in plan.hits:
@@ -200,23 +154,23 @@ class BlockManager:
             seq.block_table.append(block.block_id)
             if self.on_event is not None:
                 self.on_event(BlockEvent("hit", block.block_id, seq.seq_id))
-        self._take_fresh(seq, plan.num_fresh)
+        self.take_fresh_blocks(seq, plan.num_fresh)
 
         num_hits = len(plan.hits)
         seq.num_cached_tokens = min(num_hits * self.block_size, len(seq.tokens) - 1)
         seq.num_computed_tokens = seq.num_cached_tokens
         seq.num_registered_blocks = num_hits
-        seq.name_contested = plan.contested
+        seq.hash_collision = plan.hash_collision
         if self.enable_prefix_caching:
-            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.contested)
+            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision)
         return True
 
     def register_prefix(self, seq: Sequence) -> None:
-        """Make every full block among the first num_computed_tokens findable. Stops at a contested name."""
+        """Make every full block among the first num_computed_tokens findable. Stops at a hash collision."""
         if not self.enable_prefix_caching:
             return
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
-            if seq.name_contested:
+            if seq.hash_collision:
                 return
             block_hash, content = self.name_block(seq, index)
             block = self.blocks[seq.block_table[index]]
@@ -227,7 +181,7 @@ class BlockManager:
                 copies[block.block_id] = block
             else:
                 self.stats.collisions += 1
-                seq.name_contested = True
+                seq.hash_collision = True
                 return
             block.block_hash = block_hash
             block.parent_hash, block.token_ids, block.extra_keys = content
@@ -240,7 +194,7 @@ class BlockManager:
         num_needed = self.num_blocks_for(seq.num_computed_tokens + num_tokens) - len(seq.block_table)
         if num_needed > len(self.free_blocks):
             return False
-        self._take_fresh(seq, num_needed)
+        self.take_fresh_blocks(seq, num_needed)
         return True
 
     def free(self, seq: Sequence) -> None:
@@ -257,13 +211,13 @@ class BlockManager:
     def unregister(self, seq: Sequence, first_block: int) -> None:
         """Take the names off the sequence's blocks from first_block on: their K/V was never written."""
         for block_id in seq.block_table[first_block:]:
-            self._forget(self.blocks[block_id])
+            self.remove_name(self.blocks[block_id])
         seq.num_registered_blocks = min(seq.num_registered_blocks, first_block)
 
     # -- questions that change nothing ----------------------------------------------------------------------------
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return cdiv(num_tokens, self.block_size)
 
     def name_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
         """Name and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
@@ -272,12 +226,12 @@ class BlockManager:
         extra = extra_keys(index, self.block_size, *keys) if seq.has_extra_keys else ()
         content = names[index - 1] if index else None, seq.tokens[start:end], extra
         if index == len(names):
-            names.append(self._hasher.name(*content))
+            names.append(self.hasher.name(*content))
         return names[index], content
 
     def can_allocate(self, seq: Sequence) -> bool:
         """Exactly: would allocate_with_prefix succeed now?"""
-        return self._plan(seq) is not None
+        return self.plan_allocation(seq) is not None
 
     def is_cached(self, seq: Sequence, position: int) -> bool:
         """Is the K/V of this position already in a named block of the sequence's table?"""
@@ -306,7 +260,7 @@ class BlockManager:
         if len(self.free_blocks) != len(self.blocks):
             return False
         for block in self.blocks:
-            self._forget(block)
+            self.remove_name(block)
         return True
 
     def check_integrity(self) -> None:
@@ -324,22 +278,22 @@ class BlockManager:
             named[index] = block.block_hash
             assert self.hash_to_block.get(block.block_hash, {}).get(index) is block, f"block {index} is not findable"
             assert len(block.token_ids) == self.block_size, f"block {index} is named but not full"
-            name = self._hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
+            name = self.hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
             assert block.block_hash == name, f"block {index} does not bear the name of its content"
             parent = block.parent_hash
             assert parent is None or parent in self.hash_to_block, f"block {index} is cached, its parent is not"
             first = next(iter(self.hash_to_block[name].values()))
-            assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index} shares a contested name"
+            assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index}: a name with two contents"
         num_listed = sum(map(len, self.hash_to_block.values()))
         assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
         assert all(self.hash_to_block.values()), "hash_to_block keeps an empty entry"
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _plan(self, seq: Sequence) -> _Plan | None:
+    def plan_allocation(self, seq: Sequence) -> AllocationPlan | None:
         """Count first: hits, and fresh blocks beside them. None when the free queue is too short for both."""
         hits: list[Block] = []
-        contested = False
+        hash_collision = False
         num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching else 0
         for index in range(num_full):
             block_hash, content = self.name_block(seq, index)
@@ -348,7 +302,7 @@ class BlockManager:
                 break
             block = next(iter(copies.values()))
             if not block.holds(content):
-                contested = True
+                hash_collision = True
                 break
             hits.append(block)
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
@@ -356,13 +310,13 @@ class BlockManager:
         num_free_hits = sum(block.ref_count == 0 for block in hits)
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None
-        return _Plan(hits, num_fresh, contested)
+        return AllocationPlan(hits, num_fresh, hash_collision)
 
-    def _take_fresh(self, seq: Sequence, num_blocks: int) -> None:
+    def take_fresh_blocks(self, seq: Sequence, num_blocks: int) -> None:
         for _ in range(num_blocks):
             block = self.free_blocks.popleft()
             if block.block_hash is not None:
-                self._forget(block)
+                self.remove_name(block)
                 self.stats.evictions += 1
                 if self.on_event is not None:
                     self.on_event(BlockEvent("evict", block.block_id, seq.seq_id))
@@ -371,7 +325,7 @@ class BlockManager:
             if self.on_event is not None:
                 self.on_event(BlockEvent("allocate", block.block_id, seq.seq_id))
 
-    def _forget(self, block: Block) -> None:
+    def remove_name(self, block: Block) -> None:
         if block.block_hash is None:
             return
         copies = self.hash_to_block[block.block_hash]

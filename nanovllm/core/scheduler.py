@@ -12,7 +12,7 @@ Invariants:
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence, SequenceStatus
@@ -23,18 +23,19 @@ class ScheduledChunk:
     """Positions [start, end) of one sequence, to be computed in this step.
 
     write_start is the first position whose K/V is written. It exceeds start only for the last token of a fully
-    cached prompt: its K/V is in a shared block already, and only its logits are wanted.
+    cached prompt: its K/V is in a shared block already, and only its logits are wanted. samples: the chunk reaches the
+    end of the known tokens, so its last row gives the next one.
     """
 
     seq: Sequence
     start: int
     end: int
     write_start: int
+    samples: bool = field(init=False)
 
-    @property
-    def samples(self) -> bool:
-        """Does this chunk reach the end of what is known, so that its last row gives the next token?"""
-        return self.end == len(self.seq.tokens)
+    def __post_init__(self) -> None:
+        # Decided once, here: update() appends to seq.tokens, and the answer must stay what it was.
+        object.__setattr__(self, "samples", self.end == len(self.seq.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,9 @@ class Scheduler:
             num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
             if not self.block_manager.append_slots(seq, num_tokens):
                 # The youngest gives way. It was not scheduled in this step: that would come after `seq`.
-                preempted.append(self._preempt_last())
+                preempted.append(self.preempt_last())
                 continue
-            chunks.append(self._chunk(seq, num_tokens))
+            chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
         # Whoever was preempted needs the room more than a newcomer.
@@ -134,7 +135,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             seq.status = SequenceStatus.PREFILL
             num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-            chunks.append(self._chunk(seq, num_tokens))
+            chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
         return SchedulerOutput(chunks, preempted, self.max_num_batched_tokens - budget)
@@ -146,7 +147,7 @@ class Scheduler:
         for seq, token_id in zip(sampling, token_ids, strict=True):
             seq.append(token_id)
             seq.status = SequenceStatus.DECODE
-            reason, stop_reason = self._why_finished(seq, token_id)
+            reason, stop_reason = self.finish_reason_of(seq, token_id)
             if reason is not None:
                 self.finish(seq, reason, stop_reason)
                 finished.append(seq)
@@ -164,7 +165,7 @@ class Scheduler:
                 self.block_manager.unregister(chunk.seq, chunk.start // self.block_manager.block_size)
         for chunk in reversed(chunks):
             self.running.remove(chunk.seq)
-            self._to_waiting(chunk.seq)
+            self.return_to_waiting(chunk.seq)
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant; checks the block manager too."""
@@ -185,7 +186,7 @@ class Scheduler:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
+    def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         write_start = end if self.block_manager.is_cached(seq, start) else start
         seq.num_computed_tokens = end
@@ -194,20 +195,20 @@ class Scheduler:
         self.block_manager.register_prefix(seq)
         return ScheduledChunk(seq, start, end, write_start)
 
-    def _preempt_last(self) -> Sequence:
+    def preempt_last(self) -> Sequence:
         seq = self.running.pop()
-        self._to_waiting(seq)
+        self.return_to_waiting(seq)
         self.num_preemptions += 1
         return seq
 
-    def _to_waiting(self, seq: Sequence) -> None:
+    def return_to_waiting(self, seq: Sequence) -> None:
         """Its cached blocks stay findable; on re-admission it starts from what is left of them."""
         self.block_manager.free(seq)
         seq.num_computed_tokens = seq.num_cached_tokens = 0
         seq.status = SequenceStatus.WAITING
         self.waiting.appendleft(seq)
 
-    def _why_finished(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
+    def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params
         if seq.num_generated_tokens >= params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:

@@ -29,7 +29,7 @@ class Sequence:
     block_table             physical block ids in logical order; append-only while the sequence runs
     block_hashes            names of its full blocks, computed as they are needed and kept (see block_hash.py)
     num_registered_blocks   leading blocks that need no (further) registration
-    name_contested          a block's name already stood for other content: nothing from there on is registered
+    hash_collision          one of its names stands for other content: from that block on nothing is registered
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks = 0
-        self.name_contested = False
+        self.hash_collision = False
 
         # The noise of a sample depends on these and on its position alone (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)

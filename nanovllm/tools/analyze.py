@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.engine import load_tokenizer
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
 
@@ -20,7 +20,7 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
         raise ValueError(f"--block-size must be at least 1, found {block_size}")
     if not log.is_file():
         raise FileNotFoundError(f"{log} is not a file")
-    from nanovllm.worker.loader import resolve_checkpoint
+    from nanovllm.checkpoint import resolve_checkpoint
 
     directory = resolve_checkpoint(model)
     config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)

@@ -16,7 +16,7 @@ import xxhash
 
 from nanovllm import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
 from nanovllm.engine import Request
-from nanovllm.sampling_params import check_number
+from nanovllm.validation import check_number
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LINE_FIELDS = {"custom_id", "method", "url", "body"}

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import SchedulerOutput
 
 TILE_ROWS = 16  # query rows that a kernel takes on together
@@ -57,7 +58,7 @@ class Batch:
             ]
             cu_seqlens_q.append(len(input_ids))
             seqlens_k.append(chunk.end)
-            tables.append(table[: -(-chunk.end // block_size)])
+            tables.append(table[: cdiv(chunk.end, block_size)])
             if chunk.samples:
                 logits_rows.append(len(input_ids) - 1)
         width = max(map(len, tables))
@@ -73,7 +74,9 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory; nothing waits for the copies."""
-        return self if device.type == "cpu" else Batch(*(move(getattr(self, f.name), device) for f in fields(self)))
+        if device.type == "cpu":
+            return self
+        return Batch(*(to_device(getattr(self, f.name), device) for f in fields(self)))
 
     # What several layers need is worked out once a step, at the first layer that asks.
 
@@ -109,6 +112,6 @@ class Batch:
         return torch.tensor(tiles)
 
 
-def move(x: Any, device: torch.device) -> Any:
+def to_device(x: Any, device: torch.device) -> Any:
     """A tensor in a device's memory, by a copy that nothing waits for. Other things stay what they are."""
     return x if device.type == "cpu" or not isinstance(x, Tensor) else x.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """Kernels: what a decoder layer computes, as functions that can be swapped (chapter 10).
 
-The ones here are plain PyTorch, for any device; cpu_kernels.py has the same in C and is tested against these.
+The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in C and is tested against these.
 
     add_rms_norm(x, delta, weight, eps) -> normed
         x += delta, in place, unless delta is None; returns x / rms(x) * weight over the last dimension
@@ -11,7 +11,7 @@ The ones here are plain PyTorch, for any device; cpu_kernels.py has the same in 
         Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), then stores
         k and v at batch.slot_mapping; slot -1 is not written.
     paged_attention(q, k_cache, v_cache, batch) -> [T, num_heads, head_dim]
-        See worker/attention.
+        See worker/attention.py.
     pack_weight(weight) -> packed or None, linear(x, packed, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not with this weight. See worker/layers.py.
 """
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker.attention.torch_backend import paged_attention
+from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 
 Tensors = tuple[Tensor, Tensor]

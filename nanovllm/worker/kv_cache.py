@@ -1,11 +1,11 @@
 """The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
 
-import math
-
 import torch
 
-from nanovllm.config import EngineConfig, ModelConfig
-from nanovllm.worker.cpu_memory import lazy_zeros
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import cdiv
+from nanovllm.worker.cpu.memory import lazy_zeros
 
 
 class KVCache:
@@ -49,4 +49,4 @@ def num_blocks_for_pool(
     if config.kv_cache_memory_bytes is not None:
         return num_blocks
     # More than every sequence at its longest can never be used, except to keep prefixes longer.
-    return min(num_blocks, config.max_num_seqs * math.ceil(max_model_len / block_size))
+    return min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.parallel import Group
 
 
 class RMSNorm(nn.Module):

@@ -11,33 +11,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.parallel import Group, shard
 
 # Written by old exporters; computed here from the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-
-
-def resolve_checkpoint(model: str) -> Path:
-    """The directory of a checkpoint: `model` itself, or where the hub's copy of it was downloaded to."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    looks_local = path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
-    if looks_local:
-        found = "is a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"model {model!r} {found}; give a checkpoint's directory or a hub id like 'owner/name'")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileNotFoundError(
-            f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
-        ) from error
 
 
 def load_model(
@@ -48,7 +27,7 @@ def load_model(
     ValueError lists missing, extra and wrongly shaped tensors.
     """
     files = _tensor_files(directory)
-    model = _uninitialised(shard(config, group.size), dtype, device, group)
+    model = _uninitialised(shard_config(config, group.size), dtype, device, group)
     whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
@@ -64,15 +43,10 @@ def load_model(
 
     with torch.no_grad():
         for name, place in model.checkpoint_tensors():
-            share = tuple(_share(*sizes, group) for sizes in zip(whole[name].shape, place.shape, strict=True))
+            sizes = zip(whole[name].shape, place.shape, strict=True)
+            share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
             place.copy_(files[name].get_slice(name)[share])
     return model.eval().requires_grad_(False)
-
-
-def _share(whole_size: int, size: int, group: Group) -> slice:
-    """This rank's part of a dimension. If there are fewer parts than ranks, neighbours have the same one."""
-    start = group.rank * (whole_size // size) // group.size * size
-    return slice(start, start + size)
 
 
 def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = Group()) -> Decoder:
@@ -103,10 +77,10 @@ def _tensor_files(directory: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{directory} has no *.safetensors file, only {others}; other formats are not read")
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {', '.join(missing)}")
-    return {name: file for file in map(_open, paths) for name in list(file.keys())}
+    return {name: file for file in map(open_file, paths) for name in list(file.keys())}
 
 
-def _open(path: Path) -> Any:
+def open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

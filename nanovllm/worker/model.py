@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanovllm.config import ModelConfig
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import Linear, RMSNorm, RotaryEmbedding
-from nanovllm.worker.parallel import Group
 
 
 class Attention(nn.Module):
@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """The whole network: token ids in, logits of the wanted rows out.
 
-    config has the sizes of this rank's share: of heads, of the MLP's columns, of the vocabulary (parallel.shard).
+    config has the sizes of this rank's share: of heads, of the MLP's columns, of the vocabulary (group.shard_config).
     """
 
     def __init__(self, config: ModelConfig, group: Group = Group()) -> None:
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
         """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0)."""
-        x = self._embed(batch.input_ids)  # [T, hidden_size]
+        x = self.embed(batch.input_ids)  # [T, hidden_size]
         cos_sin = rotary.lookup(batch.positions)
         delta: Any = None
         for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         x = kernels.add_rms_norm(x[rows], delta[rows], self.norm.weight, self.norm.eps)
         return self.group.gather(self.lm_head(x))
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
         if self.group.size == 1:
             return F.embedding(input_ids, self.embed_tokens)
         rows = input_ids - self.group.rank * self.config.vocab_size

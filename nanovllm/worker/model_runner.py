@@ -8,20 +8,22 @@ from pathlib import Path
 
 import torch
 
-from nanovllm.config import EngineConfig, ModelConfig
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker import cpu_memory
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu_kernels import load_cpu_kernels
-from nanovllm.worker.cuda_graphs import DecodeGraphs
-from nanovllm.worker.cuda_kernels import load_cuda_kernels
+from nanovllm.worker.cpu import memory as cpu_memory
+from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.cuda.graphs import DecodeGraphs
+from nanovllm.worker.cuda.kernels import load_cuda_kernels
+from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.parallel import Group, shard
 from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
 
 logger = logging.getLogger("nanovllm")
@@ -45,7 +47,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, model_config: ModelConfig, group: Group = Group()) -> None:
         """Check what can be checked before any weight is read, and on a CPU begin to make the KV pool."""
         self.config, self.model_config, self.group = config, model_config, group
-        self.local_config = shard(model_config, group.size)
+        self.local_config = shard_config(model_config, group.size)
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", group.rank) if on_gpu else torch.device("cpu")
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
@@ -57,7 +59,7 @@ class ModelRunner:
         self.kernels, self.block_size = kernels or TORCH_KERNELS, config.block_size or block_size or DEFAULT_BLOCK_SIZE
         if not on_gpu:
             self._make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization) // group.size)
-            self._touching = cpu_memory.touch(list(self.kv_cache.data.flatten(0, 1)))
+            self._prefaulting = cpu_memory.prefault(list(self.kv_cache.data.flatten(0, 1)))
 
     def load(self, directory: Path) -> None:
         """Read the weights."""
@@ -74,7 +76,7 @@ class ModelRunner:
         """Get ready for the first step. Returns num_blocks, block_size, max_model_len and the bytes of the KV pool."""
         if self.device.type == "cpu":
             cpu_memory.keep_freed_memory()
-            self._touching.join()
+            self._prefaulting.join()
         else:
             self._make_cuda_pool()
         self.kv_cache_bytes = self.kv_cache.num_bytes
@@ -136,7 +138,7 @@ class ModelRunner:
         """Run the largest step and record the graphs to see what they take; the pool gets what is left."""
         num_tokens, num_seqs = min(self.config.max_num_batched_tokens, self.max_model_len), self.config.max_num_seqs
         seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
-        seq.block_table = [0] * -(-num_tokens // self.block_size)
+        seq.block_table = [0] * cdiv(num_tokens, self.block_size)
         chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (self.config.max_num_batched_tokens // num_tokens)
         step = SchedulerOutput(chunks, [], num_tokens * len(chunks))
         self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one model over several processes (chapter 9; Megatron-LM, arXiv:1909.08053).
+"""Tensor parallelism: one model over several processes (chapter 9).
 
 The driver keeps the scheduler and starts one process a rank. Each rank holds a share of the attention heads, of the
 MLP's columns, of the vocabulary and of the KV cache, receives each step as packed arrays, and answers; rank 0's answer
@@ -15,104 +15,18 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nanovllm.config import EngineConfig, ModelConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
 
 HEARTBEAT_S = 2.0
-TIMEOUT_S = 20.0  # how long a rank may be silent, and how long the others wait for it inside an operation
+TIMEOUT_S = 20.0  # how long a rank may be silent
 GRACE_S = 2.0  # in which everybody who waited for a rank that hangs has said so
-SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "vocab_size")
-
-
-class PeerError(RuntimeError):
-    """An operation of the group failed: another rank is to blame."""
-
-
-@dataclass
-class Group:
-    """This rank's place among those that share a model. Alone, every operation returns its input."""
-
-    rank: int = 0
-    size: int = 1
-    num_reduced_bytes: int = 0
-
-    def join(self, port: int) -> None:
-        """Meet the other ranks at the driver's store."""
-        import torch
-        import torch.distributed as dist
-
-        on_gpu = torch.cuda.is_available()
-        if on_gpu:
-            torch.cuda.set_device(self.rank)
-        try:
-            store = dist.TCPStore("127.0.0.1", port, is_master=False)
-            backend, limit = "nccl" if on_gpu else "gloo", timedelta(seconds=TIMEOUT_S)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        except RuntimeError as error:
-            raise PeerError(str(error).splitlines()[0]) from error
-
-    def all_reduce(self, x: "Tensor") -> "Tensor":
-        """The sum over all ranks, in place."""
-        if self.size > 1:
-            self.num_reduced_bytes += x.nbytes
-            self._together("all_reduce", x)
-        return x
-
-    def gather(self, x: "Tensor") -> "Tensor":
-        """Rank 0 gets [R, size * n] of every rank's [R, n]; the others get their own back."""
-        if self.size == 1:
-            return x
-        out = x.new_empty(self.size, *x.shape) if self.rank == 0 else None
-        self._together("gather", x.contiguous(), None if out is None else list(out))
-        return x if out is None else out.transpose(0, 1).flatten(1)
-
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
-        if self.size == 1:
-            return number
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        tensor = torch.tensor([-number], device=device)
-        self._together("all_reduce", tensor, torch.distributed.ReduceOp.MAX)
-        return -int(tensor)
-
-    def _together(self, operation: str, *args: Any) -> None:
-        import torch.distributed
-
-        try:
-            getattr(torch.distributed, operation)(*args)
-        except RuntimeError as error:
-            raise PeerError(str(error).splitlines()[0]) from error
-
-
-def shard(config: ModelConfig, size: int) -> ModelConfig:
-    """The sizes of one rank's share. Where there are fewer KV heads than ranks, each rank has a copy of one.
-
-    Raises ValueError, with the numbers that would do, if something cannot be divided by `size`.
-    """
-
-    def undivided(n: int) -> list[str]:
-        names = [name for name in SHARDED_SIZES if getattr(config, name) % n]
-        num_kv_heads = config.num_key_value_heads
-        return names + ["num_key_value_heads"] * bool(num_kv_heads % n and n % num_kv_heads)
-
-    if names := undivided(size):
-        sizes = " and ".join(f"{name}={getattr(config, name)}" for name in names)
-        fitting = ", ".join(str(n) for n in range(1, config.num_attention_heads + 1) if not undivided(n))
-        raise ValueError(f"tensor_parallel_size={size} does not divide {sizes}; possible for this model: {fitting}")
-    shares = {name: getattr(config, name) // size for name in SHARDED_SIZES}
-    return replace(config, **shares, num_key_value_heads=max(1, config.num_key_value_heads // size))
 
 
 class ParallelRunner:
@@ -124,7 +38,9 @@ class ParallelRunner:
     def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
         import torch
 
-        shard(model_config, config.tensor_parallel_size)  # refuses what cannot be divided
+        from nanovllm.worker.group import shard_config
+
+        shard_config(model_config, config.tensor_parallel_size)  # refuses what cannot be divided
         if 0 < torch.cuda.device_count() < config.tensor_parallel_size:
             found = f"{torch.cuda.device_count()} GPUs"
             raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size} needs as many GPUs, found {found}")
@@ -244,6 +160,8 @@ def serve(fd: int, rank: int) -> None:
             time.sleep(HEARTBEAT_S)
 
     Thread(target=beat, daemon=True).start()
+    from nanovllm.worker.group import Group, PeerError
+
     try:
         port, config, model_config = pickle.loads(connection.recv_bytes())
         group = Group(rank, config.tensor_parallel_size)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.batch import move
+from nanovllm.worker.batch import to_device
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024
@@ -92,29 +92,29 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenL
     """Choose a token for each row of logits [R, vocab_size] (float32; changed in place)."""
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
     for row, *numbers in batch.penalties:
-        seen, factor, generated, taken_off = (move(x, logits.device) for x in numbers)
+        seen, factor, generated, taken_off = (to_device(x, logits.device) for x in numbers)
         values = logits[row, seen]
         logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
         logits[row, generated] -= taken_off
     for row, banned in batch.banned:
-        logits[row, move(banned, logits.device)] = -torch.inf
+        logits[row, to_device(banned, logits.device)] = -torch.inf
     chosen = logits.argmax(-1)
     if len(batch.random_rows):
-        rows = move(batch.random_rows, logits.device)
-        chosen[rows] = _sample_randomly(logits[rows], batch)
+        rows = to_device(batch.random_rows, logits.device)
+        chosen[rows] = sample_randomly(logits[rows], batch)
     token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
     return token_ids, _logprobs(raw, token_ids, batch.num_logprobs)
 
 
-def _sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     temperature, top_p, min_p, noise = (
-        move(x, logits.device) for x in (batch.temperature, batch.top_p, batch.min_p, batch.noise)
+        to_device(x, logits.device) for x in (batch.temperature, batch.top_p, batch.min_p, batch.noise)
     )
     scaled = logits / temperature[:, None]
     if bool((batch.top_k > 0).any() or (batch.top_p < 1.0).any() or (batch.min_p > 0.0).any()):
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = _threshold(scaled, move(top_k, logits.device), top_p, min_p)
+        threshold = logit_threshold(scaled, to_device(top_k, logits.device), top_p, min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: a token of probability 1e-8 keeps its share of the line.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
@@ -124,7 +124,7 @@ def _sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return token_ids.clamp(max=logits.shape[1] - 1)
 
 
-def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[R]: the least scaled logit that min_p, top_k and top_p, in this order, let pass. Ties at the border pass.
 
     top_p is a share of the mass that min_p and top_k let pass, so it needs the logits in order, down to where it ends.

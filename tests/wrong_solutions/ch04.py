@@ -4,14 +4,14 @@
 def take(manager, seq, num_blocks):
     for _ in range(num_blocks):
         block = manager.free_blocks.popleft()
-        manager._forget(block)
+        manager.remove_name(block)
         block.ref_count = 1
         seq.block_table.append(block.block_id)
 
 
 def reset(seq):
     seq.num_computed_tokens = seq.num_cached_tokens = seq.num_registered_blocks = 0
-    seq.name_contested = False
+    seq.hash_collision = False
 
 
 def rounded_up(manager, num_tokens):
@@ -63,7 +63,7 @@ def allocate_counts_no_references(manager, seq):
         return False
     for _ in range(num_blocks):
         block = manager.free_blocks.popleft()
-        manager._forget(block)
+        manager.remove_name(block)
         seq.block_table.append(block.block_id)
     reset(seq)
     return True
@@ -96,7 +96,7 @@ def allocate_takes_the_lowest_ids(manager, seq):
     for block_id in sorted(manager.free_blocks)[:num_blocks]:
         block = manager.blocks[block_id]
         manager.free_blocks.remove(block)
-        manager._forget(block)
+        manager.remove_name(block)
         block.ref_count = 1
         seq.block_table.append(block_id)
     reset(seq)
@@ -201,7 +201,7 @@ def append_at_the_front(manager, seq, num_tokens=1):
         return False
     for _ in range(num_blocks):
         block = manager.free_blocks.popleft()
-        manager._forget(block)
+        manager.remove_name(block)
         block.ref_count = 1
         seq.block_table.insert(0, block.block_id)
     return True
@@ -266,7 +266,7 @@ def free_forgets_names(manager, seq):
         block = manager.blocks[block_id]
         block.ref_count -= 1
         if block.ref_count == 0:
-            manager._forget(block)
+            manager.remove_name(block)
             manager.free_blocks.append(block)
     seq.block_table = []
 

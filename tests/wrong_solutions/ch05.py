@@ -157,9 +157,9 @@ def step(
         seq = scheduler.running[len(chunks)]
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
         if not scheduler.block_manager.append_slots(seq, num_tokens):
-            preempted.append(victim(scheduler) if victim else scheduler._preempt_last())
+            preempted.append(victim(scheduler) if victim else scheduler.preempt_last())
             continue
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= 0 if free_decodes else num_tokens
         used += num_tokens
     at = 0
@@ -177,7 +177,7 @@ def step(
         if status:
             seq.status = SequenceStatus.PREFILL
         num_tokens = min(len(seq.tokens) - (seq.num_computed_tokens if sees_hits else 0), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
         used += num_tokens
     return SchedulerOutput(chunks, preempted, used)
@@ -217,9 +217,9 @@ def schedules_the_preempted(scheduler):
     for seq in chosen:
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
         while scheduler.running and not scheduler.block_manager.append_slots(seq, num_tokens):
-            preempted.append(scheduler._preempt_last())
+            preempted.append(scheduler.preempt_last())
         if num_tokens:
-            chunks.append(scheduler._chunk(seq, num_tokens))
+            chunks.append(scheduler.make_chunk(seq, num_tokens))
             budget -= num_tokens
     rest = SchedulerOutput([], [], 0) if preempted or not budget else admit(scheduler, budget)
     used = scheduler.max_num_batched_tokens - budget + rest.num_tokens

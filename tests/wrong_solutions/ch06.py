@@ -58,7 +58,7 @@ def row_behind_the_last(chunks):
 
 def _run(scheduler, seq, num_tokens):
     scheduler.block_manager.append_slots(seq, num_tokens)
-    return scheduler._chunk(seq, num_tokens)
+    return scheduler.make_chunk(seq, num_tokens)
 
 
 def _admit(scheduler, status=SequenceStatus.PREFILL):
@@ -85,7 +85,7 @@ def _step(scheduler, *, extra=0, price=None, status=SequenceStatus.PREFILL, seat
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs + seats:
         seq = _admit(scheduler, status)
         num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
     return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
 
@@ -108,7 +108,7 @@ def new_ones_before_the_decodes(scheduler):
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
         seq = _admit(scheduler)
         num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
     for seq in running:
         if budget > 0:
@@ -128,7 +128,7 @@ def whole_prompts(scheduler):
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
         seq = _admit(scheduler)
         budget -= _rest(seq)
-        chunks.append(scheduler._chunk(seq, _rest(seq)))
+        chunks.append(scheduler.make_chunk(seq, _rest(seq)))
     return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
 
 
@@ -141,7 +141,7 @@ def waits_until_a_prompt_fits(scheduler):
     while scheduler.waiting and budget >= len(scheduler.waiting[0].tokens):
         seq = _admit(scheduler)
         budget -= _rest(seq)
-        chunks.append(scheduler._chunk(seq, _rest(seq)))
+        chunks.append(scheduler.make_chunk(seq, _rest(seq)))
     return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
 
 
@@ -180,7 +180,7 @@ def counts_before_the_prefix_hit(scheduler):
             budget -= num_tokens
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
         num_tokens = min(len(scheduler.waiting[0].tokens), budget)
-        chunks.append(scheduler._chunk(_admit(scheduler), num_tokens))
+        chunks.append(scheduler.make_chunk(_admit(scheduler), num_tokens))
         budget -= num_tokens
     return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
 
@@ -195,7 +195,7 @@ def pays_for_the_cached_prefix(scheduler):
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
         seq = _admit(scheduler)
         num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens + seq.num_cached_tokens
     return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
 
@@ -222,7 +222,7 @@ def empty_chunks_when_the_budget_is_spent(scheduler):
     while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
         seq = _admit(scheduler)
         num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler._chunk(seq, num_tokens))
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
         budget -= num_tokens
     return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
 
@@ -230,11 +230,11 @@ def empty_chunks_when_the_budget_is_spent(scheduler):
 def forgets_append_slots(scheduler):
     chunks, budget = [], scheduler.max_num_batched_tokens
     for seq in scheduler.running:
-        chunks.append(scheduler._chunk(seq, min(_rest(seq), budget)))
+        chunks.append(scheduler.make_chunk(seq, min(_rest(seq), budget)))
         budget -= chunks[-1].end - chunks[-1].start
     while scheduler.waiting and budget > 0:
         seq = _admit(scheduler)
-        chunks.append(scheduler._chunk(seq, min(_rest(seq), budget)))
+        chunks.append(scheduler.make_chunk(seq, min(_rest(seq), budget)))
         budget -= chunks[-1].end - chunks[-1].start
     return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
 
@@ -322,7 +322,7 @@ WRONG = {
         (num_tokens_is_what_is_left, "num_tokens is the sum of the chunks' tokens"),
         (status_stays_waiting, "who is admitted gets PREFILL"),
         (empty_chunks_when_the_budget_is_spent, "that is an empty chunk"),
-        (forgets_append_slots, "append_slots or allocate_with_prefix comes before _chunk"),
+        (forgets_append_slots, "append_slots or allocate_with_prefix comes before make_chunk"),
         (one_seat_too_many, "max_num_seqs is 2"),
     ],
     "token_budget": [

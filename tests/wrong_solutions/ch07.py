@@ -224,7 +224,7 @@ def touch(manager, seq, hits):
 def note(manager, seq, hits, contested=False):
     seq.num_cached_tokens = min(len(hits) * manager.block_size, len(seq.tokens) - 1)
     seq.num_computed_tokens = seq.num_cached_tokens
-    seq.num_registered_blocks, seq.name_contested = len(hits), contested
+    seq.num_registered_blocks, seq.hash_collision = len(hits), contested
     if manager.enable_prefix_caching:
         manager.stats.record(len(seq.tokens) // manager.block_size, len(hits), int(contested))
 
@@ -235,7 +235,7 @@ def fits(manager, seq, hits):
 
 
 def take_rest(manager, seq, hits):
-    manager._take_fresh(seq, manager.num_blocks_for(len(seq.tokens)) - len(hits))
+    manager.take_fresh_blocks(seq, manager.num_blocks_for(len(seq.tokens)) - len(hits))
 
 
 def allocate(manager, seq, **mistake):
@@ -362,7 +362,7 @@ def allocate_takes_one_too_many(manager, seq):
     if not fits(manager, seq, hits):
         return False
     touch(manager, seq, hits)
-    manager._take_fresh(seq, len(seq.tokens) // manager.block_size + 1 - len(hits))
+    manager.take_fresh_blocks(seq, len(seq.tokens) // manager.block_size + 1 - len(hits))
     note(manager, seq, hits, contested)
     return True
 
@@ -389,9 +389,9 @@ def allocate_registers_hits_again(manager, seq):
 
 
 def allocate_resets_to_the_first_run(manager, seq):
-    before = seq.name_contested
+    before = seq.hash_collision
     ok = allocate(manager, seq)
-    seq.name_contested = seq.name_contested or before
+    seq.hash_collision = seq.hash_collision or before
     return ok
 
 
@@ -438,7 +438,7 @@ def allocate_says_nothing(manager, seq):
 
 def register(manager, seq, *, first=None, last=None, off=False, contested=False, enter=None, verify=True, stop=True):
     """As in the right solution, with room for mistakes."""
-    if (not manager.enable_prefix_caching and not off) or (seq.name_contested and not contested):
+    if (not manager.enable_prefix_caching and not off) or (seq.hash_collision and not contested):
         return
     first = seq.num_registered_blocks if first is None else first
     for index in range(first, seq.num_computed_tokens // manager.block_size if last is None else last):
@@ -447,7 +447,7 @@ def register(manager, seq, *, first=None, last=None, off=False, contested=False,
         copies = manager.hash_to_block.get(name)
         if verify and copies and not next(iter(copies.values())).holds(content):
             manager.stats.collisions += 1
-            seq.name_contested = True
+            seq.hash_collision = True
             if stop:
                 return
             continue
@@ -489,7 +489,7 @@ def register_overwrites_copies(manager, seq):
 
 
 def register_skips_copies(manager, seq):
-    if not manager.enable_prefix_caching or seq.name_contested:
+    if not manager.enable_prefix_caching or seq.hash_collision:
         return
     for index in range(seq.num_registered_blocks, seq.num_computed_tokens // manager.block_size):
         name, content = manager.name_block(seq, index)
@@ -711,7 +711,7 @@ WRONG = {
         (allocate_leaves_nothing_to_compute, "nothing is left to compute"),
         (allocate_computes_everything, "what is found is computed"),
         (allocate_registers_hits_again, "they have names already"),
-        (allocate_resets_to_the_first_run, "name_contested must be set anew"),
+        (allocate_resets_to_the_first_run, "hash_collision must be set anew"),
         (allocate_counts_refusals, "the statistics changed. Count first"),
         (allocate_counts_probes, "queries are all full blocks"),
         (allocate_counts_nothing, "queries are all full blocks"),

@@ -71,7 +71,7 @@ def past_the_product(layer, x):
     return y if layer.group is None else layer.group.all_reduce(y)
 
 
-def _embed(decoder, input_ids, rows, elsewhere):
+def embed(decoder, input_ids, rows, elsewhere):
     x = F.embedding(rows.masked_fill(elsewhere, 0), decoder.embed_tokens)
     return decoder.group.all_reduce(x.masked_fill(elsewhere[:, None], 0))
 
@@ -79,20 +79,20 @@ def _embed(decoder, input_ids, rows, elsewhere):
 def border_one_too_far(decoder, input_ids):
     n = decoder.config.vocab_size
     rows = input_ids - decoder.group.rank * n
-    return _embed(decoder, input_ids, rows, (rows < 0) | (rows > n))
+    return embed(decoder, input_ids, rows, (rows < 0) | (rows > n))
 
 
 def first_word_is_lost(decoder, input_ids):
     n = decoder.config.vocab_size
     rows = input_ids - decoder.group.rank * n
-    return _embed(decoder, input_ids, rows, (rows <= 0) | (rows >= n)) if decoder.group.size > 1 else _embed(
+    return embed(decoder, input_ids, rows, (rows <= 0) | (rows >= n)) if decoder.group.size > 1 else embed(
         decoder, input_ids, rows, rows < 0
     )  # fmt: skip
 
 
 def forgets_the_offset(decoder, input_ids):
     n = decoder.config.vocab_size
-    return _embed(decoder, input_ids, input_ids, input_ids >= n)
+    return embed(decoder, input_ids, input_ids, input_ids >= n)
 
 
 def strangers_get_a_row(decoder, input_ids):
@@ -122,13 +122,13 @@ def stays_away_without_words(decoder, input_ids):
     elsewhere = (rows < 0) | (rows >= n)
     if bool(elsewhere.all()):
         return torch.zeros(len(input_ids), decoder.embed_tokens.shape[1])
-    return _embed(decoder, input_ids, rows, elsewhere)
+    return embed(decoder, input_ids, rows, elsewhere)
 
 
 def changes_the_ids(decoder, input_ids):
     input_ids -= decoder.group.rank * decoder.config.vocab_size
     elsewhere = (input_ids < 0) | (input_ids >= decoder.config.vocab_size)
-    return _embed(decoder, input_ids, input_ids, elsewhere)
+    return embed(decoder, input_ids, input_ids, elsewhere)
 
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")

@@ -1,4 +1,4 @@
-/* Attention over the block table (chapters 4 and 10): a part of cpu_kernels.c, which includes it.
+/* Attention over the block table (chapters 4 and 10): a part of cpu/kernels.c, which includes it.
  *
  * The queries of a task are its rows' heads of one KV head. If there are many, each lane of a vector is a query, and keys
  * and values are taken in one number at a time: nothing is transposed, nothing is summed across a vector. If there are

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_POOL_BYTES = 4 << 30
-TOUCHED_BYTES = 512 << 20  # of a pool, while the engine starts: about a second's work for a core that idles
+PREFAULTED_BYTES = 512 << 20  # of a pool, while the engine starts: about a second's work for a core that idles
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MAX_MMAP_THRESHOLD = 32 << 20
 
@@ -47,9 +47,9 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def touch(parts: list[Tensor]) -> Thread:
-    """Clear the first bytes of each part, TOUCHED_BYTES in all, in a thread; join it before they are used."""
-    num_bytes = min(TOUCHED_BYTES // len(parts), parts[0].nbytes)
+def prefault(parts: list[Tensor]) -> Thread:
+    """Clear the first bytes of each part, PREFAULTED_BYTES in all, in a thread; join it before they are used."""
+    num_bytes = min(PREFAULTED_BYTES // len(parts), parts[0].nbytes)
 
     def clear() -> None:
         for part in parts:

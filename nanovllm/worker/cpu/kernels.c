@@ -1,9 +1,9 @@
-/* The small operations of a decoder layer, for CPUs (chapter 10); cpu_attention.c has attention over the block table,
- * cpu_linear.c the matrix products.
+/* The small operations of a decoder layer, for CPUs (chapter 10); cpu/attention.c has attention over the block table,
+ * cpu/linear.c the matrix products.
  *
- * Compiled at first use by cpu_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
+ * Compiled at first use by cpu/kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that the inner loops have constant lengths. Each
- * function has a slow twin in PyTorch with the same meaning, in kernels.py and attention/torch_backend.py. Numbers are
+ * function has a slow twin in PyTorch with the same meaning, in kernels.py and attention.py. Numbers are
  * computed in float32 and rounded once.
  */
 #include <math.h>
@@ -144,5 +144,5 @@ static inline vec multiply_add(vec sum, const unit *a, unit b) { /* a: one unit 
 #endif
 }
 
-#include "cpu_attention.c"
-#include "cpu_linear.c"
+#include "attention.c"
+#include "linear.c"

@@ -1,7 +1,7 @@
 """Which kernels run on a GPU, and why (chapter 10).
 
 flash-attn is the fastest where it serves: half precision, blocks of a multiple of 256 tokens. Everything else goes to
-the Triton kernels of attention/triton_backend.py. Where there is no Triton, PyTorch's operations do the work.
+the Triton kernels of cuda/triton_kernels.py. Where there is no Triton, PyTorch's operations do the work.
 """
 
 import importlib.util
@@ -26,23 +26,23 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
     if "triton" not in config.optimizations or importlib.util.find_spec("triton") is None:
         logger.info("attention: PyTorch, because triton is %s", _off_or_missing("triton", config))
         return TORCH_KERNELS, None
-    from nanovllm.worker.attention import triton_backend
+    from nanovllm.worker.cuda import triton_kernels
 
     why_not = _why_not_flash_attn(config, head_dim, dtype)
     attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
     if why_not is None:
-        from nanovllm.worker.attention import flash_backend
+        from nanovllm.worker.cuda import flash_attention
 
         logger.info("attention: flash-attn")
-        attention, block_size = flash_backend.paged_attention, FLASH_BLOCK_SIZE
+        attention, block_size = flash_attention.paged_attention, FLASH_BLOCK_SIZE
     else:
         logger.info("attention: Triton, because %s", why_not)
-        attention, block_size = triton_backend.paged_attention, None
+        attention, block_size = triton_kernels.paged_attention, None
 
     def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
         for x in (q, k):
             x.copy_(rotate(x, *cos_sin))
-        triton_backend.write_kv(k, v, kv_layer, batch.slot_mapping)
+        triton_kernels.write_kv(k, v, kv_layer, batch.slot_mapping)
 
     return replace(TORCH_KERNELS, rotary_and_write=rotary_and_write, paged_attention=attention), block_size
 

@@ -1,14 +1,22 @@
-"""Paged attention in plain PyTorch, for any device and dtype: the backend that the others are tested against.
+"""Paged attention in plain PyTorch (chapters 4 and 10): the reference that every other backend is tested against.
 
-It gathers each sequence's blocks into contiguous K and V. Sequences with one query row (decodes) go together, padded
-to the longest of a group; longer ones go one by one, in tiles of query rows, so that no tile looks at keys that lie
-behind all of its rows.
+    paged_attention(q, k_cache, v_cache, batch) -> out
+
+q and out are [T, num_heads, head_dim]; the caches are one layer's. Row i of sequence b attends causally to positions
+0 .. seqlens_k[b] - query_len[b] + i, whose K/V are found through block_tables[b]; this step's own K/V were written
+before. Scores are scaled by head_dim ** -0.5; num_heads / num_kv_heads query heads share a KV head (grouped-query
+attention, arXiv:2305.13245).
+
+Each sequence's blocks are gathered into contiguous K and V. Sequences with one query row (decodes) are computed
+together, padded to the longest of a group. Longer ones are computed one by one, in tiles of query rows, so that a tile
+never reads keys that none of its rows may see.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import Batch
 
 # Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
@@ -17,7 +25,7 @@ TILE_ROWS = 128
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
-    """See nanovllm.worker.attention for shapes and meaning."""
+    """See the top of this file for shapes and meaning."""
     out = q.new_empty(q.shape)
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     for group in _groups(sorted(decodes, key=batch.key_lens.__getitem__), batch.key_lens):
@@ -48,7 +56,7 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, group: list[int]) -> Tensor:
     """One query row for each of n sequences. q: [n, num_heads, head_dim]."""
     n, num_heads, head_dim = q.shape
-    tables = batch.block_tables[group, : -(-max(batch.key_lens[b] for b in group) // k_cache.shape[1])]
+    tables = batch.block_tables[group, : cdiv(max(batch.key_lens[b] for b in group), k_cache.shape[1])]
     k, v = _gather(k_cache, tables), _gather(v_cache, tables)
     # The query heads that share a KV head become query rows, so K and V are not repeated.
     q = q.view(n, k.shape[1], -1, head_dim)
@@ -61,7 +69,7 @@ def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, b: int, 
     """The rows of one sequence. q, out: [rows, num_heads, head_dim]."""
     num_rows, _, head_dim = q.shape
     num_keys, num_kv_heads = batch.key_lens[b], k_cache.shape[2]
-    table = batch.block_tables[b : b + 1, : -(-num_keys // k_cache.shape[1])]
+    table = batch.block_tables[b : b + 1, : cdiv(num_keys, k_cache.shape[1])]
     k, v = _gather(k_cache, table)[0].contiguous(), _gather(v_cache, table)[0].contiguous()
     # [num_kv_heads, group_size, rows, head_dim]
     q = (q * head_dim**-0.5).view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)

@@ -1,6 +1,6 @@
 """The C kernels for CPUs: compiled at first use, called through ctypes (chapter 10).
 
-The C compiler of the system makes a shared library of cpu_kernels.c, specialised for dtype, head size and group size,
+The C compiler of the system makes a shared library of cpu/kernels.c, specialised for dtype, head size and group size,
 in a fraction of a second; it is kept in the user's cache folder under a name that says source, flags and processor.
 Where there is no compiler, or anything else fails, one log line says so and PyTorch's operations do the work.
 """
@@ -18,14 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nanovllm.config import ModelConfig, cache_folder
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import cache_folder
 from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 
 logger = logging.getLogger("nanovllm")
 
-SOURCE = Path(__file__).with_name("cpu_kernels.c")
-INCLUDED = [SOURCE.with_name("cpu_attention.c"), SOURCE.with_name("cpu_linear.c")]
+SOURCE = Path(__file__).with_name("kernels.c")
+INCLUDED = [SOURCE.with_name("attention.c"), SOURCE.with_name("linear.c")]
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
@@ -51,7 +52,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
     try:
-        library = ctypes.CDLL(str(_compiled(defines)))
+        library = ctypes.CDLL(str(compile_library(defines)))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         logger.info("C kernels are off, PyTorch's operations are used: %s", str(reason).strip().splitlines()[0])
@@ -64,7 +65,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     return _wrap(library, config)
 
 
-def _compiled(defines: list[str]) -> Path:
+def compile_library(defines: list[str]) -> Path:
     """Path of the shared library, made if need be. Two processes may make it at once: each renames a whole file."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:

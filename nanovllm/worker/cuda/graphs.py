@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import Batch
 
 MAX_BATCH = 512
@@ -34,7 +35,7 @@ class DecodeGraphs:
             "positions": buffer(largest),
             "slot_mapping": buffer(largest) - 1,
             "seqlens_k": buffer(largest, dtype=torch.int32) + 1,
-            "block_tables": buffer(largest, -(-max_model_len // block_size), dtype=torch.int32),
+            "block_tables": buffer(largest, cdiv(max_model_len, block_size), dtype=torch.int32),
         }
         self._rows = torch.arange(largest + 1, device=device)
         self._sizes = [size for size in LADDER if size <= largest]

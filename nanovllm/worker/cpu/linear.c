@@ -1,4 +1,4 @@
-/* Matrix products with weights laid out for them (chapter 10): a part of cpu_kernels.c, which includes it.
+/* Matrix products with weights laid out for them (chapter 10): a part of cpu/kernels.c, which includes it.
  *
  * A batch of 32 rows is too small to hide the weights' way from memory behind arithmetic, and too large to be just a way
  * from memory. So every weight is read once, while the rows before are computed with, and is used from the cache for all

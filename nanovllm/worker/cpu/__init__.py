@@ -1,0 +1,1 @@
+"""What belongs to CPUs: kernels in C, memory."""

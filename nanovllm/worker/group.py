@@ -1,0 +1,96 @@
+"""Group: this rank's place among those that share a model, and which part of it is its own (chapter 9).
+
+The split is that of Megatron-LM (arXiv:1909.08053). A group of one is the ordinary case: every operation returns its
+input.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nanovllm.checkpoint import ModelConfig
+
+OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
+SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "vocab_size")
+
+
+class PeerError(RuntimeError):
+    """An operation of the group failed: another rank is to blame."""
+
+
+@dataclass
+class Group:
+    """This rank's place among those that share a model. Alone, every operation returns its input."""
+
+    rank: int = 0
+    size: int = 1
+    num_reduced_bytes: int = 0
+
+    def join(self, port: int) -> None:
+        """Meet the other ranks at the driver's store."""
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(self.rank)
+        try:
+            store = dist.TCPStore("127.0.0.1", port, is_master=False)
+            backend, limit = "nccl" if on_gpu else "gloo", timedelta(seconds=OPERATION_TIMEOUT_S)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        except RuntimeError as error:
+            raise PeerError(str(error).splitlines()[0]) from error
+
+    def share(self, whole_size: int, size: int) -> slice:
+        """This rank's part, `size` indices, of a dimension. With fewer parts than ranks, neighbours share one."""
+        start = self.rank * (whole_size // size) // self.size * size
+        return slice(start, start + size)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            self.num_reduced_bytes += x.nbytes
+            self._together("all_reduce", x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Rank 0 gets [R, size * n] of every rank's [R, n]; the others get their own back."""
+        if self.size == 1:
+            return x
+        out = x.new_empty(self.size, *x.shape) if self.rank == 0 else None
+        self._together("gather", x.contiguous(), None if out is None else list(out))
+        return x if out is None else out.transpose(0, 1).flatten(1)
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        tensor = torch.tensor([-number], device=device)
+        self._together("all_reduce", tensor, dist.ReduceOp.MAX)
+        return -int(tensor)
+
+    def _together(self, operation: str, *args: object) -> None:
+        try:
+            getattr(dist, operation)(*args)
+        except RuntimeError as error:
+            raise PeerError(str(error).splitlines()[0]) from error
+
+
+def shard_config(config: ModelConfig, size: int) -> ModelConfig:
+    """The sizes of one rank's share. Where there are fewer KV heads than ranks, each rank has a copy of one.
+
+    Raises ValueError, with the numbers that would do, if something cannot be divided by `size`.
+    """
+
+    def undivided(n: int) -> list[str]:
+        names = [name for name in SHARDED_SIZES if getattr(config, name) % n]
+        num_kv_heads = config.num_key_value_heads
+        return names + ["num_key_value_heads"] * bool(num_kv_heads % n and n % num_kv_heads)
+
+    if names := undivided(size):
+        sizes = " and ".join(f"{name}={getattr(config, name)}" for name in names)
+        fitting = ", ".join(str(n) for n in range(1, config.num_attention_heads + 1) if not undivided(n))
+        raise ValueError(f"tensor_parallel_size={size} does not divide {sizes}; possible for this model: {fitting}")
+    shares = {name: getattr(config, name) // size for name in SHARDED_SIZES}
+    return replace(config, **shares, num_key_value_heads=max(1, config.num_key_value_heads // size))
