@@ -2,9 +2,9 @@
 
 The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in C and is tested against these.
 
-    add_rms_norm(x, delta, weight, eps) -> normed
-        x += delta, in place, unless delta is None; returns x / rms(x) * weight over the last dimension
-        (arXiv:1910.07467). x, delta [T, size].
+    add_rms_norm(hidden, residual, weight, eps) -> normed, residual
+        residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) * weight
+        over the last dimension (arXiv:1910.07467). All [T, size].
     silu_and_mul(gate_up) -> [T, size]
         silu(gate) * up for gate_up [T, 2 * size].
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
@@ -12,8 +12,8 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
         k and v at batch.slot_mapping; slot -1 is not written.
     paged_attention(q, k_cache, v_cache, batch) -> [T, num_heads, head_dim]
         See worker/attention.py.
-    pack_weight(weight) -> packed or None, linear(x, packed, bias) -> y
-        y = x W^T + b with a weight that was laid out for it once; None: not with this weight. See worker/layers.py.
+    reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
+        y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
 """
 
 from collections.abc import Callable
@@ -31,17 +31,17 @@ Tensors = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kernels:
-    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensors]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors, Tensors, Batch], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
-    pack_weight: Callable[[Tensor], Tensor | None]
+    reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    x = x if delta is None else x.add_(delta)
-    return F.rms_norm(x, weight.shape, weight, eps)
+def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
+    residual = hidden if residual is None else residual.add_(hidden)
+    return F.rms_norm(residual, weight.shape, weight, eps), residual
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -66,16 +66,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
-def pack_weight(weight: Tensor) -> Tensor | None:
-    """For oneDNN, with operators that PyTorch keeps to its own compiler, which uses them for frozen weights."""
+def reorder_weight(weight: Tensor) -> Tensor | None:
+    """For oneDNN. PyTorch's compiler uses these private operators for weights that do not change."""
     try:
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
     except (RuntimeError, AttributeError):  # float16 needs a CPU that computes in it
         return None
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
 
 
-TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, pack_weight, linear)
+TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear)

@@ -2,54 +2,78 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.batch import Batch
 from nanovllm.worker.group import Group
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """What every layer of one step gets alike. cos_sin: of the batch's positions, each [T, head_dim / 2]."""
+
+    batch: Batch
+    cos_sin: Tensors
+    kernels: Kernels
 
 
 class RMSNorm(nn.Module):
-    """Holds weight and eps; the computation is the kernels' add_rms_norm."""
+    """x / rms(x) * weight over the last dimension (arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
 
+    def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        """(normed sum, sum) of hidden and residual. The sum takes residual's memory; None: there is nothing to add."""
+        return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps)
+
 
 class Linear(nn.Module):
-    """y = x W^T + b. Projections that read the same input are packed into one weight, one matrix product.
+    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
 
-    Under tensor parallelism a rank holds some rows of the weight and gets those columns of y (column-parallel, after
-    W^T). With a group, it holds some columns of the weight, for the columns of x that it has, and the ranks add up what
-    they get (row-parallel).
+    Under tensor parallelism a rank holds some rows of the weight and computes those columns of y: column-parallel,
+    named after W^T.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, group: Group | None = None) -> None:
+    def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool) -> None:
         super().__init__()
-        self.group = group
-        self.weight: Tensor = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
+        self.weight: Tensor = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
+        self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.group is None:
-            return self.product(x, self.weight, self.bias)
-        return self.group.all_reduce(self.product(x, self.weight, self.bias if self.group.rank == 0 else None))
+        return self.product(x, self.weight, self.bias)
+
+
+class RowParallelLinear(Linear):
+    """A rank holds some columns of the weight, for the columns of x that it has. The ranks add up what they get."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool, group: Group) -> None:
+        super().__init__(in_size, out_size, bias)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
+        return self.group.all_reduce(self.product(x, self.weight, bias))
 
 
 def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
-    """Lay every weight out the way its product reads it, once, instead of at each product."""
+    """Lay every weight out once in the order in which its matrix product reads it."""
     for layer in [module for module in model.modules() if isinstance(module, Linear)]:
         for candidate in (kernels, TORCH_KERNELS):
-            packed = candidate.pack_weight(layer.weight)
-            if packed is not None:
-                del layer.weight  # a parameter no more: it has a layout of its own
-                layer.weight, layer.product = packed, candidate.linear
+            reordered = candidate.reorder_weight(layer.weight)
+            if reordered is not None:
+                del layer.weight  # no longer a parameter: only its own product can read it
+                layer.weight, layer.product = reordered, candidate.linear
                 break
 
 

@@ -61,7 +61,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
         getattr(library, name).argtypes = types
         getattr(library, name).restype = None
     library.bytes_of_a_part.restype = INT
-    library.pack_weight.argtypes = [PTR, PTR, INT, INT]
+    library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
 
@@ -106,12 +106,13 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     head_dim, num_kv_heads, num_threads = config.head_dim, config.num_key_value_heads, torch.get_num_threads()
     bytes_of_a_part = lib.bytes_of_a_part()
 
-    def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        size = x.shape[-1]
-        out = torch.empty_like(x)
-        delta_ptr = None if delta is None else delta.data_ptr()
-        lib.add_rms_norm(out.data_ptr(), x.data_ptr(), delta_ptr, weight.data_ptr(), x.numel() // size, size, eps)
-        return out
+    def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
+        size, normed = hidden.shape[-1], torch.empty_like(hidden)
+        added = None if residual is None else hidden.data_ptr()
+        residual = hidden if residual is None else residual
+        pointers = normed.data_ptr(), residual.data_ptr(), added, weight.data_ptr()
+        lib.add_rms_norm(*pointers, hidden.numel() // size, size, eps)
+        return normed, residual
 
     def silu_and_mul(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -138,14 +139,14 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.paged_attention(*queries, *caches, *work, head_dim**-0.5, aligned)
         return out
 
-    def pack_weight(weight: Tensor) -> Tensor | None:
-        packed = torch.empty_like(weight)
-        return packed if lib.pack_weight(packed.data_ptr(), weight.data_ptr(), *weight.shape) else None
+    def reorder_weight(weight: Tensor) -> Tensor | None:
+        reordered = torch.empty_like(weight)
+        return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), *weight.shape) else None
 
-    def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        x, out = x.contiguous(), x.new_empty(x.shape[0], packed.shape[0])
+    def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
+        x, out = x.contiguous(), x.new_empty(x.shape[0], reordered.shape[0])
         bias_ptr = None if bias is None else bias.data_ptr()
-        lib.linear(out.data_ptr(), x.data_ptr(), packed.data_ptr(), bias_ptr, x.shape[0], *packed.shape)
+        lib.linear(out.data_ptr(), x.data_ptr(), reordered.data_ptr(), bias_ptr, x.shape[0], *reordered.shape)
         return out
 
-    return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, pack_weight, linear)
+    return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear)

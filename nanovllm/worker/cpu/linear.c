@@ -29,8 +29,8 @@ static inline weights load_weights(const num *w) {
 static inline vec multiply_add_weights(vec sum, weights w, unit x) { return sum + w * x; }
 #endif
 
-/* Whether C does this model's products, and packs [n][k] as [n / COLS][k / PAIR][COLS][PAIR] for them. */
-int pack_weight(num *restrict packed, const num *restrict weight, int64_t n, int64_t k) {
+/* Whether C does this model's products; reorders [n][k] as [n / COLS][k / PAIR][COLS][PAIR] for them. */
+int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
 #if !defined(__x86_64__) || defined(TYPE_f32) || (defined(TYPE_bf16) && defined(__AMX_BF16__))
     return 0;
 #endif
@@ -40,7 +40,7 @@ int pack_weight(num *restrict packed, const num *restrict weight, int64_t n, int
     for (int64_t block = 0; block < n; block += COLS)
         for (int64_t i = 0; i < k; i += PAIR)
             for (int c = 0; c < COLS; c++)
-                memcpy(packed + block * k + i * COLS + c * PAIR, weight + (block + c) * k + i, PAIR * sizeof(num));
+                memcpy(reordered + block * k + i * COLS + c * PAIR, weight + (block + c) * k + i, PAIR * sizeof(num));
     return 1;
 }
 
@@ -63,12 +63,12 @@ static inline __attribute__((always_inline)) void tile(const int rows, num *out,
             out[r * n + c] = store(y[r][c] + (bias ? load(bias[c]) : 0));
 }
 
-/* out [m][n] = x [m][k] times the packed weight, + bias (if there is one). */
-void linear(num *out, const num *x, const num *packed, const num *bias, int64_t m, int64_t n, int64_t k) {
+/* out [m][n] = x [m][k] times the reordered weight, + bias (if there is one). */
+void linear(num *out, const num *x, const num *reordered, const num *bias, int64_t m, int64_t n, int64_t k) {
     const int64_t step = COLS * PAIR * sizeof(num) * ROWS / (m + ROWS - 1); /* of the next block for each of the groups */
 #pragma omp parallel for
     for (int64_t c = 0; c < n; c += COLS) {
-        const num *w = packed + c * k, *b = bias ? bias + c : bias;
+        const num *w = reordered + c * k, *b = bias ? bias + c : bias;
         const char *ahead = (const char *)(w + COLS * k);
         for (int64_t r = 0; r < m; r += ROWS, ahead += step * (k / PAIR)) {
             num *o = out + r * n + c;
