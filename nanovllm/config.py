@@ -29,7 +29,7 @@ class EngineConfig:
     kv_cache_memory_bytes:    size of the KV pool (of each rank) in bytes; overrides what is found in the memory
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
     tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
-    enforce_eager:            on a GPU no CUDA graphs, on a CPU plain PyTorch operations only
+    enforce_eager:            plain PyTorch operations only, on any device: the same as optimizations=()
     optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu/kernels.py), on
                               a GPU "triton" and "flash_attn" (cuda/kernels.py) and "cuda_graphs" (cuda/graphs.py)
     seed:                     where requests without a seed of their own get theirs
@@ -81,6 +81,8 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, found {getattr(self, name)!r}")
+        if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
+            object.__setattr__(self, "optimizations", ())
 
 
 def cache_folder() -> Path:

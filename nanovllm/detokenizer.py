@@ -16,7 +16,7 @@ class Detokenizer:
     """Text of one sample. `text` grows by append() and never changes what it showed."""
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._stop = stop
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
@@ -46,13 +46,13 @@ class Detokenizer:
         return self.text
 
     def _grow(self) -> None:
-        window = decode(self._tokenizer, self._token_ids[self._context :])
+        window = decode(self.tokenizer, self._token_ids[self._context :])
         undecided = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read < MAX_HELD_TOKENS
         if undecided or len(window) <= len(self._context_text):
             return
         self.text += window[len(self._context_text) :]
         self._context, self._read = self._read, len(self._token_ids)
-        self._context_text = decode(self._tokenizer, self._token_ids[self._context :])
+        self._context_text = decode(self.tokenizer, self._token_ids[self._context :])
 
     def _find_stop(self) -> str | None:
         found = [(at, stop) for stop in self._stop if (at := self.text.find(stop, self._search_from)) >= 0]

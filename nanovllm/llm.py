@@ -5,17 +5,17 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from nanovllm.config import EngineConfig
-from nanovllm.engine import LLMEngine, Prompt, Request, render_chat
+from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
+from nanovllm.prompts import Prompt, render_chat
+from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.terminal import ctrl_c_after_step, progress_bar
 
 Message = dict[str, Any]
 MAX_LISTED_ERRORS = 20
@@ -112,7 +112,7 @@ class LLM:
             "kv_pool": {
                 "num_blocks": num_blocks,
                 "block_size": manager.block_size,
-                "num_bytes": engine.model_runner.kv_cache_bytes,
+                "num_bytes": engine.kv_pool.num_bytes,
                 **{f"num_{state}_blocks": count for state, count in states.items()},
                 "usage": states["referenced"] / num_blocks,
             },
@@ -150,8 +150,9 @@ class LLM:
 
     def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
+        counters = self.engine.stats, self.engine.block_manager.stats
         try:
-            with _progress(self, len(requests), show_progress) as advance:
+            with progress_bar(*counters, len(requests), show_progress) as advance:
                 ours = set(self.engine.enqueue(requests))
                 while len(done) < len(requests):
                     self._step()
@@ -180,7 +181,7 @@ class LLM:
 
     def _step(self) -> None:
         """One step for everybody: a stream being read and a generate() called inside its loop share the engine."""
-        with _ctrl_c_after_step():
+        with ctrl_c_after_step():
             for output in self.engine.step():
                 self._outputs[output.request_id] = output
 
@@ -206,57 +207,3 @@ def _make_all(name: str, items: list[Any], make: Callable[[Any], Any]) -> list[A
     if errors:
         raise ValueError("\n".join(errors))
     return made
-
-
-@contextmanager
-def _ctrl_c_after_step() -> Iterator[None]:
-    """Hold the first Ctrl-C back until the step is over, so that no structure is torn; a second one acts at once.
-
-    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    interrupted = False
-
-    def handler(signum: int, frame: Any) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if interrupted:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _progress(llm: LLM, total: int, show: bool) -> Iterator[Any]:
-    """A function to call with the number of finished requests; it draws a bar if there is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not show or not console.is_terminal or total == 0:
-        yield lambda num_done: None
-        return
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    stats, cache = llm.engine.stats, llm.engine.block_manager.stats
-    before, cache_before = replace(stats), cache.snapshot()
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("", total=total)
-
-        def advance(num_done: int) -> None:
-            seconds = max(stats.step_time_s - before.step_time_s, 1e-9)
-            prefill = (stats.num_prefill_tokens - before.num_prefill_tokens) / seconds
-            decode = (stats.num_decode_tokens - before.num_decode_tokens) / seconds
-            rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
-            hits = f"prefix hits {(cache.snapshot() - cache_before).hit_rate:.0%}"
-            progress.update(task, completed=num_done, description=f"{rates}, {hits}")
-
-        yield advance

@@ -100,11 +100,12 @@ class Scheduler:
                 return
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence and give its blocks back."""
-        (self.waiting if seq.status is SequenceStatus.WAITING else self.running).remove(seq)
-        seq.status = SequenceStatus.FINISHED
+        """End a sequence and give its blocks back. Of one that has ended already, only the reason changes."""
+        if seq.status is not SequenceStatus.FINISHED:
+            (self.waiting if seq.status is SequenceStatus.WAITING else self.running).remove(seq)
+            seq.status = SequenceStatus.FINISHED
+            self.block_manager.free(seq)
         seq.finish_reason, seq.stop_reason = reason, stop_reason
-        self.block_manager.free(seq)
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)

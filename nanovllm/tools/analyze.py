@@ -9,7 +9,7 @@ from rich.progress import track
 from rich.table import Table
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.engine import load_tokenizer
+from nanovllm.prompts import load_tokenizer
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
 
 BAR_WIDTH = 14

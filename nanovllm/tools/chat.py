@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.engine import Prompt
+from nanovllm.prompts import Prompt
 
 HELP = "[dim]/reset starts over, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short[/]"
 

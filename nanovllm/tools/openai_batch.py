@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from nanovllm import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
-from nanovllm.engine import Request
+from nanovllm.request import Request
 from nanovllm.validation import check_number
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

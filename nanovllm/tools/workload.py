@@ -16,7 +16,7 @@ from typing import Any
 
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
-from nanovllm.engine import parse_prompt, render_chat
+from nanovllm.prompts import parse_prompt, render_chat
 
 HEADROOM = 1.2
 NEVER = 1 << 60

@@ -1,11 +1,23 @@
 """The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
 
+from dataclasses import dataclass
+
 import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.cpu.memory import lazy_zeros
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """What the control plane needs to know of the KV cache. num_bytes: over all ranks."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int  # what the caller asked for, or the most that model and pool allow
+    num_bytes: int
 
 
 class KVCache:

@@ -19,7 +19,7 @@ from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm, RotaryEmbedding, RowParallelLinear
 
-# One matrix product instead of two or three: the checkpoint's tensors, stacked in this order along the output dimension.
+# One matrix product instead of two or three: the checkpoint's tensors, one below the other in this order.
 MERGED_PROJECTIONS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
         return self.group.gather(self.lm_head(hidden))
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[T, hidden_size]. With several ranks, each looks up the words it holds, and the sum over the ranks is whole."""
+        """[T, hidden_size]. Each of several ranks looks up the words it holds; the others' rows are 0 until the sum."""
         if self.group.size == 1:
             return F.embedding(input_ids, self.embed_tokens)
         rows = input_ids - self.group.rank * self.config.vocab_size

@@ -21,7 +21,7 @@ from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.cuda.kernels import load_cuda_kernels
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
+from nanovllm.worker.kv_cache import KVCache, KVPool, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
@@ -29,20 +29,17 @@ from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
 logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
+Sampled = tuple[list[int], list[TokenLogprobs | None]]
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
-    """A step as arrays, which is all that a rank is told of it."""
+    """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
     seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
     return Batch.from_scheduler_output(output, block_size), SamplingBatch.from_sequences(seqs, eos_token_ids)
 
 
 class ModelRunner:
-    """One rank's model (its share, if it has company): load(), prepare(), then a run() for each step.
-
-    block_size, num_blocks   the pool's shape, for the block manager; known once prepare() has returned
-    max_model_len            what the caller asked for, or the most that model and pool allow
-    """
+    """One rank's share of the model; alone, all of it. load(), prepare(), then a run() for each step."""
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, group: Group = Group()) -> None:
         """Check what can be checked before any weight is read, and on a CPU begin to make the KV pool."""
@@ -65,30 +62,35 @@ class ModelRunner:
         """Read the weights."""
         self.model = load_model(directory, self.model_config, self.dtype, self.device, self.group)
         self.weight_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
-        if self.device.type == "cpu" and self._is_on("reordered_weights"):
+        if self.device.type == "cpu" and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
         limit = self.model_config.max_position_embeddings
         self.rotary = RotaryEmbedding(self.model_config, limit, self.dtype, self.device)
         self._logits = torch.empty(0)
         self._graphs: DecodeGraphs | None = None
 
-    def prepare(self) -> tuple[int, int, int, int]:
-        """Get ready for the first step. Returns num_blocks, block_size, max_model_len and the bytes of the KV pool."""
+    def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
+        """Get ready for the first step."""
+        self.eos_token_ids = eos_token_ids
         if self.device.type == "cpu":
             cpu_memory.keep_freed_memory()
             self._prefaulting.join()
         else:
             self._make_cuda_pool()
-        self.kv_cache_bytes = self.kv_cache.num_bytes
+        num_bytes = self.kv_cache.num_bytes
         if self.group.rank == 0:
-            size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache_bytes / 1e6:.1f} MB in {self.dtype}"
+            size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.dtype}"
             blocks = f"{self.num_blocks} blocks of {self.block_size}"
             logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
-        return self.num_blocks, self.block_size, self.max_model_len, self.kv_cache_bytes
+        return KVPool(self.num_blocks, self.block_size, self.max_model_len, num_bytes)
+
+    def run(self, output: SchedulerOutput) -> Sampled:
+        """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
+        return self.execute(*pack(output, self.block_size, self.eos_token_ids))
 
     @torch.inference_mode()
-    def run(self, batch: Batch, sampling: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> Sampled:
+        """run() on what pack() has made of a step."""
         batch = batch.to(self.device)
         logits = self._graphs.run(batch) if self._graphs else None
         if logits is None:
@@ -104,16 +106,14 @@ class ModelRunner:
     def usage(self) -> dict[str, int]:
         """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""
         reduced = self.group.num_reduced_bytes
-        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache_bytes, "all_reduced": reduced}
-
-    def _is_on(self, optimization: str) -> bool:
-        return optimization in self.config.optimizations and not self.config.enforce_eager
+        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes, "all_reduced": reduced}
 
     def _choose_kernels(self) -> tuple[Kernels | None, int | None]:
         """(kernels, block size that suits them); None: nothing better than PyTorch's operations, any size."""
         if self.device.type == "cuda":
             return load_cuda_kernels(self.config, self.local_config.head_dim, self.dtype)
-        return load_cpu_kernels(self.local_config, self.dtype) if self._is_on("c_kernels") else None, None
+        in_c = "c_kernels" in self.config.optimizations
+        return load_cpu_kernels(self.local_config, self.dtype) if in_c else None, None
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
@@ -144,7 +144,7 @@ class ModelRunner:
         self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        self.run(*pack(step, self.block_size, frozenset()))
+        self.execute(*pack(step, self.block_size, frozenset()))
         logits = torch.zeros(num_seqs, self.model_config.vocab_size, device=self.device)
         sample(logits, SamplingBatch.from_sequences([seq] * num_seqs))
         del logits
@@ -152,13 +152,13 @@ class ModelRunner:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         left = int(total * self.config.gpu_memory_utilization) - (total - free) - peak
-        if self._is_on("cuda_graphs"):
+        if "cuda_graphs" in self.config.optimizations:
             self._graphs = self._record_graphs()
             left -= free - torch.cuda.mem_get_info()[0]
             self._graphs = None  # they read the small pool
             torch.cuda.empty_cache()
         self._make_pool(left)
-        if self._is_on("cuda_graphs"):
+        if "cuda_graphs" in self.config.optimizations:
             self._graphs = self._record_graphs()
 
     def _record_graphs(self) -> DecodeGraphs:

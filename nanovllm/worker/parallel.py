@@ -15,14 +15,20 @@ import sys
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
+from nanovllm.core.scheduler import SchedulerOutput
+
+if TYPE_CHECKING:
+    from nanovllm.worker.kv_cache import KVPool
+    from nanovllm.worker.model_runner import Sampled
 
 HEARTBEAT_S = 2.0
 TIMEOUT_S = 20.0  # how long a rank may be silent
@@ -74,15 +80,17 @@ class ParallelRunner:
         self._ask(self._store.port, self.config, self.model_config)
         self._ask("load", directory)
 
-    def prepare(self) -> None:
+    def prepare(self, eos_token_ids: frozenset[int]) -> "KVPool":
         """See ModelRunner.prepare."""
-        pools = self._ask("prepare")
-        self.num_blocks, self.block_size, self.max_model_len, _ = pools[0]
-        self.kv_cache_bytes = sum(pool[-1] for pool in pools)
+        pools = self._ask("prepare", eos_token_ids)
+        self.block_size, self.eos_token_ids = pools[0].block_size, eos_token_ids
+        return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools))
 
-    def run(self, *work: Any) -> Any:
-        """See ModelRunner.run."""
-        return self._ask("run", *work)[0]
+    def run(self, output: SchedulerOutput) -> "Sampled":
+        """See ModelRunner.run. Rank 0 answers."""
+        from nanovllm.worker.model_runner import pack
+
+        return self._ask("execute", *pack(output, self.block_size, self.eos_token_ids))[0]
 
     def usage(self) -> list[dict[str, int]]:
         """See ModelRunner.usage; one a rank."""

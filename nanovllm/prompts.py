@@ -1,0 +1,88 @@
+"""From what a user gives to token ids: tokenizer, chat template, forms of a prompt. The mirror of detokenizer.py."""
+
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from nanovllm.validation import reject_unknown
+
+Prompt = str | list[int] | dict[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The checkpoint's tokenizer. FileNotFoundError or ValueError when there is none that works."""
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory))
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+
+
+def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+    """(text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
+    fields = prompt if isinstance(prompt, dict) else {}
+    reject_unknown(map(str, fields), PROMPT_KEYS, "a prompt")
+    salt = fields.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
+    text = prompt if isinstance(prompt, str) else fields.get("prompt")
+    token_ids = prompt if isinstance(prompt, list | tuple) else fields.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"prompt must be a string, found {type(text).__name__}")
+    if token_ids is not None:
+        types = set(map(type, token_ids)) if isinstance(token_ids, list | tuple) else {str}
+        if not all(issubclass(t, Integral) and t is not bool for t in types):
+            raise ValueError(f"prompt token ids must be a list of whole numbers, found {_shorten(token_ids)}")
+        return text, [int(t) for t in token_ids], salt
+    if text is None:
+        raise ValueError(
+            "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
+            f"found {_shorten(prompt)}"
+        )
+    try:
+        return text, tokenizer(text).input_ids, salt
+    except (TypeError, UnicodeError) as error:
+        raise ValueError(f"the prompt is not valid Unicode text: {_shorten(text)}") from error
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
+    """Raise a ValueError for a prompt that no step could compute."""
+    if not token_ids:
+        raise ValueError("the prompt is empty: there is no token to continue from")
+    if len(token_ids) >= max_model_len:
+        raise ValueError(
+            f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
+            f"together, so at most {max_model_len - 1} fit"
+        )
+    if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
+        vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
+        raise ValueError(f"token id {token_ids[at]} at position {at} is outside {vocabulary}")
+
+
+def render_chat(tokenizer: Any, messages: Any, add_generation_prompt: bool = True) -> dict[str, Any]:
+    """One conversation as a prompt, by the checkpoint's chat template. Raises ValueError if the template refuses it."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"a conversation is a list of messages, not empty; found {_shorten(messages)}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(
+                f"message {index} must be a dict with strings 'role' and 'content', found {_shorten(message)}"
+            )
+    if not tokenizer.chat_template:
+        raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        # The template has written the special tokens already.
+        return {"prompt": text, "prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids}
+    except Exception as error:  # whatever the checkpoint's template raises
+        raise ValueError(f"the chat template does not take these messages: {error}") from error
+
+
+def _shorten(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= limit else text[:limit] + '...'}"

@@ -1,0 +1,69 @@
+"""What a person at a terminal meets: a progress bar, and what Ctrl-C does."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from nanovllm.core.cache_stats import PrefixCacheStats
+from nanovllm.outputs import EngineStats
+
+
+@contextmanager
+def ctrl_c_after_step() -> Iterator[None]:
+    """Hold the first Ctrl-C back until the step is over, so that no structure is torn; a second one acts at once.
+
+    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupted = False
+
+    def handler(signum: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def progress_bar(
+    stats: EngineStats, cache: PrefixCacheStats, total: int, show: bool
+) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with the number of finished requests. It draws a bar if there is a terminal.
+
+    stats, cache: the engine's counters, which go on counting; the bar shows what they gain while it is drawn.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not show or not console.is_terminal or total == 0:
+        yield lambda num_done: None
+        return
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    before, cache_before = replace(stats), cache.snapshot()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(num_done: int) -> None:
+            seconds = max(stats.step_time_s - before.step_time_s, 1e-9)
+            prefill = (stats.num_prefill_tokens - before.num_prefill_tokens) / seconds
+            decode = (stats.num_decode_tokens - before.num_decode_tokens) / seconds
+            rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
+            hits = f"prefix hits {(cache.snapshot() - cache_before).hit_rate:.0%}"
+            progress.update(task, completed=num_done, description=f"{rates}, {hits}")
+
+        yield advance
