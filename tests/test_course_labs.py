@@ -1,0 +1,145 @@
+"""The labs: what the plain ones print, the keys and buttons of the played ones, and the simulator of chapter 7."""
+
+import asyncio
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from course_text import ROOT, blocks, for_each_chapter
+from rich.console import Console
+from textual.widgets import Button, Input, Static
+
+from chapters.__main__ import main
+from chapters.ch07_prefix_caching import simulator
+from chapters.course import find_chapter
+from chapters.story import WIDTH
+
+PLAYED = (3, 4, 5, 7, 8)  # the labs that are apps
+
+
+def without_measurements(line: str) -> str:
+    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line) if "(measured)" in line else line
+
+
+@for_each_chapter
+def test_lab(chapter, demo_checkpoint, capsys):
+    """The plain lab runs, fits its width, and prints what the text quotes from it."""
+    assert main(["lab", str(chapter.number), "--plain"]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) > 30
+    assert all(len(line) <= WIDTH for line in printed.splitlines())
+    lines = {without_measurements(line.rstrip()) for line in printed.splitlines()}
+    quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
+    assert quoted, "no number without the lab's output"
+    for line in "".join(quoted).splitlines():
+        assert without_measurements(line.rstrip()) in lines, f"the lab does not print: {line}"
+
+
+def shown(app) -> str:
+    """All panels as plain text."""
+    console = Console(width=WIDTH, record=True, file=io.StringIO())
+    for title, renderable in app.world.panels():
+        console.print(title, renderable)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("number", PLAYED)
+def test_app(number, demo_checkpoint):
+    """Every key and every button changes what is drawn, or says why there is nothing to change."""
+    app = find_chapter(number).module("lab").make_app(None)
+
+    async def assert_changes(pilot, act) -> None:
+        await pilot.press("r")
+        await pilot.press(app.actions[0].key)
+        before = shown(app)
+        act()
+        await pilot.pause()
+        assert shown(app) != before or str(app.query_one("#said", Static).render()), "nothing has changed"
+
+    async def assert_typed(pilot, text: str) -> None:
+        before = shown(app)
+        app.query_one(Input).value = text
+        await pilot.press("enter")
+        assert shown(app) != before and app.focused is None, "keys act again, on what was typed"
+
+    async def play() -> None:
+        async with app.run_test(size=(100, 50)) as pilot:
+            assert len(app.actions) >= 4 and "r" in [action.key for action in app.actions]
+            for action in app.actions:
+                for key in action.key.split(","):
+                    await assert_changes(pilot, lambda: app.simulate_key(key))  # noqa: B023
+                if action.label:
+                    await assert_changes(pilot, app.query_one(f"#{action.method}", Button).press)
+            if app.ask:
+                await pilot.press("t")
+                await assert_typed(pilot, "A [/b] prompt")
+            await pilot.press("q")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("fault", simulator.FAULTS)
+def test_simulator_tells_what_a_fault_does(fault):
+    """Blocks are marked wrong, or lost, with a fault and never without one."""
+    world = simulator.Simulator(24 if "parent" in fault else 12, "pages and questions")
+    while world.fault != fault:
+        world.next_fault()
+    said = ""
+    for _ in range(12):
+        if fault == "bytes(token_ids)":
+            with pytest.raises(ValueError, match=r"range\(0, 256\)"):
+                world.send()
+            return
+        said += world.send()
+        if len(world.running) > (2 if fault == "references stay raised" else 1):
+            world.end_oldest()
+    while world.running:
+        world.end_oldest()
+    is_wrong = any(request.wrong for request in world.requests)
+    is_lost = "refs" in str(world.draw_memory().renderables[0].renderables)
+    assert ("WRONG" in said) == is_wrong == (fault not in ("", "references stay raised"))
+    assert is_lost == (fault in ("references stay raised", "hits left in the free queue"))  # more, or less than 0
+
+
+def test_simulator_keeps_salts_apart():
+    world = simulator.Simulator()
+    hits = []
+    for salt in ("alice", "bob", "alice", None):
+        world.salt = salt
+        world.typed("how far does the light reach from here")
+        hits.append(world.requests[-1].num_hits)
+    assert hits == [0, 0, 2, 0]
+
+
+def test_lab_in_a_browser(monkeypatch):
+    """--browser serves a command that, started by the server, runs the app and not the story."""
+    served, ran = [], []
+    monkeypatch.setattr("textual_serve.server.Server.serve", lambda self: served.append(self.command))
+    assert main(["lab", "5", "--browser"]) == 0
+    assert served[0].endswith("-m chapters lab 5")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+    monkeypatch.setattr("chapters.explorer.Explorer.run", lambda self: ran.append(self.title))
+    assert main(["lab", "5"]) == 0 and len(ran) == 1
+    assert main(["lab", "2", "--browser"]) == 2
+
+
+WITHOUT_TEXTUAL = """
+import sys
+sys.modules["textual"] = None
+from chapters import __main__ as command
+from chapters.story import Console
+Console.is_terminal = True
+for number in NUMBERS:
+    command.find_chapter(number).module("lab").tell = lambda story: print("told")
+    command.main(["lab", str(number)])
+"""
+
+
+def test_labs_without_textual():
+    """Without the extra, the labs that one plays with are told as stories, and say what to install."""
+    code = f"NUMBERS = {PLAYED}{WITHOUT_TEXTUAL}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("told") == result.stdout.count(".[labs]") == len(PLAYED)
