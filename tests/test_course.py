@@ -20,7 +20,8 @@ from chapters import quiz
 from chapters.__main__ import main
 from chapters.ch07_prefix_caching import simulator
 from chapters.course import TITLES, Progress, all_chapters, find_chapter
-from chapters.grading import Bench, Task, Wrong, grade, grade_all, replaced
+from chapters.grading import Bench, Task, Wrong, grade, grade_all
+from chapters.patching import replaced
 from chapters.story import WIDTH
 from nanovllm import LLM, SamplingParams
 
