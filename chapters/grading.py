@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.block_manager import BlockManager
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
 TIME_LIMIT_S = 120
@@ -93,25 +92,6 @@ class Result:
     @property
     def passed(self) -> bool:
         return self.num_passed == len(self.task.checks)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """owner.name is `value` for a while. The owner is a class, a module or an object of the engine."""
-    is_own = name in vars(owner)
-    ours = vars(owner).get(name)  # as it is stored: getattr() would bind a classmethod
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, ours) if is_own else delattr(owner, name)
-
-
-@contextmanager
-def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
-    """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""
-    with replaced(llm.engine, "block_manager", manager), replaced(llm.engine.scheduler, "block_manager", manager):
-        yield
 
 
 def grade(task: Task, function: Any, bench: Bench) -> Result:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chapters.grading import Bench, Task, Wrong, grade, replaced
+from chapters.grading import Bench, Task, Wrong, grade
+from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 
 

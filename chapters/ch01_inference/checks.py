@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of, rows_of
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import RequestOutput, SamplingParams
 from nanovllm.engine import LLMEngine
 

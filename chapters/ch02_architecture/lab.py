@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.pretty import pretty_repr
 from rich.table import Table
 
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import WIDTH, Story
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core import sequence

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chapters.grading import Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import SchedulerOutput

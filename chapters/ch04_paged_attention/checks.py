@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any
 
 from chapters.ch04_paged_attention import solution
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced, use_manager
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced, use_manager
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from chapters.ch06_prefill_decode.lab import Machine
-from chapters.grading import Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput

@@ -31,7 +31,8 @@ from chapters.ch07_prefix_caching.trials import (
     state,
     worked_example,
 )
-from chapters.grading import Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys
 from nanovllm.core.block_manager import BlockManager, Content
 from nanovllm.core.sequence import Sequence

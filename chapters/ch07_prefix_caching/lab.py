@@ -13,7 +13,7 @@ from rich.text import Text
 
 from chapters.ch07_prefix_caching import traps
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, SYSTEM, WORKLOADS, Simulator
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core import block_manager

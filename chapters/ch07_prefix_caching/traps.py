@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from chapters.grading import replaced, use_manager
+from chapters.patching import replaced, use_manager
 from nanovllm import LLM, SamplingParams
 from nanovllm.core import block_manager
 from nanovllm.core.block_hash import BlockHasher

@@ -6,7 +6,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-from chapters.grading import Bench, Wrong, replaced, use_manager
+from chapters.grading import Bench, Wrong
+from chapters.patching import replaced, use_manager
 from nanovllm import SamplingParams
 from nanovllm.core.block_hash import BlockHasher, MMSpan
 from nanovllm.core.block_manager import Block, BlockManager, Content

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from chapters.ch08_sampling.lab import compare, generate_in_order, preemptions_watched
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker import sampler

@@ -20,7 +20,7 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput

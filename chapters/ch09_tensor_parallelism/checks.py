@@ -25,7 +25,8 @@ from chapters.ch09_tensor_parallelism.ranks import (
     possible_sizes,
     together,
 )
-from chapters.grading import PROMPTS, Bench, Task, Wrong, replaced
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput

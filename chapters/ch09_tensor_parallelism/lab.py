@@ -26,7 +26,7 @@ from chapters.ch09_tensor_parallelism.ranks import (
     together,
 )
 from chapters.draw import make_table
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig, resolve_checkpoint

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from chapters.ch10_optimization_stack import solution
 from chapters.ch10_optimization_stack.lab import TILE, KeyReader, Memory, paged_attention_by
-from chapters.grading import Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import LLM
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters import draw
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig

@@ -13,7 +13,8 @@ import nanovllm.engine
 from chapters.ch11_benchmarks import solution
 from chapters.ch11_benchmarks.lab import timing_of
 from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing
-from chapters.grading import Bench, Task, Wrong, replaced
+from chapters.grading import Bench, Task, Wrong
+from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput
 from nanovllm.tools import bench as bench_tool

@@ -28,7 +28,7 @@ from chapters import draw
 from chapters.ch11_benchmarks.solution import serve, summarize
 from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing
 from chapters.course import ROOT
-from chapters.grading import replaced
+from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput

@@ -1,0 +1,27 @@
+"""Patching: labs and checks put other code into the engine for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nanovllm import LLM
+from nanovllm.core.block_manager import BlockManager
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """owner.name is `value` for a while. The owner is a class, a module or an object of the engine."""
+    is_own = name in vars(owner)
+    ours = vars(owner).get(name)  # as it is stored: getattr() would bind a classmethod
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, ours) if is_own else delattr(owner, name)
+
+
+@contextmanager
+def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
+    """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""
+    with replaced(llm.engine, "block_manager", manager), replaced(llm.engine.scheduler, "block_manager", manager):
+        yield
