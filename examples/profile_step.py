@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.request import Request
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.worker import model_runner
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, RowParallelLinear
 
 NUM_STEPS = 20
 console = Console(highlight=False)
@@ -115,11 +116,12 @@ def add_timers(llm: LLM) -> None:
     for owner, name, part in (
         (engine.scheduler, "schedule", "scheduling"),
         (engine.scheduler, "update", "scheduling"),
-        (engine, "_take_token", "detokenizing, outputs"),
-        (engine, "_output", "detokenizing, outputs"),
+        (Request, "take_token", "detokenizing, outputs"),
+        (Request, "output", "detokenizing, outputs"),
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
         (model_runner, "sample", "sampling"),
         (Linear, "forward", "linear layers"),
+        (RowParallelLinear, "forward", "linear layers"),
     ):
         setattr(owner, name, timed(part, getattr(owner, name)))
     parts = {field.name: "small operations" for field in dataclasses.fields(runner.kernels)}

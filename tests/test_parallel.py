@@ -81,7 +81,7 @@ def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, size, vari
     copied = 2 * config.num_hidden_layers * num_copies * config.head_dim * num_rows * 4
     for usage in together.engine.model_runner.usage():
         assert usage["weights"] == replicated + (single.weight_bytes - replicated + copied) / size
-        assert usage["kv_cache"] == single.kv_cache_bytes * num_kv_heads / config.num_key_value_heads
+        assert usage["kv_cache"] == alone.engine.kv_pool.num_bytes * num_kv_heads / config.num_key_value_heads
         assert usage["all_reduced"] > 0
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_dies_ends_the_engine(two_ranks):
 def test_a_rank_that_fails_ends_the_engine(two_ranks):
     llm, pids = two_ranks
     with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
-        llm.engine.model_runner.run("no batch", None)
+        llm.engine.model_runner.run("no output")
     wait_until_gone(pids, 1)
 
 

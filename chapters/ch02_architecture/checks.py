@@ -45,14 +45,13 @@ def steps_until_done(engine: LLMEngine, limit: int = 20) -> list[list[RequestOut
         returned.append(make_step(engine))
         if engine.has_unfinished_requests() and not engine.scheduler.has_unfinished():
             raise Wrong(
-                "all sequences have ended, and the engine still has a request: ask request.finished after _take_token, "
-                "which may end a sequence, and call _finish for every request that is finished; and ask chunk.samples "
-                "before update, which changes the answer"
+                "all sequences have ended, and the engine still has a request: ask request.finished after the stop "
+                "strings, which may end a sequence, and call finish_request for every request that is finished"
             )
     if engine.scheduler.has_unfinished():
         raise Wrong(
-            "_finish was called for a request with a sequence that still runs: a request is finished when all its "
-            "samples are"
+            "finish_request was called for a request with a sequence that still runs: a request is finished when all "
+            "its samples are"
         )
     return returned
 
@@ -63,8 +62,8 @@ def make_step(engine: LLMEngine) -> list[RequestOutput]:
     except ValueError as error:
         if "zip()" in str(error):
             raise Wrong(
-                "two lists that belong together have different lengths: ask chunk.samples before scheduler.update(), "
-                "which makes the sequences longer, and keep a list for logprobs for every sample that wants them",
+                "two lists that belong together have different lengths: logprobs has an entry for each chunk whose "
+                "samples is True, and every sample's logprobs go through request.take_token",
                 got=f"ValueError: {error}",
             ) from error
         raise
@@ -123,7 +122,7 @@ def counters(step: Any, bench: Bench) -> None:
     if not 0 < got.pop("step_time_s") < 60:
         raise Wrong("step_time_s grows by the seconds of each step")
     same(
-        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; _note_scheduled, called once "
+        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; note_scheduled, called once "
         "and before update(), counts the prefill and decode tokens",
         {
             "num_steps": 3,
@@ -155,7 +154,9 @@ def two_samples(step: Any, bench: Bench) -> None:
     try:
         returned = steps_until_done(engine)
     except KeyError as error:
-        raise Wrong("two samples of a request end in one step: _finish is called once for the request") from error
+        raise Wrong(
+            "two samples of a request end in one step: finish_request is called once for the request"
+        ) from error
     same("two samples of a request that end in one step make one output", [["B finished"]], shown(returned))
 
 
@@ -168,7 +169,11 @@ def logprobs(step: Any, bench: Bench) -> None:
     same("dicts of logprobs, one for each token", len(completion.token_ids), len(found))
     for token_id, entries in zip(completion.token_ids, found, strict=True):
         if token_id not in entries:
-            raise Wrong("_logprob_dict gets the token that was sampled", expected=token_id, got=sorted(entries))
+            raise Wrong(
+                "take_token comes after the update: logprobs are of the newest token",
+                expected=token_id,
+                got=sorted(entries),
+            )
 
 
 def streamed(step: Any, bench: Bench) -> None:
@@ -211,8 +216,8 @@ def stop_string(step: Any, bench: Bench) -> None:
             returned = []
     if not returned or len(returned) == len(token_ids):
         raise Wrong(
-            "the request went on after its stop string: _take_token is what looks for it, and it ends the sequence "
-            "after scheduler.update() has returned"
+            "the request went on after its stop string: take_token returns it, and then scheduler.finish has to end "
+            "the sequence"
         )
     completion = returned[-1][0].outputs[0]
     same("finish_reason and stop_reason", ("stop", "two"), (completion.finish_reason, completion.stop_reason))
@@ -300,7 +305,7 @@ def assert_gone(engine: LLMEngine, when: str) -> None:
         raise Wrong(
             f"{when}, the engine still has the request: abort it in a finally block",
             expected="0 requests",
-            got=f"{len(engine._requests)} requests",
+            got=f"{len(engine.requests)} requests",
         )
     engine.scheduler.check_integrity()
 
@@ -384,7 +389,7 @@ def bad_prompt(stream_text: Any, bench: Bench) -> None:
             "an iterator that nobody reads has queued its request, and nothing will ever abort it: queue at the first "
             "next()",
             expected="0 requests",
-            got=f"{len(engine._requests)} requests",
+            got=f"{len(engine.requests)} requests",
         )
 
 
@@ -414,7 +419,7 @@ def with_others(stream_text: Any, bench: Bench) -> None:
     expected = text_of(bench, PROMPTS[0], params)
     engine.add_request(PROMPTS[1], SamplingParams(max_tokens=60, **GREEDY), request_id="other", stream=True)
     got = "".join(stream_text(bench.llm, PROMPTS[0], params))
-    still_there = "other" in engine._requests
+    still_there = "other" in engine.requests
     engine.abort_request("other")
     same("the text of one request, beside another: take the outputs with your request_id only", expected, got)
     if not still_there:

@@ -12,7 +12,8 @@ below; nanovllm/engine.py has our version.
 from collections.abc import Iterator
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.engine import LLMEngine, Prompt
+from nanovllm.engine import LLMEngine
+from nanovllm.prompts import Prompt
 
 
 def engine_step(engine: LLMEngine) -> list[RequestOutput]:
@@ -22,32 +23,27 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
 
     1. Schedule. engine.scheduler.schedule() returns a SchedulerOutput: its chunks are this step's work. When there are
        no chunks, return [] and count nothing.
-    2. engine._note_scheduled(output.chunks, now) counts prefill and decode tokens and notes when a request was first
-       worked on. Call it once, before anything is computed. now: time.perf_counter() at the beginning of the step.
-    3. Pack. engine._pack(output, block_size, eos_token_ids) returns (Batch, SamplingBatch). block_size is
-       engine.block_manager.block_size, eos_token_ids is engine.model_config.eos_token_ids.
-    4. Run. engine.model_runner.run(batch, sampling_batch) returns (token_ids, logprobs): two lists with an entry for
-       each chunk whose chunk.samples is True, in the order of the chunks. An entry of logprobs is a TokenLogprobs, or
-       None where the request did not ask for any.
-    5. Update. engine.scheduler.update(output, token_ids) appends the tokens to their sequences and ends those that met
-       EOS, a stop token or their length. After it chunk.samples is False for chunks that have sampled.
-    6. Take the tokens. For each sequence that sampled, in order:
-       engine._request_of_seq[seq.seq_id] is its (request, sample_index);
-       engine._take_token(request, sample_index, now) lets the text grow and ends the sequence if a stop string is in
-       it (now: time.perf_counter() after the update);
-       if its entry of logprobs is not None, append engine._logprob_dict(token_id, entry) to the list
-       request.logprobs[sample_index] (token_id: the one just sampled, seq.tokens[-1]). request.logprobs is a dict, and
-       the list does not exist before the first token.
-    7. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
-       first such sequence: if request.finished (all its samples ended), engine._finish(request), which forgets the
-       request and returns its last output; otherwise, if request.stream, engine._output(request); otherwise none.
-    8. Count in engine.stats: num_steps + 1; num_output_tokens + the number of sampled tokens; num_finished_requests + 1
+    2. engine.note_scheduled(output, now) counts prefill and decode tokens and notes when a request was first worked on.
+       Call it once, before anything is computed. now: time.perf_counter() at the beginning of the step.
+    3. Run. engine.model_runner.run(output) returns (token_ids, logprobs): two lists with an entry for each chunk whose
+       chunk.samples is True, in the order of the chunks. An entry of logprobs is a TokenLogprobs, or None where the
+       request did not ask for any.
+    4. Update. engine.scheduler.update(output, token_ids) appends the tokens to their sequences and ends those that met
+       EOS, a stop token or their length.
+    5. Take the tokens. For each sequence that sampled, in order: engine.request_of_seq[seq.seq_id] is its request, and
+       request.take_token(seq, entry of logprobs, now) lets its text grow (now: time.perf_counter() after the update).
+       It returns None, or the stop string that the text now ends with; then the sequence has to end, whether or not
+       update has ended it already: engine.scheduler.finish(seq, "stop", stop string).
+    6. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
+       first such sequence: if request.finished (all its samples ended), engine.finish_request(request), which forgets
+       the request and returns its last output; otherwise, if request.stream, request.output(); otherwise none.
+    7. Count in engine.stats: num_steps + 1; num_output_tokens + the number of sampled tokens; num_finished_requests + 1
        for each request that finished; step_time_s + the seconds of this step.
 
-    Returns the outputs of point 7.
+    Returns the outputs of point 6.
 
-    If anything at all raises in points 2 to 5, KeyboardInterrupt included, call engine.scheduler.roll_back(output) and
-    let the same exception go on to the caller. The counters of point 8 stay as they were.
+    If anything at all raises in points 2 to 4, KeyboardInterrupt included, call engine.scheduler.roll_back(output) and
+    let the same exception go on to the caller. The counters of point 7 stay as they were.
 
     Example: one request with max_tokens=2 that is not streamed. The first step returns [], the second returns one
     RequestOutput with finished=True, and engine.stats.num_steps has grown by 2.

@@ -21,7 +21,8 @@ from chapters.patching import replaced
 from chapters.story import WIDTH, Story
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core import sequence
-from nanovllm.engine import LLMEngine, Request
+from nanovllm.engine import LLMEngine
+from nanovllm.request import Request
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "The capital of France is"
@@ -88,7 +89,7 @@ class Tap:
 
         def after_schedule(output: Any) -> None:
             seen.scheduled = pretty_repr(output, max_width=WIDTH)
-            seen.owners = [engine._request_of_seq[chunk.seq.seq_id][0].request_id for chunk in output.chunks]
+            seen.owners = [engine.request_of_seq[chunk.seq.seq_id].request_id for chunk in output.chunks]
             seen.spans = [f"[{chunk.start}, {chunk.end})" for chunk in output.chunks]
             seen.samples = [chunk.samples for chunk in output.chunks]
 
@@ -110,7 +111,7 @@ class Tap:
         with ExitStack() as stack:
             for owner, name, before, after in (
                 (engine.scheduler, "schedule", None, after_schedule),
-                (engine, "_pack", None, after_pack),
+                (model_runner, "pack", None, after_pack),
                 (model_runner, "sample", before_sample, None),
                 (engine.model_runner, "run", None, after_run),
                 (engine.scheduler, "update", before_update, after_update),
@@ -153,7 +154,7 @@ def show_layers(story: Story, llm: LLM) -> None:
     table = Table("layer", "object", "its file", "what it holds", show_edge=False)
     layers = (
         ("1 API", llm, f"outputs that wait for their caller: {len(llm._outputs)}"),
-        ("2 engine loop", engine, f"requests: {len(engine._requests)}; a tokenizer"),
+        ("2 engine loop", engine, f"requests: {len(engine.requests)}; a tokenizer"),
         (
             "3 scheduler",
             engine.scheduler,
@@ -166,7 +167,7 @@ def show_layers(story: Story, llm: LLM) -> None:
         file = type(thing).__module__.replace("nanovllm.", "").replace(".", "/") + ".py"
         table.add_row(layer, type(thing).__name__, file, holds)
     story.show(table)
-    weights, pool = runner.weight_bytes / 1e6, runner.kv_cache_bytes / 1e6
+    weights, pool = runner.weight_bytes / 1e6, engine.kv_pool.num_bytes / 1e6
     story.say(
         f"Only the last one holds tensors: {weights:,.0f} MB of weights and {pool:,.1f} MB of KV cache, in float32 "
         "for this lab. The block manager speaks of the same blocks, and to it they are numbers in a list."
@@ -184,9 +185,10 @@ def show_request(story: Story, llm: LLM) -> Request:
     for token_id in request.prompt_token_ids:
         table.add_row(str(token_id), escape(repr(tokenizer.decode([token_id]))))
     story.show(table)
-    [seq] = request.seqs
+    [sample] = request.samples
+    seq = sample.seq
     story.say(
-        f"The Request has {len(request.seqs)} Sequence and {len(request.detokenizers)} Detokenizer (one of each for "
+        f"The Request has {len(request.samples)} Sample, which has a Sequence and a Detokenizer (one of each for "
         f"every sample, n={params.n}):"
     )
     story.say(f"  {escape(repr(seq))}")
@@ -233,12 +235,13 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     )
     story.say("[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end:")
     story.say(f"  {escape(step.after_update[0])}")
-    [seq] = request.seqs
+    [sample] = request.samples
+    seq = sample.seq
     story.say(
         f"Sequences that ended: {escape(str(step.ended))}. {len(seq.tokens)} tokens are known now and "
         f"{seq.num_computed_tokens} are computed: one behind."
     )
-    text = request.detokenizers[0].text
+    text = sample.detokenizer.text
     story.say(
         f"[bold]e. the detokenizer[/] turns the token into text, {escape(repr(text))}, and looks for the stop string."
     )
@@ -298,7 +301,7 @@ def show_other_steps(story: Story, llm: LLM) -> None:
     story.say(escape(pretty_repr(completion, max_width=WIDTH)))
     free, num_blocks = len(engine.block_manager.free_blocks), len(engine.block_manager.blocks)
     story.say(
-        f"The engine has forgotten the request: {len(engine._requests)} requests, {free} of {num_blocks} blocks free."
+        f"The engine has forgotten the request: {len(engine.requests)} requests, {free} of {num_blocks} blocks free."
     )
 
 
@@ -337,7 +340,7 @@ def show_errors(story: Story, llm: LLM) -> None:
         story.say("generate() of four prompts, three of them wrong, raises one ValueError:")
         story.say(escape(str(error)))
     engine = llm.engine
-    story.say(f"Requests queued: {len(engine._requests)}, the good one included.")
+    story.say(f"Requests queued: {len(engine.requests)}, the good one included.")
 
 
 def show_failure(story: Story, llm: LLM) -> None:
@@ -410,7 +413,7 @@ def show_ctrl_c(story: Story, llm: LLM) -> None:
         signal.signal(signal.SIGINT, handler)
     engine.scheduler.check_integrity()
     free, num_blocks = len(engine.block_manager.free_blocks), len(engine.block_manager.blocks)
-    story.say(f"Its requests are gone: {len(engine._requests)} left, {free} of {num_blocks} blocks free.")
+    story.say(f"Its requests are gone: {len(engine.requests)} left, {free} of {num_blocks} blocks free.")
     [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
     story.say(f"And the engine answers the next one: {output.outputs[0].text!r}")
 

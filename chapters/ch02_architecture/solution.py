@@ -4,7 +4,9 @@ import time
 from collections.abc import Iterator
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.engine import LLMEngine, Prompt, Request
+from nanovllm.engine import LLMEngine
+from nanovllm.prompts import Prompt
+from nanovllm.request import Request
 
 
 def engine_step(engine: LLMEngine) -> list[RequestOutput]:
@@ -13,33 +15,30 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
     if not output.chunks:
         return []
     try:
-        engine._note_scheduled(output.chunks, started)
-        work = engine._pack(output, engine.block_manager.block_size, engine.model_config.eos_token_ids)
-        token_ids, logprobs = engine.model_runner.run(*work)
-        # Before update(): it makes these sequences one token longer, and then their chunks no longer reach the end.
-        sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
+        engine.note_scheduled(output, started)
+        token_ids, logprobs = engine.model_runner.run(output)
         engine.scheduler.update(output, token_ids)
     except BaseException:  # KeyboardInterrupt is not an Exception
         engine.scheduler.roll_back(output)
         raise
 
     now = time.perf_counter()
+    sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
     progressed: dict[str, Request] = {}  # a request of several samples is in here once
     for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-        request, sample_index = engine._request_of_seq[seq.seq_id]
+        request = engine.request_of_seq[seq.seq_id]
         progressed[request.request_id] = request
-        engine._take_token(request, sample_index, now)
-        if token_logprobs is not None:
-            entries = engine._logprob_dict(seq.tokens[-1], token_logprobs)
-            request.logprobs.setdefault(sample_index, []).append(entries)
+        stop = request.take_token(seq, token_logprobs, now)
+        if stop is not None:
+            engine.scheduler.finish(seq, "stop", stop)
 
     outputs = []
     for request in progressed.values():
-        if request.finished:  # only now, when _take_token has looked for stop strings in every sample
+        if request.finished:  # only now, when stop strings have been looked for in every sample
             engine.stats.num_finished_requests += 1
-            outputs.append(engine._finish(request))
+            outputs.append(engine.finish_request(request))
         elif request.stream:
-            outputs.append(engine._output(request))
+            outputs.append(request.output())
     engine.stats.num_steps += 1
     engine.stats.num_output_tokens += len(sampled)
     engine.stats.step_time_s += time.perf_counter() - started

@@ -81,8 +81,8 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     - each hit has one reference more (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
       takes a block out, wherever it is. A hit with references was not in it;
     - manager.take_fresh_blocks(seq, num_blocks) has taken the fresh blocks. It pops them, sets their ref_count and
-      appends their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block that you
-      have found and not yet taken out;
+      appends their ids to seq.block_table, nothing else. It takes whatever is at the head of the queue, also a block
+      that you have found and not yet taken out;
     - seq.block_table lists the ids of the hits, then the fresh ones. manager.num_blocks_for(num_tokens) rounds up;
     - seq.num_cached_tokens is the number of tokens in hits, but at most len(seq.tokens) - 1: one token has to be
       computed to have logits. Its block stays a hit;

@@ -239,7 +239,7 @@ def tell_shares(story: Story, world: World) -> None:
         table.add_row(str(rank), *shares, *(f"{usage[key] / 1e6:.1f}" for key in ("weights", "kv_cache")))
     runner = world.alone.engine.model_runner
     wholes = config.num_attention_heads, config.num_key_value_heads, config.intermediate_size, config.vocab_size
-    megabytes = (f"{count / 1e6:.1f}" for count in (runner.weight_bytes, runner.kv_cache_bytes))
+    megabytes = (f"{count / 1e6:.1f}" for count in (runner.weight_bytes, world.alone.engine.kv_pool.num_bytes))
     table.add_section()
     table.add_row("1 of 1", *(f"{whole:,} in all" for whole in wholes), *megabytes)
     story.show(table)

@@ -43,13 +43,17 @@ class FakeTime:
 def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTime]:
     """The engine computes as ever; by its clock a step takes step_s and token_s for each token in it."""
     clock, runner = FakeTime(), llm.engine.model_runner
-    ours = runner.run
+    ours = runner.execute
 
-    def run(batch: Any, sampling: Any) -> Any:
+    def execute(batch: Any, sampling: Any) -> Any:
         clock.pass_by(step_s + token_s * len(batch.input_ids))
         return ours(batch, sampling)
 
-    with replaced(runner, "run", run), replaced(nanovllm.engine, "time", clock), replaced(bench_tool, "time", clock):
+    with (
+        replaced(runner, "execute", execute),
+        replaced(nanovllm.engine, "time", clock),
+        replaced(bench_tool, "time", clock),
+    ):
         yield clock
 
 

@@ -10,9 +10,8 @@ from nanovllm.engine import LLMEngine
 
 
 def _compute(engine: LLMEngine, output: Any) -> tuple:
-    engine._note_scheduled(output.chunks, time.perf_counter())
-    work = engine._pack(output, engine.block_manager.block_size, engine.model_config.eos_token_ids)
-    token_ids, logprobs = engine.model_runner.run(*work)
+    engine.note_scheduled(output, time.perf_counter())
+    token_ids, logprobs = engine.model_runner.run(output)
     sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
     engine.scheduler.update(output, token_ids)
     return sampled, logprobs
@@ -21,11 +20,10 @@ def _compute(engine: LLMEngine, output: Any) -> tuple:
 def _take(engine: LLMEngine, sampled: list, logprobs: list) -> dict:
     progressed = {}
     for seq, entry in zip(sampled, logprobs, strict=True):
-        request, index = engine._request_of_seq[seq.seq_id]
+        request = engine.request_of_seq[seq.seq_id]
         progressed[request.request_id] = request
-        engine._take_token(request, index, time.perf_counter())
-        if entry is not None:
-            request.logprobs.setdefault(index, []).append(engine._logprob_dict(seq.tokens[-1], entry))
+        if (stop := request.take_token(seq, entry, time.perf_counter())) is not None:
+            engine.scheduler.finish(seq, "stop", stop)
     return progressed
 
 
@@ -34,9 +32,9 @@ def _outputs(engine: LLMEngine, requests: Any, num_sampled: int, stream: bool = 
     for request in requests:
         if request.finished:
             engine.stats.num_finished_requests += 1
-            outputs.append(engine._finish(request))
+            outputs.append(engine.finish_request(request))
         elif request.stream and stream:
-            outputs.append(engine._output(request))
+            outputs.append(request.output())
     engine.stats.num_steps += 1
     engine.stats.num_output_tokens += num_sampled
     engine.stats.step_time_s += 1e-3
@@ -95,11 +93,10 @@ def notes_after_update(engine):
     output = engine.scheduler.schedule()
     if not output.chunks:
         return []
-    work = engine._pack(output, engine.block_manager.block_size, engine.model_config.eos_token_ids)
-    token_ids, logprobs = engine.model_runner.run(*work)
+    token_ids, logprobs = engine.model_runner.run(output)
     sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
     engine.scheduler.update(output, token_ids)
-    engine._note_scheduled(output.chunks, time.perf_counter())
+    engine.note_scheduled(output, time.perf_counter())
     return _outputs(engine, _take(engine, sampled, logprobs).values(), len(sampled))
 
 
@@ -118,9 +115,11 @@ def ends_with_the_first_sample(engine):
     if done is None:
         return []
     requests = list(_take(engine, *done).values())
-    outputs = [engine._finish(r) for r in requests if any(s.status is SequenceStatus.FINISHED for s in r.seqs)]
+    outputs = [
+        engine.finish_request(r) for r in requests if any(s.seq.status is SequenceStatus.FINISHED for s in r.samples)
+    ]
     engine.stats.num_finished_requests += len(outputs)
-    outputs += [engine._output(r) for r in requests if r.stream and not r.finished]
+    outputs += [r.output() for r in requests if r.stream and not r.finished]
     _outputs(engine, [], len(done[0]))
     return outputs
 
@@ -129,7 +128,7 @@ def finishes_once_a_sample(engine):
     done = _safely(engine)
     if done is None:
         return []
-    requests = [engine._request_of_seq[seq.seq_id][0] for seq in done[0]]
+    requests = [engine.request_of_seq[seq.seq_id] for seq in done[0]]
     _take(engine, *done)
     return _outputs(engine, requests, len(done[0]))
 
@@ -153,7 +152,7 @@ def shows_all_streams(engine):
     if done is None:
         return []
     _take(engine, *done)
-    return _outputs(engine, list(engine._requests.values()), len(done[0]))
+    return _outputs(engine, list(engine.requests.values()), len(done[0]))
 
 
 def asks_before_taking(engine):
@@ -161,11 +160,11 @@ def asks_before_taking(engine):
     done = _safely(engine)
     if done is None:
         return []
-    requests = {engine._request_of_seq[seq.seq_id][0].request_id: 0 for seq in done[0]}
-    finished = [r for i in requests if (r := engine._requests[i]).finished]
+    requests = {engine.request_of_seq[seq.seq_id].request_id: 0 for seq in done[0]}
+    finished = [r for i in requests if (r := engine.requests[i]).finished]
     progressed = _take(engine, *done)
     outputs = _outputs(engine, finished, len(done[0]))
-    return outputs + [engine._output(r) for i, r in progressed.items() if r.stream and i in engine._requests]
+    return outputs + [r.output() for i, r in progressed.items() if r.stream and i in engine.requests]
 
 
 def never_rolls_back(engine):
@@ -203,9 +202,8 @@ def updates_outside_of_try(engine):
     if not output.chunks:
         return []
     try:
-        engine._note_scheduled(output.chunks, time.perf_counter())
-        work = engine._pack(output, engine.block_manager.block_size, engine.model_config.eos_token_ids)
-        token_ids, logprobs = engine.model_runner.run(*work)
+        engine.note_scheduled(output, time.perf_counter())
+        token_ids, logprobs = engine.model_runner.run(output)
     except BaseException:
         engine.scheduler.roll_back(output)
         raise
@@ -317,7 +315,7 @@ def aborts_everybody(llm: LLM, prompt: Any, params: SamplingParams):
         try:
             yield from _read(llm.engine, llm.engine.enqueue([request])[0])
         finally:
-            for request_id in list(llm.engine._requests):
+            for request_id in list(llm.engine.requests):
                 llm.engine.abort_request(request_id)
 
     return read()
@@ -334,10 +332,10 @@ WRONG = {
         (forgets_the_counters, "the counters of two requests"),
         (ends_with_the_first_sample, "a request is finished when all its samples are"),
         (finishes_once_a_sample, "_finish is called once for the request"),
-        (forgets_logprobs, "keep a list for logprobs"),
+        (forgets_logprobs, "go through request.take_token"),
         (forgets_streams, "what the steps returned"),
         (shows_all_streams, "only requests that got one have an output"),
-        (asks_before_taking, "ask request.finished after _take_token"),
+        (asks_before_taking, "ask request.finished after the stop "),
         (never_rolls_back, ROLL_BACK),
         (swallows_the_error, "must reach its caller"),
         (catches_exception_only, "after KeyboardInterrupt the sequences"),
