@@ -8,6 +8,7 @@ import re
 import pytest
 from course_text import CHAPTERS, for_each_chapter, text_of
 from rich.console import Console
+from wrong_solutions import Edit
 
 from chapters.grading import Bench, grade, grade_all
 
@@ -35,12 +36,16 @@ def test_solution_passes(chapter, demo_bench):
     assert all(result.passed for result in results), console.file.getvalue()
 
 
+def wrong_solutions_of(chapter) -> dict:
+    return importlib.import_module(f"wrong_solutions.{chapter.folder.name[:4]}").WRONG
+
+
 def wrong_solutions():
     for chapter in CHAPTERS:
-        module = importlib.import_module(f"wrong_solutions.{chapter.folder.name[:4]}")
         for task in chapter.module("checks").TASKS:
-            for function, hint in module.WRONG[task.name]:
-                yield pytest.param(task, function, hint, id=f"{chapter.folder.name[:4]}-{function.__name__}")
+            for wrong in wrong_solutions_of(chapter)[task.name]:
+                name = wrong.name if isinstance(wrong, Edit) else wrong[0].__name__
+                yield pytest.param(chapter, task, wrong, id=f"{chapter.folder.name[:4]}-{name}")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +53,10 @@ def bench(checkpoint):
     return Bench(str(checkpoint()))
 
 
-@pytest.mark.parametrize(("task", "function", "hint"), list(wrong_solutions()))
-def test_wrong_solution_is_caught(task, function, hint, bench):
+@pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions()))
+def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
+    is_edit = isinstance(wrong, Edit)
+    function, hint = (wrong.function(chapter, task.name, tmp_path), wrong.hint) if is_edit else wrong
     result = grade(task, function, bench)
     assert not result.passed and not result.not_started
     assert hint in result.problem, result.problem
@@ -57,9 +64,18 @@ def test_wrong_solution_is_caught(task, function, hint, bench):
 
 @for_each_chapter
 def test_three_wrong_solutions_for_each_task(chapter):
-    module = importlib.import_module(f"wrong_solutions.{chapter.folder.name[:4]}")
-    for task in chapter.module("checks").TASKS:
-        assert len({function for function, _ in module.WRONG[task.name]}) >= 3
+    assert all(len(set(wrong_solutions_of(chapter)[task.name])) >= 3 for task in chapter.module("checks").TASKS)
+
+
+def test_edit_of_a_solution():
+    source = "def one(x):\n    if x:\n        return x\n    return 0\n\n\ndef two(x):\n    return x\n"
+    edit = Edit("lines", "\nif x:\n    return x\n", "\nwhile x:\n    x -= 1\n", "")
+    assert edit.apply(source, "one") == source.replace("if x:\n        return x", "while x:\n        x -= 1")
+    assert Edit("part", "return 0", "x = 1\nreturn x", "").apply(source, "two").count("    x = 1\n    return x\n") == 1
+    assert Edit("function first", "return x", "return 1", "").apply(source, "two") == source[:-2] + "1\n"
+    for old, times in (("return y", 0), ("return", 2), ("\nif x:\n  return x\n", 0)):
+        with pytest.raises(AssertionError, match=f"the old text of unclear occurs {times} times in one"):
+            Edit("unclear", old, "", "").apply(source, "one")
 
 
 @for_each_chapter

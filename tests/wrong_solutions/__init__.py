@@ -1,0 +1,63 @@
+"""Wrong solutions of the exercises, by chapter: typical mistakes, and a piece of what the student must be told.
+
+WRONG of chNN.py lists them for each task. Nearly all are an Edit of the chapter's solution.py, so that one reads what
+the mistake is and nothing else. Where no edit fits, a pair (function, hint) takes its place.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chapters.course import Chapter
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of the solution.
+
+    old and new are a part of one line, or whole lines at any indentation. old occurs exactly once: in the task's
+    function, or, if the function has none of it, in the file (its helpers, its constants).
+    """
+
+    name: str
+    old: str
+    new: str
+    hint: str
+
+    def apply(self, source: str, task_name: str) -> str:
+        """The source of the wrong solution. Raises AssertionError if it is not clear which text is meant."""
+        old, new = (textwrap.dedent(text).strip("\n") if "\n" in text else text for text in (self.old, self.new))
+        first, *rest = old.split("\n")
+        pattern = re.escape(first)
+        if rest:
+            lines = [rf"\n(?P=indent){re.escape(line)}" if line else r"\n" for line in rest]
+            pattern = rf"(?m)^(?P<indent> *){pattern}{''.join(lines)}$"
+        start, end = _span(source, task_name)
+        found = [match for match in re.finditer(pattern, source) if start <= match.start() < end]
+        found = found or list(re.finditer(pattern, source))
+        assert len(found) == 1, f"the old text of {self.name} occurs {len(found)} times in {task_name}:\n{old}"
+        [match] = found
+        line = source[source.rfind("\n", 0, match.start()) + 1 :]
+        indent = re.match(" *", line)[0]
+        new = textwrap.indent(new, indent)
+        return source[: match.start()] + (new if rest else new.removeprefix(indent)) + source[match.end() :]
+
+    def function(self, chapter: Chapter, task_name: str, folder: Path) -> Callable[..., Any]:
+        """The wrong solution, loaded as a student's file is, from a file in this folder."""
+        path = folder / f"{self.name}.py"
+        path.write_text(self.apply((chapter.folder / "solution.py").read_text("utf-8"), task_name), "utf-8")
+        return getattr(chapter.submission(path), task_name)
+
+
+Wrong = Edit | tuple[Callable[..., Any], str]
+
+
+def _span(source: str, name: str) -> tuple[int, int]:
+    """Where the definition of a function begins and ends."""
+    [node] = [node for node in ast.parse(source).body if getattr(node, "name", None) == name]
+    lines = source.splitlines(keepends=True)
+    return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
