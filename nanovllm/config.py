@@ -22,17 +22,17 @@ class EngineConfig:
     max_model_len:            tokens of one sequence, prompt and output; None: as many as model and KV pool allow
     max_num_seqs:             sequences that run at a time
     max_num_batched_tokens:   tokens computed in one step; a longer prompt is computed in chunks
-    block_size:               tokens in a block of the KV pool; None: what suits the attention backend
+    block_size:               tokens in a block of the KV pool; None: what the attention backend works best with
     enable_prefix_caching:    reuse the K/V of shared prefixes
     prefix_caching_hash_algo: "xxh64" (fast) or "sha256" (for tenants who do not trust each other)
-    gpu_memory_utilization:   share of a GPU's memory to use, or on a CPU of half the memory that is available
-    kv_cache_memory_bytes:    size of the KV pool (of each rank) in bytes; overrides what is found in the memory
+    gpu_memory_utilization:   share of a GPU's memory to use; on a CPU, share of half of the available memory
+    kv_cache_memory_bytes:    size of each rank's KV pool in bytes; overrides gpu_memory_utilization
     num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
     tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
     enforce_eager:            plain PyTorch operations only, on any device: the same as optimizations=()
     optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu/kernels.py), on
                               a GPU "triton" and "flash_attn" (cuda/kernels.py) and "cuda_graphs" (cuda/graphs.py)
-    seed:                     where requests without a seed of their own get theirs
+    seed:                     requests without a seed of their own derive theirs from it
     """
 
     model: str

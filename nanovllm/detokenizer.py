@@ -8,8 +8,8 @@ all its tokens.
 
 from typing import Any
 
-REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are no character (yet)
-MAX_HELD_TOKENS = 32  # bytes that are no character after so many tokens never will be
+REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not a character, or not yet
+MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will not become one
 
 
 class Detokenizer:

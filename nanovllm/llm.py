@@ -30,7 +30,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = LLMEngine(EngineConfig(model=model, **options))
-        self._outputs: dict[str, RequestOutput] = {}  # newest output of each request, until its caller takes it
+        self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
 
     def generate(
         self,
@@ -44,9 +44,9 @@ class LLM:
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
         shows a progress bar, if there is a terminal to show it on.
 
-        A salt says who may share: requests reuse each other's K/V only if their salts are equal, no salt being one of
-        its own. So nobody learns from a fast first token that another tenant has sent the same text. It does not hide
-        load: another tenant's requests still queue before yours and still evict your blocks, and both can be timed.
+        K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant
+        that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
+        before yours and evict your blocks, and both can be timed.
 
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
@@ -180,7 +180,7 @@ class LLM:
             self._outputs.pop(request.request_id, None)
 
     def _step(self) -> None:
-        """One step for everybody: a stream being read and a generate() called inside its loop share the engine."""
+        """One step for all: generate() may be called inside the loop over a stream, and both share the engine."""
         with ctrl_c_after_step():
             for output in self.engine.step():
                 self._outputs[output.request_id] = output

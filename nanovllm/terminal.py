@@ -13,7 +13,7 @@ from nanovllm.outputs import EngineStats
 
 @contextmanager
 def ctrl_c_after_step() -> Iterator[None]:
-    """Hold the first Ctrl-C back until the step is over, so that no structure is torn; a second one acts at once.
+    """Hold the first Ctrl-C back until the step is over, so that no structure is half changed; a second acts at once.
 
     A program with a SIGINT handler of its own, or a step outside the main thread, is left alone.
     """

@@ -1,13 +1,13 @@
 """The hash chain that names a full block of K/V (chapter 7).
 
 K and V at a position depend on every token before it, so a block is identified by its own tokens *and* its whole
-prefix. The chain gets the prefix in for the price of one block: name = H(parent's name, token ids, extra keys).
-Position needs no field of its own: the parent implies it.
+prefix. The chain includes the prefix at the cost of hashing one block: name = H(parent's name, token ids, extra keys).
+The parent implies the position, so that needs no field.
 
-The bytes that are hashed decode in only one way (tags, lengths and fixed widths), so different blocks differ before
-H sees them; what is left is the chance that H itself collides. xxh64 is fast and not made to resist somebody who
-searches for a collision, which is why hits are verified (block_manager.py); sha256 is for tenants who do not trust
-each other.
+The bytes that are hashed decode in only one way (tags, lengths, fixed widths), so different blocks give different
+input to H, and two names are equal only if H itself collides. xxh64 is fast, but somebody who searches for a collision
+will find one; therefore hits are verified (block_manager.py), and sha256 is there for tenants who do not trust each
+other.
 
 Extra keys tell apart what equal token ids may hide:
 - cache_salt enters the first block, and through the chain every later one;

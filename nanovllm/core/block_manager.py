@@ -2,12 +2,12 @@
 
 The pool is a list of blocks, made once. A block is *referenced* (some running sequence has it in its table),
 *unreferenced* (in the free queue, but still named: its K/V can be found and reused until the block is taken) or *free*
-(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next
-whatever its state. That single order is the eviction policy. Freed blocks enter at the tail, the last block of a
-sequence first, so the head is the block released longest ago and, among those released together, the deepest. This
-evicts exactly what a radix tree evicts that removes its least recently used leaf (RadixAttention, arXiv:2312.07104), on
-one condition: no two running sequences fill the same block. A tree keeps one node where we then keep two copies, which
-take room (tests/test_prefix_properties.py compares the two, operation by operation).
+(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next,
+named or not. The order of the queue is the eviction policy. Freed blocks enter at the tail, the last block of a
+sequence first, so the head is the block that was released longest ago and, of those released together, the deepest.
+A radix tree that evicts its least recently used leaf (RadixAttention, arXiv:2312.07104) evicts the same blocks, except
+where two running sequences fill blocks with the same content: one node there, two blocks here
+(tests/test_prefix_properties.py compares the two, operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;
@@ -15,11 +15,12 @@ Invariants, asserted by check_integrity():
 - a named block is full and is never written again: this is why sharing needs no copy-on-write;
 - a named block's parent is named too (some copy of it), so that probing from the front finds all there is to find.
 
-Two sequences that compute the same tokens side by side fill two blocks with the same content. Both get the name; either
-can serve, and either can be evicted alone. vLLM v0 instead freed the second and pointed its owner at the first; that
-saves a block for a while and costs append-only block tables, on which everything that holds a table relies.
+Two sequences that compute the same tokens at the same time fill two blocks with the same content. Both blocks get the
+name; a later request can reuse either, and each is evicted on its own. vLLM v0 instead freed the second block and put
+the first into the other sequence's table. That saves a block, but then tables change after they were handed out; here
+they are append-only.
 
-This file never sees a tensor: it hands out numbers.
+This file never sees a tensor: it hands out block ids.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ class FreeBlockQueue:
     """A doubly linked list threaded through the blocks: every operation is O(1), removal from the middle included."""
 
     def __init__(self, blocks: list[Block]) -> None:
-        # A sentinel closes the ring, so that no operation has a special case for the ends.
+        # The list is a ring through a sentinel, so that no operation has a special case for the ends.
         self._ring = Block(-1)
         self._ring.prev_free = self._ring.next_free = self._ring
         self._len = 0
@@ -118,7 +119,7 @@ class BlockManager:
     blocks          the pool; index == block_id
     free_blocks     the free queue
     hash_to_block   name -> {block_id: Block}, the blocks that hold it
-    on_event        observer of BlockEvents. It is called with the structures half changed: look, don't touch.
+    on_event        observer of BlockEvents, called in the middle of an operation: it must not change anything
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class BlockManager:
         seq.block_table = []
 
     def unregister(self, seq: Sequence, first_block: int) -> None:
-        """Take the names off the sequence's blocks from first_block on: their K/V was never written."""
+        """Remove the names of the sequence's blocks from first_block on: their K/V was never written."""
         for block_id in seq.block_table[first_block:]:
             self.remove_name(self.blocks[block_id])
         seq.num_registered_blocks = min(seq.num_registered_blocks, first_block)
@@ -291,7 +292,7 @@ class BlockManager:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def plan_allocation(self, seq: Sequence) -> AllocationPlan | None:
-        """Count first: hits, and fresh blocks beside them. None when the free queue is too short for both."""
+        """What an allocation would do; nothing is changed. None if the free queue is too short for it."""
         hits: list[Block] = []
         hash_collision = False
         num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching else 0
@@ -306,7 +307,7 @@ class BlockManager:
                 break
             hits.append(block)
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
-        # A hit that waits in the free queue is not also free for a fresh block.
+        # A hit in the free queue leaves it: it cannot also be taken as a fresh block.
         num_free_hits = sum(block.ref_count == 0 for block in hits)
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None

@@ -122,13 +122,13 @@ class Scheduler:
             seq = self.running[len(chunks)]
             num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
             if not self.block_manager.append_slots(seq, num_tokens):
-                # The youngest gives way. It was not scheduled in this step: that would come after `seq`.
+                # The last of running has no chunk in this step yet: chunks are made in the order of running.
                 preempted.append(self.preempt_last())
                 continue
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        # Whoever was preempted needs the room more than a newcomer.
+        # A step that preempted admits nobody: those who were admitted before come first.
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             if not self.block_manager.allocate_with_prefix(seq):
@@ -155,10 +155,10 @@ class Scheduler:
         return finished
 
     def roll_back(self, output: SchedulerOutput) -> None:
-        """The step failed: nothing it promised to compute is in the cache. Its sequences wait again, in their order.
+        """The step failed: the K/V it was to compute is not in the cache. Its sequences wait again, in their order.
 
-        First every name goes that this step gave, only then the blocks: a sequence may have hit a block that
-        another one of the same step was to fill.
+        First remove all names that this step gave, then free the blocks: a sequence may have hit a block that another
+        sequence of the same step was to fill.
         """
         chunks = [chunk for chunk in output.chunks if chunk.seq in self.running]
         for chunk in chunks:
@@ -191,8 +191,8 @@ class Scheduler:
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         write_start = end if self.block_manager.is_cached(seq, start) else start
         seq.num_computed_tokens = end
-        # Registered before it is computed: within a step all K/V is written before any is read, so a sequence
-        # admitted later in this same step may already share these blocks.
+        # Registered before it is computed: within a step all K/V is written before any is read, so a sequence that is
+        # admitted later in the same step can share these blocks.
         self.block_manager.register_prefix(seq)
         return ScheduledChunk(seq, start, end, write_start)
 

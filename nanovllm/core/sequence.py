@@ -28,7 +28,7 @@ class Sequence:
     num_cached_tokens       of those, found in the prefix cache at the last admission
     block_table             physical block ids in logical order; append-only while the sequence runs
     block_hashes            names of its full blocks, computed as they are needed and kept (see block_hash.py)
-    num_registered_blocks   leading blocks that need no (further) registration
+    num_registered_blocks   leading blocks that are registered already
     hash_collision          one of its names stands for other content: from that block on nothing is registered
     """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import SchedulerOutput
 
-TILE_ROWS = 16  # query rows that a kernel takes on together
+TILE_ROWS = 16  # query rows that a kernel computes together
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Batch:
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
-    max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without asking a device
+    max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     """
 
     input_ids: Tensor
@@ -78,11 +78,11 @@ class Batch:
             return self
         return Batch(*(to_device(getattr(self, f.name), device) for f in fields(self)))
 
-    # What several layers need is worked out once a step, at the first layer that asks.
+    # Computed at the first layer that asks, then kept for the other layers of the step.
 
     @cached_property
     def written(self) -> tuple[Tensor | None, Tensor]:
-        """(rows, slots) to write; rows is None when every row is written, which is nearly always."""
+        """(rows, slots) to write. rows is None if every row is written, which is the usual case."""
         if bool((self.slot_mapping >= 0).all()):
             return None, self.slot_mapping
         rows = (self.slot_mapping >= 0).nonzero().squeeze(1)
@@ -113,5 +113,5 @@ class Batch:
 
 
 def to_device(x: Any, device: torch.device) -> Any:
-    """A tensor in a device's memory, by a copy that nothing waits for. Other things stay what they are."""
+    """A tensor in a device's memory, copied without waiting. What is not a tensor stays as it is."""
     return x if device.type == "cpu" or not isinstance(x, Tensor) else x.pin_memory().to(device, non_blocking=True)

@@ -60,5 +60,5 @@ def num_blocks_for_pool(
         )
     if config.kv_cache_memory_bytes is not None:
         return num_blocks
-    # More than every sequence at its longest can never be used, except to keep prefixes longer.
+    # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
     return min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))

@@ -17,6 +17,7 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.cuda import memory as cuda_memory
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.cuda.kernels import load_cuda_kernels
 from nanovllm.worker.group import Group, shard_config
@@ -100,7 +101,7 @@ class ModelRunner:
             return [], []
         if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        # Into memory that is there already: page faults would cost more than the conversion.
+        # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
         return sample(self._logits[:num_rows].copy_(logits), sampling)
 
     def usage(self) -> dict[str, int]:
@@ -135,31 +136,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _make_cuda_pool(self) -> None:
-        """Run the largest step and record the graphs to see what they take; the pool gets what is left."""
+        """The pool gets what the largest step and the recorded graphs leave; both are tried on a pool of one block."""
+        self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
+        record = self._record_graphs if "cuda_graphs" in self.config.optimizations else None
+        utilization = self.config.gpu_memory_utilization
+        self._make_pool(cuda_memory.free_bytes(utilization, self._run_largest_step, record))
+        if record is not None:
+            self._graphs = record()  # again: graphs read the pool that they were recorded with
+
+    def _run_largest_step(self) -> None:
         num_tokens, num_seqs = min(self.config.max_num_batched_tokens, self.max_model_len), self.config.max_num_seqs
         seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
         seq.block_table = [0] * cdiv(num_tokens, self.block_size)
         chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (self.config.max_num_batched_tokens // num_tokens)
-        step = SchedulerOutput(chunks, [], num_tokens * len(chunks))
-        self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self.execute(*pack(step, self.block_size, frozenset()))
+        self.execute(*pack(SchedulerOutput(chunks, [], num_tokens * len(chunks)), self.block_size, frozenset()))
         logits = torch.zeros(num_seqs, self.model_config.vocab_size, device=self.device)
         sample(logits, SamplingBatch.from_sequences([seq] * num_seqs))
-        del logits
-        peak = torch.cuda.max_memory_allocated() - before
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
-        left = int(total * self.config.gpu_memory_utilization) - (total - free) - peak
-        if "cuda_graphs" in self.config.optimizations:
-            self._graphs = self._record_graphs()
-            left -= free - torch.cuda.mem_get_info()[0]
-            self._graphs = None  # they read the small pool
-            torch.cuda.empty_cache()
-        self._make_pool(left)
-        if "cuda_graphs" in self.config.optimizations:
-            self._graphs = self._record_graphs()
 
     def _record_graphs(self) -> DecodeGraphs:
         sizes = self.config.max_num_seqs, self.max_model_len, self.block_size

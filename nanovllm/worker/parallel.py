@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 2.0
 TIMEOUT_S = 20.0  # how long a rank may be silent
-GRACE_S = 2.0  # in which everybody who waited for a rank that hangs has said so
+GRACE_S = 2.0  # after one rank has reported a lost peer: time for the others to report it, too
 
 
 class ParallelRunner:
@@ -114,7 +114,7 @@ class ParallelRunner:
     def _collect(self) -> list[Any]:
         """One answer of each rank, or an error that names the rank to blame."""
         answers: dict[int, Any] = {}
-        lost: dict[int, str] = {}  # ranks that have waited in vain for another one
+        lost: dict[int, str] = {}  # ranks whose operation failed because another rank did not take part
         heard = [time.monotonic()] * self.size
         while len(answers) < self.size:
             pending = [rank for rank in range(self.size) if rank not in answers and rank not in lost]

@@ -1,7 +1,7 @@
 """Sampler: logits -> token ids (chapter 8).
 
-One uniform number decides each token: it is thrown at the cumulative distribution, laid out in vocabulary order, and
-the token it falls on is taken. The number is a hash of (seed, sample index, position in the output), so the same
+One uniform number chooses each token: the first one, in vocabulary order, whose cumulative probability exceeds it. The
+number is a hash of (seed, sample index, position in the output), so the same
 request draws the same numbers whatever else is in the batch and however often it was preempted.
 """
 
@@ -42,7 +42,7 @@ class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted; None: not even its own
-    penalties           (row, tokens seen, factor of these; tokens generated, what is taken off these)
+    penalties           (row, tokens seen, their factor, tokens generated, what is subtracted from their logits)
     banned              (row, tokens it must not get)
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
@@ -116,7 +116,7 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
         threshold = logit_threshold(scaled, to_device(top_k, logits.device), top_p, min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
-    # Summed in float64: a token of probability 1e-8 keeps its share of the line.
+    # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
     target = noise * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
@@ -127,28 +127,28 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
 def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[R]: the least scaled logit that min_p, top_k and top_p, in this order, let pass. Ties at the border pass.
 
-    top_p is a share of the mass that min_p and top_k let pass, so it needs the logits in order, down to where it ends.
-    A thousand are nearly always enough; the rows for which they are not decide over the whole vocabulary.
+    top_p keeps a share of what min_p and top_k leave, so it needs the logits sorted, down to where it ends. The largest
+    NUM_CANDIDATES nearly always suffice; rows for which they do not are decided over the whole vocabulary.
     """
     vocab_size = scaled.shape[1]
-    threshold = scaled.amax(-1) + min_p.log()  # p >= min_p * p_max, in the language of logits
+    threshold = scaled.amax(-1) + min_p.log()  # p >= min_p * p_max, in logits
     log_total = scaled.logsumexp(-1, keepdim=True)
 
     def look_at(num_candidates: int, rows: Any) -> tuple[Tensor, Tensor]:
-        """The rows' thresholds among so many candidates, and for which rows they were enough."""
+        """The rows' thresholds if only the largest num_candidates are looked at, and for which rows that is enough."""
         values = scaled[rows].topk(num_candidates).values  # [rows, num_candidates], descending
         rank = torch.arange(num_candidates, device=values.device)
         kept = (values >= threshold[rows, None]) & (rank < top_k[rows, None])
         probs = (values - log_total[rows]).exp() * kept
-        # Where neither min_p nor top_k cuts within the candidates, what lies behind them has mass, too.
+        # Where neither min_p nor top_k cuts within the candidates, the tokens behind them have probability, too.
         cut = (top_k[rows] <= num_candidates) | ~kept[:, -1]
         total = torch.where(cut, probs.sum(-1), 1.0)
         wanted = torch.where(top_p[rows] < 1.0, top_p[rows] * total, torch.inf)
         kept &= probs.cumsum(-1) - probs < wanted[:, None]
-        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # neither cuts behind them, so the total is 1 indeed
+        whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # nothing is cut behind them: the total is 1
         return values.masked_fill(~kept, torch.inf).amin(-1), cut | (whole & ~kept[:, -1])
 
-    if scaled.is_cuda:  # it sorts the lot in less time than it takes to ask which rows need it
+    if scaled.is_cuda:  # sorting all of it is faster than asking the device which rows need it
         return look_at(vocab_size, slice(None))[0]
     rows = ((top_k < vocab_size) | (top_p < 1.0)).nonzero().squeeze(1)
     for num_candidates in (min(NUM_CANDIDATES, vocab_size), vocab_size):

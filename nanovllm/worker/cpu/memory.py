@@ -1,6 +1,6 @@
 """Memory on a CPU: how much there is, and page faults out of the way (chapters 3 and 10).
 
-The first touch of a page costs more than computing with what is written to it: the system finds and clears the page,
+The first access to a page costs more than computing with what is written to it: the system finds and clears the page,
 and in a virtual machine the host does so once more.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_POOL_BYTES = 4 << 30
-PREFAULTED_BYTES = 512 << 20  # of a pool, while the engine starts: about a second's work for a core that idles
+PREFAULTED_BYTES = 512 << 20  # of a pool, at start-up: about a second on an idle core
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MAX_MMAP_THRESHOLD = 32 << 20
 
@@ -26,7 +26,7 @@ def free_bytes(utilization: float) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that new data can take without swapping; where the system does not tell (macOS), half of all there is."""
+    """Memory available without swapping; half of the installed memory where the system does not report it (macOS)."""
     try:
         with open("/proc/meminfo") as meminfo:
             fields = dict(line.split(":") for line in meminfo)
@@ -36,7 +36,7 @@ def _available_bytes() -> int:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that the system hands out page by page at first use: a large pool costs nothing until it is filled."""
+    """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled."""
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -61,7 +61,7 @@ def prefault(parts: list[Tensor]) -> Thread:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep large buffers that are freed: a step needs those of the one before again (glibc only)."""
+    """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only)."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)

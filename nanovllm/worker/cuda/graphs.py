@@ -41,8 +41,8 @@ class DecodeGraphs:
         self._sizes = [size for size in LADDER if size <= largest]
         pool, self._graphs = None, {}
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
-            # A batch works some tensors out at first use and keeps them; a graph must have made its own.
-            forward(self._batch(size))
+            forward(self._batch(size))  # compiles what has to be compiled before anything is recorded
+            # Record with a fresh Batch: its cached properties must be computed inside the graph.
             replay, logits, pool = record(lambda size=size: forward(self._batch(size)), pool)  # type: ignore[misc]
             self._graphs[size] = replay, logits
 

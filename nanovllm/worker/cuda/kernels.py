@@ -1,7 +1,7 @@
 """Which kernels run on a GPU, and why (chapter 10).
 
-flash-attn is the fastest where it serves: half precision, blocks of a multiple of 256 tokens. Everything else goes to
-the Triton kernels of cuda/triton_kernels.py. Where there is no Triton, PyTorch's operations do the work.
+flash-attn is the fastest where it can be used: half precision, blocks of a multiple of 256 tokens. Otherwise the Triton
+kernels of triton_kernels.py compute attention, or PyTorch's operations where there is no Triton.
 """
 
 import importlib.util
