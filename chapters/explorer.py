@@ -1,7 +1,10 @@
 """Explorer: the terminal app of a lab that one plays with. Keys and buttons act, panels draw what the engine holds."""
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
+from rich.console import RenderableType
 from rich.panel import Panel
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
@@ -21,11 +24,14 @@ class Action(NamedTuple):
     method: str
 
 
-class Explorer(App[None]):
-    """Plays with a world: an object of the lab that holds the engine's objects.
+Panels = Callable[[Any], Iterable[tuple[str, RenderableType]]]
 
-    The world has panels() -> list of (title, renderable), drawn anew after each action. With `ask`, the hint of a text
-    field, there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
+
+class Explorer(App[None]):
+    """Plays with a world: an object of the lab that holds the engine's objects and has the actions as methods.
+
+    panels(world) -> list of (title, renderable), drawn anew after each action. With `ask`, the hint of a text field,
+    there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
     """
 
     AUTO_FOCUS = None  # keys act from the start
@@ -38,9 +44,10 @@ class Explorer(App[None]):
     Input { height: 1; border: none; }
     """
 
-    def __init__(self, title: str, world: Any, actions: list[Action], ask: str = "") -> None:
+    def __init__(self, title: str, world: Any, panels: Panels, actions: list[Action], ask: str = "") -> None:
         super().__init__()
         self.title, self.world, self.actions, self.ask = title, world, actions, ask
+        self.panels = partial(panels, world)
         if ask:
             self.bind("t", "type", description="type")
             self.bind("escape", "leave", show=False)
@@ -53,7 +60,7 @@ class Explorer(App[None]):
     def compose(self) -> ComposeResult:
         yield Header()
         with VerticalScroll(id="panels", can_focus=False):
-            for index, _ in enumerate(self.world.panels()):
+            for index, _ in enumerate(self.panels()):
                 yield Static(id=f"panel{index}")
         if self.ask:
             yield Input(placeholder=f"{self.ask} (t to type, Enter when done)")
@@ -92,6 +99,6 @@ class Explorer(App[None]):
         self._draw(said or "")
 
     def _draw(self, said: str) -> None:
-        for index, (title, renderable) in enumerate(self.world.panels()):
+        for index, (title, renderable) in enumerate(self.panels()):
             self.query_one(f"#panel{index}", Static).update(Panel(renderable, title=title, title_align="left"))
         self.query_one("#said", Static).update(said)

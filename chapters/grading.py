@@ -16,18 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from chapters.expect import Wrong
 from nanovllm import LLM, SamplingParams
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
 TIME_LIMIT_S = 120
-
-
-class Wrong(Exception):
-    """The student's code did something else than it should."""
-
-    def __init__(self, hint: str, *, expected: Any = None, got: Any = None) -> None:
-        super().__init__(hint)
-        self.hint, self.expected, self.got = hint, expected, got
 
 
 class Bench:

@@ -1,11 +1,16 @@
 """Patching: labs and checks put other code into the engine for a while."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from inspect import isfunction
 from typing import Any
 
 from nanovllm import LLM
+from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import Scheduler
+
+_OURS = [(owner, vars(owner).copy()) for owner in (Scheduler, BlockManager, BlockHasher)]  # before anybody patches
 
 
 @contextmanager
@@ -24,4 +29,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
     """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""
     with replaced(llm.engine, "block_manager", manager), replaced(llm.engine.scheduler, "block_manager", manager):
+        yield
+
+
+@contextmanager
+def our_engine() -> Iterator[None]:
+    """Scheduler, BlockManager and BlockHasher have our methods for a while, whatever they are replaced by outside."""
+    with ExitStack() as stack:
+        for owner, ours in _OURS:
+            for name, value in ours.items():
+                if isfunction(value) and vars(owner)[name] is not value:
+                    stack.enter_context(replaced(owner, name, value))
         yield

@@ -18,6 +18,18 @@ scheduler.update(output, [1])
 scheduler.check_integrity()
 print(output.num_tokens)
 """
+STAGE_WITHOUT_TERMINAL = """
+import sys
+for name in ("torch", "numpy", "transformers", "rich", "textual"):
+    sys.modules[name] = None
+from chapters.ch05_scheduler.batching import Comparison
+from chapters.stage import Stage, compare_with_ours
+world = Comparison()
+while not world.step():
+    pass
+compare_with_ours(Stage(8, max_model_len=20), Stage(8, max_model_len=20), seed=1)
+print(len(world.ours.ended))
+"""
 IMPORT_IS_LIGHT = """
 import sys, nanovllm
 assert nanovllm.LLM and nanovllm.SamplingParams
@@ -33,6 +45,10 @@ def run(code: str) -> str:
 
 def test_core_schedules_where_torch_cannot_be_imported():
     assert run(SCHEDULE_WITHOUT_TORCH) == "10"
+
+
+def test_the_stage_plays_where_neither_torch_nor_rich_can_be_imported():
+    assert run(STAGE_WITHOUT_TERMINAL) == "3"
 
 
 def test_import_nanovllm_is_light():

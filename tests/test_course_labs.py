@@ -40,7 +40,7 @@ def test_lab(chapter, demo_checkpoint, capsys):
 def shown(app) -> str:
     """All panels as plain text."""
     console = Console(width=WIDTH, record=True, file=io.StringIO())
-    for title, renderable in app.world.panels():
+    for title, renderable in app.panels():
         console.print(title, renderable)
     return console.export_text()
 

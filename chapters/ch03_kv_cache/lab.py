@@ -348,7 +348,7 @@ def make_app(model: str | None) -> "Explorer":
         Action("r", "reset", "reset"),
         Action("t", "time it", "measure"),
     ]
-    return Explorer("The KV cache", load_world(Story(model).load), actions)
+    return Explorer("The KV cache", load_world(Story(model).load), CacheWorld.panels, actions)
 
 
 def tell(story: Story) -> None:

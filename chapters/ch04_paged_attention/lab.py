@@ -292,7 +292,7 @@ def make_app(model: str | None = None) -> "Explorer":
         Action("m", "less", "shrink"),
         Action("r", "new", "reset"),
     ]
-    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), actions)
+    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), TwoMemories.panels, actions)
 
 
 # -- a day's work: the same requests to the end -----------------------------------------------------------------------

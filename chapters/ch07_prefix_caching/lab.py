@@ -39,7 +39,11 @@ def make_app(model: str | None = None) -> "Explorer":
         Action("r", "new", "reset"),
     ]
     return Explorer(
-        "7. Prefix caching: = found, + now cached, · its own, ! wrong", Simulator(), actions, ask="a prompt of yours"
+        "7. Prefix caching: = found, + now cached, · its own, ! wrong",
+        Simulator(),
+        Simulator.panels,
+        actions,
+        ask="a prompt of yours",
     )
 
 

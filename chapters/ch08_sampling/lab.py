@@ -331,7 +331,9 @@ def make_app(model: str | None) -> "Explorer":
         Action("r", "reset", "reset"),
     ]
     world = load_world(Story(model).load)
-    return Explorer("8. Sampling: a distribution to reshape", world, actions, ask="the beginning of a text")
+    return Explorer(
+        "8. Sampling: a distribution to reshape", world, World.panels, actions, ask="the beginning of a text"
+    )
 
 
 # -- the same request in other company --------------------------------------------------------------------------------

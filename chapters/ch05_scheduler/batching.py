@@ -1,0 +1,105 @@
+"""What lab 5 plays with: the real Scheduler and BlockManager, and the same scheduler fed in static batches.
+
+The stage has decided beforehand when each sequence will answer EOS, and does not tell the scheduler. Actions only; the
+pictures are in lab.py.
+"""
+
+from typing import Any
+
+from chapters.stage import Stage, Step
+from nanovllm.core.sequence import Sequence, SequenceStatus
+
+# (tokens of the prompt, tokens that the stage will answer, EOS included)
+REQUESTS = [(6, 3), (4, 12), (9, 5), (5, 2), (7, 9), (3, 4), (8, 10), (5, 3)]
+
+
+class StaticStage(Stage):
+    """The same scheduler, fed as a static batcher feeds a model: a new batch only when the whole last one has ended."""
+
+    def __init__(self, num_blocks: int, **options: Any) -> None:
+        super().__init__(num_blocks, **options)
+        self.held_back: list[Sequence] = []
+        self.idle: list[set[int]] = []  # for each step, seq_ids that keep a seat although they have ended
+        self._batch: list[Sequence] = []
+
+    def step(self) -> Step:
+        if not self.scheduler.has_unfinished():
+            batch_size = self.scheduler.max_num_seqs
+            self._batch, self.held_back = self.held_back[:batch_size], self.held_back[batch_size:]
+            for seq in self._batch:
+                self.scheduler.add(seq)
+        self.idle.append({seq.seq_id for seq in self._batch if seq.status is SequenceStatus.FINISHED})
+        return super().step()
+
+    def queue(self, seq: Sequence) -> None:
+        self.held_back.append(seq)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.held_back) or super().has_unfinished()
+
+    def abort(self, seq: Sequence) -> None:
+        if seq in self.held_back:
+            self.held_back.remove(seq)
+        super().abort(seq)
+
+
+def num_computed_tokens(stage: Stage) -> int:
+    return sum(step.num_tokens for step in stage.steps)
+
+
+def idle_share(stage: Stage) -> float:
+    """Of the seats of all steps, how many had no work?"""
+    num_seats = len(stage.steps) * stage.scheduler.max_num_seqs
+    return 1 - sum(len(step.chunks) for step in stage.steps) / num_seats if num_seats else 0.0
+
+
+def mean_num_steps(stage: Stage) -> float:
+    """From a request's arrival to its end, mean over the requests that have ended."""
+    spans = [end - stage.arrived[seq_id] for seq_id, end in stage.ended.items()]
+    return sum(spans) / max(len(spans), 1)
+
+
+class Comparison:
+    """The same requests to a scheduler, and to one that is fed in static batches."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> str:
+        limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 32}
+        self.ours, self.static = Stage(16, **limits), StaticStage(16, **limits)
+        for request in REQUESTS[:3]:
+            self._add_to_both(request)
+        return "Three requests wait. Press s."
+
+    def step(self) -> str:
+        for stage in (self.ours, self.static):
+            if stage.has_unfinished():
+                stage.step()
+        return "" if self.ours.has_unfinished() else "All requests have ended. Press a to add some."
+
+    def add(self) -> str:
+        request = REQUESTS[len(self.ours.seqs) % len(REQUESTS)]
+        name = self.ours.names[self._add_to_both(request).seq_id]
+        return f"{name}: EOS will be its token number {request[1]}. The scheduler isn't told."
+
+    def abort(self) -> str:
+        oldest = next(iter([*self.ours.scheduler.running, *self.ours.scheduler.waiting]), None)
+        if oldest is None:
+            return "There is nobody to abort."
+        name = self.ours.names[oldest.seq_id]
+        for stage in (self.ours, self.static):
+            stage.abort(stage.seqs[name])
+        return f"{name} is gone, and its blocks are free."
+
+    def take(self) -> str:
+        self.ours.take_blocks(2)
+        return "A hog holds two more blocks. Step until somebody needs one and there is none."
+
+    def give(self) -> str:
+        self.ours.give_blocks()
+        return "All blocks of the hogs are in the pool again."
+
+    def _add_to_both(self, request: tuple[int, int]) -> Sequence:
+        self.static.add(*request)
+        return self.ours.add(*request)

@@ -1,0 +1,37 @@
+"""Expect: what a check says when the student's code did something else than it should. Needs nothing but Python."""
+
+from typing import Any, Protocol
+
+
+class Wrong(Exception):
+    """The student's code did something else than it should."""
+
+    def __init__(self, hint: str, *, expected: Any = None, got: Any = None) -> None:
+        super().__init__(hint)
+        self.hint, self.expected, self.got = hint, expected, got
+
+
+class Checkable(Protocol):
+    """A BlockManager or a Scheduler."""
+
+    def check_integrity(self) -> None: ...
+
+
+def expect(expected: Any, got: Any, hint: str) -> None:
+    if expected != got:
+        raise Wrong(hint, expected=expected, got=got)
+
+
+def expect_answer(expected: bool, got: Any, when: str) -> None:
+    """Of a function that answers True or False."""
+    hint = f"the answer is wrong {when}"
+    if got is None:
+        hint = f"it returned nothing {when}: does every way through the function end with return True or return False?"
+    expect(expected, got, hint)
+
+
+def expect_sane(structure: Checkable, when: str = "") -> None:
+    try:
+        structure.check_integrity()
+    except AssertionError as error:
+        raise Wrong(f"{when}check_integrity() complains: {error}") from error
