@@ -36,12 +36,12 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import Linear, RotaryEmbedding
+from nanovllm.worker.layers import RotaryEmbedding, RowParallelLinear
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
 T = TypeVar("T")
-OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = Linear.forward, Decoder.embed, loader.open_file, Group.share
+OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = RowParallelLinear.forward, Decoder.embed, loader.open_file, Group.share
 CPU = torch.device("cpu")
 
 
@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 def ours() -> Iterator[None]:
     """The engine's own code for a while, whatever is installed."""
     with (
-        replaced(Linear, "forward", OUR_FORWARD),
+        replaced(RowParallelLinear, "forward", OUR_FORWARD),
         replaced(Decoder, "embed", OUR_EMBED),
         replaced(loader, "open_file", OUR_OPEN),
         replaced(Group, "share", OUR_SHARE),
@@ -96,9 +96,9 @@ def small_checkpoint() -> tuple[Path, ModelConfig]:
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     tensors = {name: tensor.detach().clone() for name, tensor in model.checkpoint_tensors()}
     save_file(tensors, folder / "model.safetensors")
-    (folder / "packed").mkdir()
-    packed = {name: p.detach() for name, p in model.named_parameters() if "qkv_proj" in name or "gate_up_proj" in name}
-    save_file({f"model.{name}": tensor for name, tensor in packed.items()}, folder / "packed" / "model.safetensors")
+    (folder / "merged").mkdir()
+    merged = {name: p.detach() for name, p in model.named_parameters() if "qkv_proj" in name or "gate_up_proj" in name}
+    save_file({f"model.{name}": tensor for name, tensor in merged.items()}, folder / "merged" / "model.safetensors")
     return folder, config
 
 
@@ -185,13 +185,13 @@ def check_same_tokens(bench: Bench, fresh: bool = False) -> None:
         ENGINES[bench] = engine
 
 
-# -- linear_forward ---------------------------------------------------------------------------------------------------
+# -- row_parallel_forward ---------------------------------------------------------------------------------------------
 
-Forward = Callable[[Linear, Tensor], Tensor]
+Forward = Callable[[RowParallelLinear, Tensor], Tensor]
 
 
-def use_linear_forward(function: Forward) -> AbstractContextManager[None]:
-    return replaced(Linear, "forward", function)
+def use_row_parallel_forward(function: Forward) -> AbstractContextManager[None]:
+    return replaced(RowParallelLinear, "forward", function)
 
 
 def whole_numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -199,10 +199,10 @@ def whole_numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-class WatchedLinear(Linear):
+class WatchedLinear(RowParallelLinear):
     """The engine's layer; its product counts, and says what is wrong with its arguments."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, group: Group | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias is not None, group)
         self.weight = nn.Parameter(weight.clone(), requires_grad=False)
         if bias is not None:
@@ -212,24 +212,18 @@ class WatchedLinear(Linear):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         self.num_products += 1
         if x.shape[-1] != weight.shape[-1]:
-            hint = "layer.product: x must have as many columns as the weight"
-            if self.group is not None:
-                hint += "; a row-parallel layer gets its x cut already: it has this rank's columns and no others"
+            hint = (
+                "layer.product: x must have as many columns as the weight; a row-parallel layer gets its x cut "
+                "already: it has this rank's columns and no others"
+            )
             raise Wrong(hint, expected=f"x [*, {weight.shape[-1]}]", got=f"x {list(x.shape)}")
         return F.linear(x, weight, bias)
 
 
 def ask_linear(function: Forward, layer: WatchedLinear, x: Tensor) -> Tensor:
-    """One call. Raises Wrong for what is wrong with any kind of layer."""
+    """One call. Raises Wrong for what is wrong on any number of ranks."""
     before = [t.clone() for t in (x, *layer.parameters())]
-    try:
-        got = function(layer, x)
-    except AttributeError as error:
-        if layer.group is None and "NoneType" in str(error):
-            raise Wrong(
-                "layer.group is None in a column-parallel layer: no rank waits for another one there"
-            ) from error
-        raise
+    got = function(layer, x)
     if not isinstance(got, Tensor):
         raise Wrong("return a tensor", got=repr(got))
     if not all(map(torch.equal, before, (x, *layer.parameters()))):
@@ -237,19 +231,6 @@ def ask_linear(function: Forward, layer: WatchedLinear, x: Tensor) -> Tensor:
     if layer.num_products == 0:
         raise Wrong("call layer.product: in the engine the weight lies in an order that torch's functions do not know")
     return got
-
-
-def check_columns(function: Forward, bench: Bench) -> None:
-    """Column-parallel: some columns of y, and nobody is asked"""
-    weight, bias, x = whole_numbers(6, 4), whole_numbers(6, seed=1), whole_numbers(2, 4, seed=2)
-    for share in (slice(0, 3), slice(3, 6)):
-        got = ask_linear(function, WatchedLinear(weight[share], bias[share], None), x)
-        expected = F.linear(x, weight[share], bias[share])
-        if got.shape != expected.shape or not torch.equal(got, expected):
-            hint = "a column-parallel layer's columns of y"
-            if torch.equal(got, expected - bias[share]):
-                hint += ": its bias is missing; here every rank has a part of its own"
-            raise Wrong(hint, expected=expected.tolist(), got=got.tolist())
 
 
 def compare_rows(function: Forward, size: int, with_bias: bool) -> None:
@@ -287,26 +268,26 @@ def compare_rows(function: Forward, size: int, with_bias: bool) -> None:
 
 
 def check_rows(function: Forward, bench: Bench) -> None:
-    """Row-parallel: the partial sums of 3 ranks are added up"""
+    """The partial sums of 3 ranks are added up"""
     compare_rows(function, 3, with_bias=False)
 
 
 def check_bias(function: Forward, bench: Bench) -> None:
-    """Row-parallel with a bias"""
+    """The same with a bias"""
     compare_rows(function, 3, with_bias=True)
 
 
 def check_alone(function: Forward, bench: Bench) -> None:
-    """Row-parallel, in a group of one"""
+    """A group of one"""
     compare_rows(function, 1, with_bias=True)
 
 
-def check_linear_decoder(function: Forward, bench: Bench) -> None:
+def check_forward_decoder(function: Forward, bench: Bench) -> None:
     """A decoder on 6 ranks: the logits of one rank, two all-reduces a layer and one for the embedding"""
     check_small_decoder(num_reduces=5)
 
 
-def check_linear_generates(function: Forward, bench: Bench) -> None:
+def check_forward_generates(function: Forward, bench: Bench) -> None:
     """Real generation on several ranks: the same tokens"""
     check_same_tokens(bench)
 
@@ -436,7 +417,7 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
 
 @cache
 def expected_shares(rank: int, size: int) -> dict[str, Tensor]:
-    """What the engine's own loader gives to a rank, the packed weights included."""
+    """What the engine's own loader gives to a rank, the merged weights included."""
     with ours():
         model = load_small(Group(rank, size))
     shares = {name: tensor.detach() for name, tensor in model.checkpoint_tensors()}
@@ -483,9 +464,9 @@ def hint_for(name: str, whole: Tensor, expected: Tensor, got: Tensor, rank: int,
         equal_parts = (whole[rank * n : (rank + 1) * n] for n in (num_rows // size, -(-num_rows // size)))
         exactly = whole[rank * num_rows // size : (rank + 1) * num_rows // size]
         if any(got.shape == part.shape and torch.equal(got, part) for part in (exactly, *equal_parts)):
-            return ": the packed tensor is cut in equal parts, across the borders inside it; cut each part of it"
+            return ": the merged tensor is cut in equal parts, across the borders inside it; cut each part of it"
         if layer == "qkv_proj" and size > 2 and got.shape[0] < expected.shape[0]:
-            return ": 2 KV heads for 6 ranks, so each rank has a copy of a whole one, in a packed weight as well"
+            return ": 2 KV heads for 6 ranks, so each rank has a copy of a whole one, in a merged weight as well"
         return ""
     dim = next(d for d in range(whole.dim()) if expected.shape[d] != whole.shape[d])
     kind, num_got = ("row", "column")[dim], got.shape[dim]
@@ -514,8 +495,8 @@ def hint_for(name: str, whole: Tensor, expected: Tensor, got: Tensor, rank: int,
 def compare_share(function: ReadShare, names: list[str], size: int) -> None:
     folder, config = small_checkpoint()
     for name in names:
-        packed = "qkv" in name or "gate_up" in name
-        path = folder / ("packed" if packed else ".") / "model.safetensors"
+        merged = "qkv" in name or "gate_up" in name
+        path = folder / ("merged" if merged else ".") / "model.safetensors"
         with safe_open(path, framework="pt") as file:
             whole = file.get_tensor(name)
             for rank in range(size):
@@ -572,8 +553,8 @@ def check_few_kv(function: ReadShare, bench: Bench) -> None:
     compare_share(function, names, 6)
 
 
-def check_packed(function: ReadShare, bench: Bench) -> None:
-    """Packed weights: each part is cut"""
+def check_merged(function: ReadShare, bench: Bench) -> None:
+    """Merged weights: each part is cut"""
     names = ("mlp.gate_up_proj.weight", "self_attn.qkv_proj.weight", "self_attn.qkv_proj.bias")
     for size in (2, 6):
         compare_share(function, [LAYER + name for name in names], size)
@@ -591,10 +572,10 @@ def check_read_generates(function: ReadShare, bench: Bench) -> None:
 
 TASKS = [
     Task(
-        "linear_forward",
+        "row_parallel_forward",
         "Columns, then rows",
-        use_linear_forward,
-        (check_columns, check_rows, check_bias, check_alone, check_linear_decoder, check_linear_generates),
+        use_row_parallel_forward,
+        (check_rows, check_bias, check_alone, check_forward_decoder, check_forward_generates),
     ),
     Task(
         "embed",
@@ -620,7 +601,7 @@ TASKS = [
             check_biases,
             check_kv,
             check_few_kv,
-            check_packed,
+            check_merged,
             check_loader,
             check_read_generates,
         ),

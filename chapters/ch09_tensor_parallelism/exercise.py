@@ -1,7 +1,7 @@
 """Exercises of chapter 9. Edit this file, then:  python -m chapters check 9
 
-Each function works in the real engine while it is checked: in every linear layer, in the embedding and in the loader of
-every rank. The ranks are threads of one process then, so that all of them run your code (ranks.py says how).
+Each function works in the real engine while it is checked: in every row-parallel layer, in the embedding and in the
+loader of every rank. The ranks are threads of one process then, so that all of them run your code (ranks.py says how).
 """
 
 from typing import Any
@@ -9,23 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import RowParallelLinear
 from nanovllm.worker.model import Decoder
 
 
-def linear_forward(layer: Linear, x: Tensor) -> Tensor:
-    """y = x W^T + b, as this rank computes it. (Replaces Linear.forward.)
+def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
+    """y = x W^T + b of a row-parallel layer, as one rank computes it. (Replaces RowParallelLinear.forward.)
 
-    A layer is of one of two kinds.
-
-    Column-parallel, if layer.group is None. x [T, in] is whole, the same on every rank. layer.weight [out, in] has this
-    rank's rows of the whole weight, layer.bias [out] (or None) the same rows of the bias. Return this rank's columns
-    of y, [T, out]. No rank waits for another one.
-
-    Row-parallel, if layer.group is a Group. x [T, in] has this rank's columns of the whole x, because the layer before
-    has computed no others. layer.weight [out, in] has this rank's columns of the whole weight, and `out` is whole.
-    layer.bias [out] (or None) is the whole bias, and every rank has it. Return the whole y, [T, out], the same on every
-    rank.
+    x [T, in] has this rank's columns of the whole x: the column-parallel layer before this one has computed no others.
+    layer.weight [out, in] has this rank's columns of the whole weight, and `out` is whole. layer.bias [out] (or None)
+    is the whole bias, and every rank has it. Return the whole y, [T, out], the same on every rank.
 
     A product is computed by
 
@@ -37,12 +30,11 @@ def linear_forward(layer: Linear, x: Tensor) -> Tensor:
         layer.group.rank                 0, 1, ... layer.group.size - 1; with size 1 this rank is alone
         layer.group.all_reduce(y) -> y   adds up y over all ranks, in place
 
-    All ranks must call all_reduce equally often, or some wait for ever. Here: exactly once in a row-parallel layer,
-    never in a column-parallel one. Don't change x, the weight or the bias.
+    Call all_reduce exactly once, on every rank: all ranks must call it equally often, or some wait for ever. Don't
+    change x, the weight or the bias.
 
-    Example: 2 ranks, a row-parallel layer with the whole weight [[1, 1, 1, 1]], bias [100], and the whole x
-    [[1, 2, 3, 4]]. Rank 0 has x [[1, 2]] and weight [[1, 1]], rank 1 has x [[3, 4]] and weight [[1, 1]]. Both have bias
-    [100], and both return [[110]].
+    Example: 2 ranks, the whole weight [[1, 1, 1, 1]], bias [100], and the whole x [[1, 2, 3, 4]]. Rank 0 has x [[1, 2]]
+    and weight [[1, 1]], rank 1 has x [[3, 4]] and weight [[1, 1]]. Both have bias [100], and both return [[110]].
     """
     raise NotImplementedError
 
@@ -91,8 +83,8 @@ def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) 
         k_proj, v_proj (.weight and .bias)              column-parallel, by whole KV heads, see below
         o_proj.weight, down_proj.weight                 row-parallel: the inputs (columns in the file), likewise
         o_proj.bias, down_proj.bias, all others (norms) whole, on every rank
-        qkv_proj, gate_up_proj (.weight and .bias)      packed: q, k and v (gate and up) in one tensor, one below the
-                                                        other. This engine packs them when it loads; some checkpoints
+        qkv_proj, gate_up_proj (.weight and .bias)      merged: q, k and v (gate and up) in one tensor, one below the
+                                                        other. This engine merges them when it loads; some checkpoints
                                                         have them so in the file. Return what the rank would have of q,
                                                         of k and of v, one below the other (torch.cat).
 

@@ -33,7 +33,7 @@ from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
 from nanovllm.worker import loader
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import silu_and_mul
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, RowParallelLinear
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
@@ -181,7 +181,7 @@ def tell_pair(story: Story) -> None:
     x = torch.tensor([[3.0, 1]])  # one token
     story.say(
         "Two linear layers with a function between them, here max(0, h). The first makes 4 numbers of 2, the second 2 "
-        "of 4. Both are the engine's Linear. The rows of the first weight are "
+        "of 4. They are the engine's Linear and RowParallelLinear. The rows of the first weight are "
         f"{' '.join(f'({numbers(row)})' for row in first)}, those of the second "
         f"{' '.join(f'({numbers(row)})' for row in second)}. The second has a bias, ({numbers(bias)}). On one rank:"
     )
@@ -190,7 +190,7 @@ def tell_pair(story: Story) -> None:
         """This rank's rows of the first weight, its columns of the second, and the layers run with them."""
         share = slice(group.rank * 4 // group.size, (group.rank + 1) * 4 // group.size)
         columns = Linear(2, 4 // group.size, bias=False)
-        rows = Linear(4 // group.size, 2, bias=True, group=group)
+        rows = RowParallelLinear(4 // group.size, 2, bias=True, group=group)
         columns.weight, rows.weight = torch.nn.Parameter(first[share]), torch.nn.Parameter(second[:, share])
         rows.bias = torch.nn.Parameter(bias)
         h = columns(x)
@@ -276,8 +276,7 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
     table.add_section()
     table.add_row("1 of 1", "", f"{world.alone.engine.model_runner.weight_bytes // 4:,}")
     story.show(table)
-    attention = models[-1].layers[0].self_attn
-    q, k, v = attention.split_sizes
+    q, k, v = models[-1].layers[0].self_attn.qkv_proj.out_sizes
     story.say(
         f"q_proj, k_proj and v_proj lie in the file one by one and in memory as one weight, qkv_proj. Rank "
         f"{world.size - 1} has {q} + {k} + {v} rows of it: its own part of each of the three, one below the other."
@@ -323,7 +322,7 @@ def tell_generation(story: Story, world: World) -> None:
     num_reduces = 2 * config.num_hidden_layers + 1
     row_bytes = config.hidden_size * 4
     prompts = [f"{SHARED} {country}? Answer:" for country in COUNTRIES]
-    pool = f"{world.ranks.num_blocks} blocks of {world.ranks.block_size}"
+    pool = f"{world.several.engine.kv_pool.num_blocks} blocks of {world.several.engine.kv_pool.block_size}"
     story.say(
         f"Four prompts that begin alike, {NUM_TOKENS} tokens each, in a pool of {pool}. All-reduces in a step: one "
         f"after the embedding, two in each of {config.num_hidden_layers} layers: {num_reduces}. Each adds up "

@@ -7,13 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import RowParallelLinear
 from nanovllm.worker.model import Decoder
 
 
-def linear_forward(layer: Linear, x: Tensor) -> Tensor:
-    if layer.group is None:
-        return layer.product(x, layer.weight, layer.bias)
+def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
     # What every rank adds is in the sum as often as there are ranks. One of them adds the bias.
     bias = layer.bias if layer.group.rank == 0 else None
     return layer.group.all_reduce(layer.product(x, layer.weight, bias))
@@ -23,21 +21,21 @@ def embed(decoder: Decoder, input_ids: Tensor) -> Tensor:
     num_words = decoder.config.vocab_size
     rows = input_ids - decoder.group.rank * num_words
     elsewhere = (rows < 0) | (rows >= num_words)
-    x = F.embedding(rows.masked_fill(elsewhere, 0), decoder.embed_tokens)  # any row will do where the word is not ours
+    x = F.embedding(rows.masked_fill(elsewhere, 0), decoder.embed_tokens)  # any row will do for other words
     return decoder.group.all_reduce(x.masked_fill(elsewhere[:, None], 0))
 
 
 def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) -> Tensor:
     layer, kind = name.split(".")[-2:]
     kv_rows = config.num_key_value_heads * config.head_dim
-    packed = {
+    merged = {
         "qkv_proj": {"q_proj": config.num_attention_heads * config.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
         "gate_up_proj": {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size},
     }
-    if layer in packed:
+    if layer in merged:
         shares, first = [], 0
-        for one, num_rows in packed[layer].items():
-            start, stop = _rows(one, num_rows, config, rank, size)
+        for projection, num_rows in merged[layer].items():
+            start, stop = _rows(projection, num_rows, config, rank, size)
             shares.append(part[first + start : first + stop])
             first += num_rows
         return torch.cat(shares)
