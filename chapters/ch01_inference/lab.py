@@ -259,7 +259,7 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     q, k, v, by_torch, by_engine = layers[number]
     story.say(
         f"Layer {number}, head {head}: a query of {config.head_dim} numbers, {len(token_ids)} keys and as many values. "
-        f"{group} query heads share a pair of key and value head, so query head {head} reads KV head {head // group}. "
+        f"{group} neighbouring query heads share a KV head: query head {head} reads KV head {head} // {group} = {head // group}. "
         f"Each dot product is divided by the square root of {config.head_dim}, and a softmax makes shares of them."
     )
     shown = table("position", "token", "q · k", "divided", "weight", "", left=2)
