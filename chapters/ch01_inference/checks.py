@@ -139,14 +139,16 @@ def last_positions(function: Attention, bench: Bench) -> None:
 
 def several_heads(function: Attention, bench: Bench) -> None:
     """several heads, each with keys and values of its own"""
-    hint = "each head has its own dot products, divided by the root of head_dim, and its own softmax. With as many KV heads "
-    hint += "as heads the group size is 1, so head h reads KV head h // 1; h // num_kv_heads is something else"
+    hint = (
+        "each head has its own dot products and its own softmax. The group size is num_heads // num_kv_heads, here 1: "
+    )
+    hint += "head h reads KV head h // group_size, not h // num_kv_heads"
     compare(function, *random_qkv(n=4, m=4, num_heads=3, num_kv_heads=3), hint)
 
 
 def grouped_heads(function: Attention, bench: Bench) -> None:
     """query heads that share KV heads"""
-    hint = "head h reads KV head h // (num_heads // num_kv_heads): neighbours share"
+    hint = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
     for num_heads, num_kv_heads in ((4, 1), (8, 2), (6, 3)):
         compare(function, *random_qkv(2, 5, num_heads, num_kv_heads), hint)
 
@@ -214,8 +216,10 @@ def expect(got: Any, expected: list[int], hint: str) -> None:
 
 def first_token(function: Any, bench: Bench) -> None:
     """one token: the one with the largest logit"""
-    model = ToyModel([42])
-    expect(function(model, [7, 8, 9], 1, set()), [42], "the most likely token is the index of the largest logit")
+    got = function(ToyModel([42]), [7, 8, 9], 1, set())
+    if got == []:
+        raise Wrong("max_tokens counts generated tokens, not those of the prompt", expected=[42], got=got)
+    expect(got, [42], "the most likely token is the index of the largest logit")
 
 
 def feeds_back(function: Any, bench: Bench) -> None:
