@@ -16,8 +16,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     - A position sees itself and what lies before it, never what lies behind it. So row i sees positions 0 to m - n + i.
     - A weight is the softmax, over what the position sees, of its dot product with a key divided by sqrt(head_dim).
-    - num_heads is a multiple of num_kv_heads. Neighbours share: with 6 heads and 2 KV heads, heads 0, 1, 2 read KV
-      head 0 and heads 3, 4, 5 read KV head 1.
+    - num_heads is a multiple of num_kv_heads. Neighbours share: with 8 heads and 2 KV heads, heads 0 to 3 read KV
+      head 0 and heads 4 to 7 read KV head 1.
     - The three arguments stay as they are: they are the engine's own. All are float32; large dot products must not
       overflow (torch's softmax takes care of that).
 

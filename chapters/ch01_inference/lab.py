@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -127,11 +128,8 @@ def attention_watched(llm: LLM) -> Iterator[list[tuple[Tensor, ...]]]:
         found.append((q.clone(), k, v, attention.paged_attention(q, k_cache, v_cache, batch), out.clone()))
         return out
 
-    runner.kernels = dataclasses.replace(kernels, paged_attention=paged_attention)
-    try:
+    with replaced(runner, "kernels", dataclasses.replace(kernels, paged_attention=paged_attention)):
         yield found
-    finally:
-        runner.kernels = kernels
 
 
 def attend(query: list[float], keys: list[list[float]], values: list[list[float]]) -> tuple[list[float], ...]:
@@ -259,8 +257,9 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     q, k, v, by_torch, by_engine = layers[number]
     story.say(
         f"Layer {number}, head {head}: a query of {config.head_dim} numbers, {len(token_ids)} keys and as many values. "
-        f"{group} query heads share a pair of key and value head, so query head {head} reads KV head {head // group}. "
-        f"Each dot product is divided by the square root of {config.head_dim}, and a softmax makes shares of them."
+        f"{group} neighbouring query heads share a KV head: query head {head} reads KV head {head} // {group} = "
+        f"{head // group}. Each dot product is divided by the square root of {config.head_dim}, and a softmax makes shares "
+        "of them."
     )
     shown = table("position", "token", "q · k", "divided", "weight", "", left=2)
     shown.columns[-1].justify = "left"

@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    n, m, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)  # [m, num_heads, head_dim]
+    n, m, group_size = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    kv_head = torch.arange(q.shape[1], device=q.device) // group_size  # of each query head
+    k, v = k[:, kv_head], v[:, kv_head]  # [m, num_heads, head_dim]
     scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[2] ** -0.5
     position = torch.arange(m, device=q.device)
     later = position > position[m - n :, None]  # [n, m]: the queries are the last n positions, not the first
