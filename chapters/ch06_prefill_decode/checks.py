@@ -17,14 +17,13 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.engine import LLMEngine
-from nanovllm.outputs import RequestOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Attention
+from nanovllm.worker.model_runner import ModelRunner, Sampled
 
 OUR_SCHEDULE = Scheduler.schedule
-OUR_STEP = LLMEngine.step
+OUR_RUN = ModelRunner.run
 OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
 
 
@@ -78,27 +77,20 @@ SMALL = ModelConfig(
 def use_step_cost(function: Cost) -> Iterator[None]:
     """Each step of the engine is predicted before it runs, and counted while it runs."""
 
-    def step(engine: LLMEngine) -> list[RequestOutput]:
-        predicted, counted, steps = [], Meter(), []
-
-        def schedule() -> SchedulerOutput:
-            output = OUR_SCHEDULE(engine.scheduler)
-            itemsize = engine.model_runner.dtype.itemsize
-            predicted.append(ask_cost(function, engine.model_config, itemsize, output.chunks))
-            steps.append(show(output.chunks))
-            return output
-
+    def run(runner: ModelRunner, output: SchedulerOutput) -> Sampled:
+        predicted = ask_cost(function, runner.model_config, runner.dtype.itemsize, output.chunks)
+        counted = Meter()
         hook = register_module_forward_hook(counted)
         try:
-            # A step that is replayed from a CUDA graph runs no Python, so nothing could be counted in it.
-            with replaced(engine.scheduler, "schedule", schedule), replaced(engine.model_runner, "_graphs", None):
-                outputs = OUR_STEP(engine)
+            # A step that is replayed from a CUDA graph runs no Python: nothing could be counted in it.
+            with replaced(runner, "_graphs", None):
+                sampled = OUR_RUN(runner, output)
         finally:
             hook.remove()
-        expect_cost(predicted[0], counted.cost(), f"counted in the engine, in a step with {steps[0]}")
-        return outputs
+        expect_cost(predicted, counted.cost(), f"a step of the engine with {show(output.chunks)}, counted while it ran")
+        return sampled
 
-    with replaced(LLMEngine, "step", step):
+    with replaced(ModelRunner, "run", run):
         yield
 
 
@@ -144,7 +136,9 @@ def expect_cost(got: StepCost, expected: StepCost, step: str, hints: dict[tuple[
             raise Wrong(f"{name} of {step}" + (f": {hint}" if hint else ""), expected=f"{value:,}", got=f"{wrong:,}")
 
 
-def check_cost(function: Cost, chunks: list[ScheduledChunk], hints: dict[tuple[str, int], str], itemsize: int = 2) -> None:
+def check_cost(
+    function: Cost, chunks: list[ScheduledChunk], hints: dict[tuple[str, int], str], itemsize: int = 2
+) -> None:
     """Compare with a count row by row, for the sizes of SMALL."""
     linear_flops = attention_flops = num_keys = 0
     for chunk in chunks:
@@ -167,11 +161,16 @@ def check_one_token(function: Cost, bench: Bench) -> None:
         ("linear_flops", 2 * 4600): "its row samples, so it meets the output matrix, too",
         ("linear_flops", 2 * (5 * 720 + 1200)): "an MLP has three matrices: gate_proj, up_proj and down_proj",
         ("linear_flops", 2 * (5 * 1080 + 1200)): "k_proj and v_proj have outputs for the KV heads only",
-        ("linear_flops", 2 * (5 * 880 + 1200)): "q_proj has num_attention_heads * head_dim = 12 outputs, o_proj 12 inputs",
+        (
+            "linear_flops",
+            2 * (5 * 880 + 1200),
+        ): "q_proj has num_attention_heads * head_dim = 12 outputs, o_proj 12 inputs",
+        ("attention_flops", 0): "a token meets its own key, too",
         ("attention_flops", 120): "4 FLOPs: two for the score q·k, two for adding up the weighted v",
         ("attention_flops", 80): "each query head has scores of its own, even if several share a KV head",
         ("attention_flops", 48): "that is one layer",
         ("weight_bytes", 5_800): "each weight has itemsize bytes",
+        ("kv_bytes", 0): "the token's own K and V are read, too",
         ("kv_bytes", 240): "only the KV heads have K and V",
         ("kv_bytes", 40): "K and V both count, and each number has itemsize bytes",
         ("kv_bytes", 16): "that is one layer",
@@ -183,9 +182,7 @@ def check_decode(function: Cost, bench: Bench) -> None:
     """A decode: the keys of earlier steps"""
     hints = {
         ("attention_flops", 240): "its one row also meets the keys of the 4 tokens that earlier steps computed",
-        ("attention_flops", 960): "a token meets its own key, too",
         ("kv_bytes", 80): "the K and V of the 4 tokens before it are read, too",
-        ("kv_bytes", 320): "the token's own K and V are read, too",
     }
     check_cost(function, make_chunks((4, 5, 5)), hints)
 
@@ -195,7 +192,6 @@ def check_prompt(function: Cost, bench: Bench) -> None:
     hints = {
         ("linear_flops", 6 * 11_600): "only the row that samples, the last, meets the output matrix",
         ("attention_flops", 36 * 240): "attention is causal: the first row meets one key, the last one six",
-        ("attention_flops", 15 * 240): "a token meets its own key, too",
         ("attention_flops", 6 * 240): "that is the last row alone; each of the 6 rows meets its own and all before it",
         ("weight_bytes", 6 * 11_600): "a weight is read once a step, however many rows it meets",
         ("kv_bytes", 21 * 80): "K and V are read once for all rows of the chunk",
@@ -352,9 +348,12 @@ def use_budget(function: Budget, limit_s: float = 0.0501) -> Iterator[None]:
 
 
 def ask(function: Budget, scheduler: Scheduler, machine: Machine, limit_s: float) -> int:
+    before = scheduler.max_num_batched_tokens, list(scheduler.running), list(scheduler.waiting)
     got = function(scheduler, machine, limit_s)
     if not isinstance(got, int) or got < 1:
         raise Wrong("a budget is a whole number, at least 1: with less the engine stands still", got=repr(got))
+    if before != (scheduler.max_num_batched_tokens, list(scheduler.running), list(scheduler.waiting)):
+        raise Wrong("token_budget only answers: the scheduler's queues and its limit must stay as they were")
     return got
 
 

@@ -35,8 +35,8 @@ def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) 
         gate_proj, up_proj   hidden_size x intermediate_size, each
         down_proj        intermediate_size x hidden_size
 
-    num_attention_heads * head_dim need not be hidden_size. There are config.num_hidden_layers layers. Norms, biases, the
-    look-up of embeddings and the writing of K and V are left out. All four are whole numbers. Change nothing.
+    num_attention_heads * head_dim need not be hidden_size. There are config.num_hidden_layers layers. Norms, biases,
+    the look-up of embeddings and the writing of K and V are left out. All four are whole numbers (int).
 
     Example: hidden_size 10, intermediate_size 20, 5 layers, 6 query heads, 2 KV heads, head_dim 2, vocab_size 120,
     itemsize 2. A layer has 120 + 40 + 40 + 120 + 3 * 200 = 920 weights, the output matrix 1,200. A step with one chunk,
@@ -57,7 +57,7 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
         logits_rows     the last row of each chunk that samples (chunk.samples), in order. A chunk that ends in the
                         middle of its prompt has none.
 
-    Return three lists of ints; the caller makes tensors of them. Don't change the chunks.
+    Return three lists of ints; the caller makes tensors of them.
 
     Example: a decode at position 7 (start 7, end 8), then the first 3 of 10 prompt tokens (start 0, end 3)
     -> ([0, 1, 4], [8, 3], [0]).

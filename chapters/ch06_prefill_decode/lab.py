@@ -36,7 +36,7 @@ PATIENCE_S = 0.7  # a measurement is repeated while this lasts
 H100_FLOPS_PER_S, H100_BYTES_PER_S = 989e12, 3.35e12  # NVIDIA's data sheet: SXM, bf16 without sparsity
 
 
-# -- steps on paper -------------------------------------------------------------------------------------------------------
+# -- steps on paper -------------------------------------------------------------------------------------------------
 
 
 def decode_chunks(batch_size: int, context: int) -> list[ScheduledChunk]:
@@ -265,8 +265,8 @@ def tell_paper(story: Story, world: World) -> None:
     theirs = world.engine.model_runner.weight_bytes
     story.say(
         f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
-        f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that it "
-        f"holds {theirs / 1e6:.1f} MB (norms included). "
+        f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
+        f"it holds {theirs / 1e6:.1f} MB (norms included). "
         f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
     )
     story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
