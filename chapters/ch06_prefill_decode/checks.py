@@ -2,22 +2,246 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
-from chapters.ch06_prefill_decode.lab import Machine
+from chapters.ch06_prefill_decode.roofline import Machine, StepCost
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.layers import Linear
+from nanovllm.worker.model import Attention
+from nanovllm.worker.model_runner import ModelRunner, Sampled
 
 OUR_SCHEDULE = Scheduler.schedule
+OUR_RUN = ModelRunner.run
 OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
+
+
+def make_chunks(*sizes: tuple[int, int, int]) -> list[ScheduledChunk]:
+    """(start, end, tokens of the sequence) for each chunk."""
+    return [ScheduledChunk(Sequence(list(range(num_tokens))), start, end, start) for start, end, num_tokens in sizes]
+
+
+def show(chunks: list[ScheduledChunk]) -> str:
+    return ", ".join(f"positions {c.start}-{c.end - 1} of {len(c.seq.tokens)}" for c in chunks)
+
+
+def random_steps() -> Iterator[list[ScheduledChunk]]:
+    rng = random.Random(0)
+    for _ in range(200):
+        sizes = []
+        for _ in range(rng.randint(1, 6)):
+            start, num_tokens = rng.randint(0, 40), rng.randint(1, 9)
+            sizes.append((start, start + num_tokens, start + num_tokens + rng.choice((0, 0, 5))))
+        yield make_chunks(*sizes)
+
+
+# -- step_cost --------------------------------------------------------------------------------------------------------
+
+Cost = Callable[[ModelConfig, int, list[ScheduledChunk]], StepCost]
+
+# The docstring's example: 920 weights a layer, 4,600 in all layers, 1,200 in the output matrix.
+SMALL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=120,
+    hidden_size=10,
+    intermediate_size=20,
+    num_hidden_layers=5,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=2,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling={"rope_type": "default"},
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+)
+
+
+@contextmanager
+def use_step_cost(function: Cost) -> Iterator[None]:
+    """Each step of the engine is predicted before it runs, and counted while it runs."""
+
+    def run(runner: ModelRunner, output: SchedulerOutput) -> Sampled:
+        predicted = ask_cost(function, runner.model_config, runner.dtype.itemsize, output.chunks)
+        counted = Meter()
+        hook = register_module_forward_hook(counted)
+        try:
+            # A step that is replayed from a CUDA graph runs no Python: nothing could be counted in it.
+            with replaced(runner, "_graphs", None):
+                sampled = OUR_RUN(runner, output)
+        finally:
+            hook.remove()
+        expect_cost(predicted, counted.cost(), f"a step of the engine with {show(output.chunks)}, counted while it ran")
+        return sampled
+
+    with replaced(ModelRunner, "run", run):
+        yield
+
+
+class Meter:
+    """Called by PyTorch after each module of the model. Adds up what the matrix products and the attention did."""
+
+    def __init__(self) -> None:
+        self.linear_flops = self.attention_flops = self.weight_bytes = self.kv_bytes = 0
+
+    def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        if isinstance(module, Linear):
+            num_rows, in_size = inputs[0].shape
+            self.linear_flops += 2 * num_rows * in_size * output.shape[1]
+            if num_rows:
+                self.weight_bytes += in_size * output.shape[1] * output.element_size()
+        elif isinstance(module, Attention):
+            _, (k_cache, _), context = inputs
+            for num_rows, num_keys in zip(context.batch.query_lens, context.batch.key_lens, strict=True):
+                # The last row attends to all keys, each row before it to one fewer than the next.
+                pairs = num_rows * num_keys - num_rows * (num_rows - 1) // 2
+                self.attention_flops += 4 * pairs * module.num_heads * module.head_dim
+                self.kv_bytes += num_keys * 2 * module.num_kv_heads * module.head_dim * k_cache.element_size()
+
+    def cost(self) -> StepCost:
+        return StepCost(**vars(self))
+
+
+def ask_cost(function: Cost, config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) -> StepCost:
+    got = function(config, itemsize, chunks)
+    if not isinstance(got, StepCost):
+        raise Wrong("return a StepCost", got=repr(got))
+    if not all(isinstance(value, int) for value in asdict(got).values()):
+        raise Wrong("the numbers of a StepCost are whole: use //, or no division at all", got=got)
+    return got
+
+
+def expect_cost(got: StepCost, expected: StepCost, step: str, hints: dict[tuple[str, int], str] | None = None) -> None:
+    """hints: what to say of a usual mistake, by the name of the number and the value that the mistake gives."""
+    for name, value in asdict(expected).items():
+        wrong = getattr(got, name)
+        if wrong != value:
+            hint = (hints or {}).get((name, wrong), "")
+            raise Wrong(f"{name} of {step}" + (f": {hint}" if hint else ""), expected=f"{value:,}", got=f"{wrong:,}")
+
+
+def check_cost(
+    function: Cost, chunks: list[ScheduledChunk], hints: dict[tuple[str, int], str], itemsize: int = 2
+) -> None:
+    """Compare with a count row by row, for the sizes of SMALL."""
+    linear_flops = attention_flops = num_keys = 0
+    for chunk in chunks:
+        for position in range(chunk.start, chunk.end):
+            linear_flops += 2 * 4600
+            attention_flops += 4 * (position + 1) * 6 * 2 * 5
+        linear_flops += 2 * 1200 * chunk.samples
+        num_keys += chunk.end
+    weights = 5800 if any(chunk.samples for chunk in chunks) else 4600
+    expected = StepCost(linear_flops, attention_flops, weights * itemsize, num_keys * 2 * 2 * 2 * 5 * itemsize)
+    step = f"a step with {show(chunks)} (the example's sizes, itemsize {itemsize})"
+    expect_cost(ask_cost(function, SMALL, itemsize, chunks), expected, step, hints)
+
+
+def check_one_token(function: Cost, bench: Bench) -> None:
+    """A prompt of one token: every weight, one key"""
+    hints = {
+        ("linear_flops", 5_800): "a multiplication and an addition: two FLOPs for each weight",
+        ("linear_flops", 2 * (920 + 1200)): "that is one layer and the output matrix; there are 5 layers",
+        ("linear_flops", 2 * 4600): "its row samples, so it meets the output matrix, too",
+        ("linear_flops", 2 * (5 * 720 + 1200)): "an MLP has three matrices: gate_proj, up_proj and down_proj",
+        ("linear_flops", 2 * (5 * 1080 + 1200)): "k_proj and v_proj have outputs for the KV heads only",
+        (
+            "linear_flops",
+            2 * (5 * 880 + 1200),
+        ): "q_proj has num_attention_heads * head_dim = 12 outputs, o_proj 12 inputs",
+        ("attention_flops", 0): "a token meets its own key, too",
+        ("attention_flops", 120): "4 FLOPs: two for the score q·k, two for adding up the weighted v",
+        ("attention_flops", 80): "each query head has scores of its own, even if several share a KV head",
+        ("attention_flops", 48): "that is one layer",
+        ("weight_bytes", 5_800): "each weight has itemsize bytes",
+        ("kv_bytes", 0): "the token's own K and V are read, too",
+        ("kv_bytes", 240): "only the KV heads have K and V",
+        ("kv_bytes", 40): "K and V both count, and each number has itemsize bytes",
+        ("kv_bytes", 16): "that is one layer",
+    }
+    check_cost(function, make_chunks((0, 1, 1)), hints)
+
+
+def check_decode(function: Cost, bench: Bench) -> None:
+    """A decode: the keys of earlier steps"""
+    hints = {
+        ("attention_flops", 240): "its one row also meets the keys of the 4 tokens that earlier steps computed",
+        ("kv_bytes", 80): "the K and V of the 4 tokens before it are read, too",
+    }
+    check_cost(function, make_chunks((4, 5, 5)), hints)
+
+
+def check_prompt(function: Cost, bench: Bench) -> None:
+    """A whole prompt: weights are read once, and one row samples"""
+    hints = {
+        ("linear_flops", 6 * 11_600): "only the row that samples, the last, meets the output matrix",
+        ("attention_flops", 36 * 240): "attention is causal: the first row meets one key, the last one six",
+        ("attention_flops", 6 * 240): "that is the last row alone; each of the 6 rows meets its own and all before it",
+        ("weight_bytes", 6 * 11_600): "a weight is read once a step, however many rows it meets",
+        ("kv_bytes", 21 * 80): "K and V are read once for all rows of the chunk",
+        ("kv_bytes", 36 * 80): "K and V are read once for all rows of the chunk",
+    }
+    check_cost(function, make_chunks((0, 6, 6)), hints)
+
+
+def check_chunk(function: Cost, bench: Bench) -> None:
+    """The middle of a prompt: nobody samples"""
+    hints = {
+        ("linear_flops", 2 * (6 * 4600 + 1200)): "the chunk does not sample, so no row meets the output matrix",
+        ("attention_flops", 21 * 240): "the rows also meet the keys of the 6 tokens that earlier steps computed",
+        ("attention_flops", 72 * 240): "attention is causal: the first row, position 6, meets 7 keys",
+        ("weight_bytes", 11_600): "nobody samples in this step, so the output matrix is not read",
+        ("kv_bytes", 6 * 80): "the K and V of the 6 tokens before it are read, too",
+        ("kv_bytes", 20 * 80): "the tokens behind the chunk have no K and V yet",
+    }
+    check_cost(function, make_chunks((6, 12, 20)), hints)
+
+
+def check_batch(function: Cost, bench: Bench) -> None:
+    """Two decodes and a chunk: the weights are shared, K and V are not"""
+    hints = {
+        ("linear_flops", 2 * (8 * 4600 + 1200)): "two rows sample, and each meets the output matrix",
+        ("weight_bytes", 2 * 11_600 + 9_200): "the chunks of a step share one reading of the weights",
+        ("weight_bytes", 3 * 11_600): "the chunks of a step share one reading of the weights",
+        ("weight_bytes", 9_200): "two rows sample, so the output matrix is read, too",
+        ("kv_bytes", 12 * 80): "each sequence has K and V of its own",
+    }
+    check_cost(function, make_chunks((3, 4, 4), (5, 6, 6), (6, 12, 20)), hints)
+
+
+def check_itemsize(function: Cost, bench: Bench) -> None:
+    """Four bytes a number: twice the bytes, the same FLOPs"""
+    check_cost(function, make_chunks((4, 5, 5)), {}, itemsize=4)
+
+
+def check_random_costs(function: Cost, bench: Bench) -> None:
+    """200 random steps"""
+    for chunks in random_steps():
+        check_cost(function, chunks, {})
+
+
+def check_engine_counts(function: Cost, bench: Bench) -> None:
+    """The engine's own matrix products and attention, counted: whole prompts and chunks"""
+    bench.same_tokens()
+    with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
+        bench.same_tokens()
+
 
 # -- pack -------------------------------------------------------------------------------------------------------------
 
@@ -49,15 +273,6 @@ def use_pack(function: Pack) -> Iterator[None]:
 
     with replaced(Batch, "from_scheduler_output", classmethod(from_scheduler_output)):
         yield
-
-
-def make_chunks(*sizes: tuple[int, int, int]) -> list[ScheduledChunk]:
-    """(start, end, tokens of the sequence) for each chunk."""
-    return [ScheduledChunk(Sequence(list(range(num_tokens))), start, end, start) for start, end, num_tokens in sizes]
-
-
-def show(chunks: list[ScheduledChunk]) -> str:
-    return ", ".join(f"positions {c.start}-{c.end - 1} of {len(c.seq.tokens)}" for c in chunks)
 
 
 def compare_pack(function: Pack, chunks: list[ScheduledChunk]) -> None:
@@ -103,232 +318,12 @@ def check_mixed(function: Pack, bench: Bench) -> None:
 
 def check_random_steps(function: Pack, bench: Bench) -> None:
     """200 random steps"""
-    rng = random.Random(0)
-    for _ in range(200):
-        sizes = []
-        for _ in range(rng.randint(1, 6)):
-            start, num_tokens = rng.randint(0, 40), rng.randint(1, 9)
-            sizes.append((start, start + num_tokens, start + num_tokens + rng.choice((0, 0, 5))))
-        compare_pack(function, make_chunks(*sizes))
+    for chunks in random_steps():
+        compare_pack(function, chunks)
 
 
 def check_pack_generates(function: Pack, bench: Bench) -> None:
     """The model gives the same tokens, whole prompts and chunks"""
-    bench.same_tokens()
-    with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
-        bench.same_tokens()
-
-
-# -- chunked_prefill --------------------------------------------------------------------------------------------------
-
-Schedule = Callable[[Scheduler], SchedulerOutput]
-NOTATION = "A 3..5 is positions 3 and 4 of A"
-
-
-def use_chunked_prefill(function: Schedule) -> AbstractContextManager[None]:
-    return replaced(Scheduler, "schedule", function)
-
-
-class Steps:
-    """A scheduler step by step. Its sequences have names, and its pool never runs out."""
-
-    block_size = 4
-
-    def __init__(self, schedule: Schedule, budget: int, max_num_seqs: int = 8) -> None:
-        manager = BlockManager(256, self.block_size)
-        self.schedule = schedule
-        self.scheduler = Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=100)
-        self.scheduler.make_chunk = self.make_chunk  # type: ignore[method-assign]
-        self.names: dict[int, str] = {}
-
-    def add(self, name: str, prompt: int | list[int], max_tokens: int = 50) -> Sequence:
-        if isinstance(prompt, int):  # of its own, so that nothing is found in the cache
-            prompt = [100 * (len(self.names) + 1) + i for i in range(prompt)]
-        seq = Sequence(prompt, SamplingParams(max_tokens=max_tokens))
-        self.names[seq.seq_id] = name
-        self.scheduler.add(seq)
-        return seq
-
-    def run(self) -> tuple[SchedulerOutput, str]:
-        """Call the function that is checked, once: its answer, and the chunks in words."""
-        output = self.schedule(self.scheduler)
-        if not isinstance(output, SchedulerOutput):
-            raise Wrong("return a SchedulerOutput", got=repr(output))
-        chunks = [f"{self.names[chunk.seq.seq_id]} {chunk.start}..{chunk.end}" for chunk in output.chunks]
-        return output, ", ".join(chunks) or "no chunks"
-
-    def expect(self, expected: str, hint: str) -> None:
-        """One whole step, in which these chunks must come."""
-        limits = self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs
-        line = [*self.scheduler.running, *self.scheduler.waiting]
-        ran = len(self.scheduler.running)
-        output, got = self.run()
-        num_tokens = sum(chunk.end - chunk.start for chunk in output.chunks)
-        if got != expected:
-            if num_tokens > limits[0]:
-                hint += f"; your chunks have {num_tokens} tokens, the budget is {limits[0]}"
-            raise Wrong(f"{hint} ({NOTATION})", expected=expected, got=got)
-        if output.num_tokens != num_tokens:
-            hint = f"num_tokens is the sum of the chunks' tokens; chunks: {got}"
-            raise Wrong(hint, expected=num_tokens, got=output.num_tokens)
-        if output.preempted:
-            raise Wrong("nobody is preempted here", expected=[], got=output.preempted)
-        if limits != (self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs):
-            raise Wrong("the scheduler's limits must stay as they are")
-        self._check_queues(output, line, ran)
-        take(self.scheduler, output)
-
-    def _check_queues(self, output: SchedulerOutput, line: list[Sequence], ran: int) -> None:
-        """The line is as it was, only more of it runs now than the first `ran`: those that got their first chunk."""
-        served = [chunk.seq for chunk in output.chunks]
-        num_running = ran + sum(seq in line[ran:] for seq in served)
-        for name, expected, got in (
-            ("running", line[:num_running], self.scheduler.running),
-            ("waiting", line[num_running:], list(self.scheduler.waiting)),
-        ):
-            if got != expected:
-                hint = (
-                    f"{name} after the step: who is admitted leaves waiting at its head and goes to the end of running"
-                )
-                raise Wrong(hint, expected=self._in_words(expected), got=self._in_words(got))
-        for seq in self.scheduler.running:
-            status = SequenceStatus.DECODE if seq.num_generated_tokens else SequenceStatus.PREFILL
-            if seq.status is not status:
-                hint = (
-                    f"status of {self.names[seq.seq_id]}: who is admitted gets PREFILL; the rest is update's business"
-                )
-                raise Wrong(hint, expected=status.name, got=seq.status.name)
-        try:
-            self.scheduler.check_integrity()
-        except AssertionError as error:
-            raise Wrong(f"the scheduler's own check_integrity() fails after this step: {error}") from error
-
-    def _in_words(self, seqs: list[Sequence]) -> str:
-        return " ".join(self.names[seq.seq_id] for seq in seqs) or "nobody"
-
-    def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
-        """The scheduler's own, after a look at what it is given."""
-        name, call = self.names[seq.seq_id], f"make_chunk({self.names[seq.seq_id]}, {num_tokens})"
-        num_computed, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        if num_tokens < 1:
-            raise Wrong("that is an empty chunk; who gets no token gets no chunk", got=call)
-        if end > len(seq.tokens):
-            hint = f"{name} has {len(seq.tokens)} tokens, and {num_computed} of them need not be computed any more"
-            if seq.num_cached_tokens == num_computed:
-                hint += ": allocate_with_prefix found them in the cache"
-            raise Wrong(hint, expected=f"at most {len(seq.tokens) - num_computed} tokens", got=call)
-        if len(seq.block_table) * self.block_size < end:
-            hint = f"{name} lacks blocks for this chunk: append_slots or allocate_with_prefix comes before make_chunk"
-            raise Wrong(hint, expected=f"blocks for {end} tokens", got=f"{call} with block_table {seq.block_table}")
-        return Scheduler.make_chunk(self.scheduler, seq, num_tokens)
-
-
-def check_short_prompt(function: Schedule, bench: Bench) -> None:
-    """One short prompt in one step, then a token a step"""
-    steps = Steps(function, budget=8)
-    steps.add("A", 5)
-    steps.expect("A 0..5", "a prompt of 5 tokens, budget 8: it fits, so all of it is computed in one step")
-    for at in range(5, 10):
-        steps.expect(f"A {at}..{at + 1}", "A decodes: its one new token is to be computed")
-
-
-def check_long_prompt(function: Schedule, bench: Bench) -> None:
-    """A prompt longer than the budget, in chunks"""
-    steps = Steps(function, budget=8)
-    steps.add("A", 20)
-    for expected in ("A 0..8", "A 8..16", "A 16..20", "A 20..21"):
-        steps.expect(expected, "a prompt of 20 tokens, budget 8: chunks of 8, 8 and 4, then it decodes")
-
-
-def check_decodes_first(function: Schedule, bench: Bench) -> None:
-    """Decodes ride beside the chunk, and come first"""
-    steps = Steps(function, budget=8)
-    steps.add("A", 3)
-    steps.add("B", 2)
-    steps.expect("A 0..3, B 0..2", "two prompts of 3 and 2 tokens fit into a budget of 8")
-    steps.add("C", 15)
-    hint = "A and B decode: they come first and take 2 of the 8 tokens; C's prompt gets the 6 that are left"
-    steps.expect("A 3..4, B 2..3, C 0..6", hint)
-    steps.expect("A 4..5, B 3..4, C 6..12", hint)
-    steps.expect("A 5..6, B 4..5, C 12..15", "C's prompt ends: 3 tokens are left of it")
-    steps.expect("A 6..7, B 5..6, C 15..16", "now all three decode")
-
-
-def check_next_prompt(function: Schedule, bench: Bench) -> None:
-    """The next prompt begins in the step in which the one before ends"""
-    steps = Steps(function, budget=8)
-    for name, num_tokens in (("A", 13), ("B", 9), ("C", 4)):
-        steps.add(name, num_tokens)
-    steps.expect("A 0..8", "A's prompt takes the whole budget: while it is not over, no other prompt begins")
-    steps.expect("A 8..13, B 0..3", "A's prompt goes on first; it ends and leaves 3 of 8 tokens, in which B begins")
-    steps.expect("A 13..14, B 3..9, C 0..1", "A decodes, B's last 6 tokens, and one token is left for C to begin with")
-    steps.expect("A 14..15, B 9..10, C 1..4", "A and B decode, and C's prompt ends")
-
-
-def check_small_budget(function: Schedule, bench: Bench) -> None:
-    """A budget smaller than the number of running sequences"""
-    steps = Steps(function, budget=8)
-    for name, num_tokens in (("A", 1), ("B", 1), ("C", 9), ("D", 2)):
-        steps.add(name, num_tokens)
-    steps.expect("A 0..1, B 0..1, C 0..6", "A and B fit, C's prompt gets the 6 tokens that are left")
-    steps.scheduler.max_num_batched_tokens = 2
-    steps.expect("A 1..2, B 1..2", "budget 2, and A and B decode: nothing is left for C, which stays where it is")
-    steps.scheduler.max_num_batched_tokens = 1
-    steps.expect("A 2..3", "budget 1: the oldest decode has it")
-    steps.scheduler.max_num_batched_tokens = 6
-    hint = "budget 6: B has not had its turn and still has one token to compute; C's last 3 and D's first fill the rest"
-    steps.expect("A 3..4, B 2..3, C 6..9, D 0..1", hint)
-
-
-def check_cached_prefix(function: Schedule, bench: Bench) -> None:
-    """A cached prefix shortens the first chunk"""
-    steps, prefix = Steps(function, budget=8), list(range(1, 9))
-    steps.add("A", prefix)
-    steps.expect("A 0..8", "a prompt of 8 tokens, budget 8")
-    steps.add("B", [*prefix, 51, 52, 53, 54])
-    steps.add("C", 7)
-    hint = "B's first 8 tokens are in the cache, so 4 are computed, from position 8 on, and only those 4 cost budget"
-    steps.expect("A 8..9, B 8..12, C 0..3", hint)
-    steps.add("D", prefix)
-    steps.expect("A 9..10, B 12..13, C 3..7, D 7..8", "D is cached but for its last token, which is needed for logits")
-
-
-def check_seats(function: Schedule, bench: Bench) -> None:
-    """At most max_num_seqs sequences run"""
-    steps = Steps(function, budget=8, max_num_seqs=2)
-    for name, max_tokens in (("A", 2), ("B", 9), ("C", 9)):
-        steps.add(name, 3, max_tokens)
-    hint = "max_num_seqs is 2: C waits, although there is budget for it"
-    steps.expect("A 0..3, B 0..3", hint)
-    steps.expect("A 3..4, B 3..4", hint)
-    steps.expect("B 4..5, C 0..3", "A has ended, so there is a seat for C")
-
-
-def check_random_workloads(function: Schedule, bench: Bench) -> None:
-    """50 random workloads: each step is the same as ours"""
-    for seed in range(50):
-        rng = random.Random(seed)
-        budget, max_num_seqs = rng.choice((1, 2, 3, 5, 8, 13, 21)), rng.randint(1, 6)
-        theirs, ours = Steps(function, budget, max_num_seqs), Steps(OUR_SCHEDULE, budget, max_num_seqs)
-        to_come = list("ABCDEFGHIJKL")
-        while to_come or ours.scheduler.has_unfinished():
-            while to_come and rng.random() < 0.4:
-                name, max_tokens = to_come.pop(0), rng.randint(1, 12)
-                prompt = [1] * rng.choice((0, 4, 8)) + rng.choices(range(2, 50), k=rng.randint(1, 25))
-                for steps in (theirs, ours):
-                    steps.add(name, prompt, max_tokens)
-            state = ", ".join(
-                f"{ours.names[seq.seq_id]} ({seq.num_computed_tokens} of {len(seq.tokens)} tokens computed)"
-                for seq in [*ours.scheduler.running, *ours.scheduler.waiting]
-            )
-            hint = f"budget {budget}, {len(ours.scheduler.running)} of at most {max_num_seqs} run; in line: {state}"
-            output, expected = ours.run()
-            take(ours.scheduler, output)
-            theirs.expect(expected, hint)
-
-
-def check_tiny_budget_generates(function: Schedule, bench: Bench) -> None:
-    """The model gives the same tokens, also in steps of 5"""
     bench.same_tokens()
     with replaced(bench.llm.engine.scheduler, "max_num_batched_tokens", 5):
         bench.same_tokens()
@@ -353,9 +348,12 @@ def use_budget(function: Budget, limit_s: float = 0.0501) -> Iterator[None]:
 
 
 def ask(function: Budget, scheduler: Scheduler, machine: Machine, limit_s: float) -> int:
+    before = scheduler.max_num_batched_tokens, list(scheduler.running), list(scheduler.waiting)
     got = function(scheduler, machine, limit_s)
     if not isinstance(got, int) or got < 1:
         raise Wrong("a budget is a whole number, at least 1: with less the engine stands still", got=repr(got))
+    if before != (scheduler.max_num_batched_tokens, list(scheduler.running), list(scheduler.waiting)):
+        raise Wrong("token_budget only answers: the scheduler's queues and its limit must stay as they were")
     return got
 
 
@@ -450,26 +448,25 @@ def check_budget_generates(function: Budget, bench: Bench) -> None:
 
 TASKS = [
     Task(
+        "step_cost",
+        "What a step reads and what it computes",
+        use_step_cost,
+        (
+            check_one_token,
+            check_decode,
+            check_prompt,
+            check_chunk,
+            check_batch,
+            check_itemsize,
+            check_random_costs,
+            check_engine_counts,
+        ),
+    ),
+    Task(
         "pack",
         "One batch for everybody",
         use_pack,
         (check_one_prompt, check_decodes, check_mixed, check_random_steps, check_pack_generates),
-    ),
-    Task(
-        "chunked_prefill",
-        "A budget for each step",
-        use_chunked_prefill,
-        (
-            check_short_prompt,
-            check_long_prompt,
-            check_decodes_first,
-            check_next_prompt,
-            check_small_budget,
-            check_cached_prefix,
-            check_seats,
-            check_random_workloads,
-            check_tiny_budget_generates,
-        ),
     ),
     Task(
         "token_budget",

@@ -1,12 +1,48 @@
 """Exercises of chapter 6. Edit this file, then:  python -m chapters check 6
 
-Each function works in the real engine while it is checked: pack tells the attention kernels where each sequence's rows
-lie, chunked_prefill chooses the chunks of every step, token_budget says how many tokens a step may have.
+step_cost predicts the work of each of the real engine's steps, and every matrix product of the step is counted beside
+it. pack tells the attention kernels where each sequence's rows lie. token_budget says how many tokens a step may have.
 """
 
-from chapters.ch06_prefill_decode.lab import Machine
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
-from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it)
+from chapters.ch06_prefill_decode.roofline import Machine, StepCost
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
+
+
+def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) -> StepCost:
+    """What a step computes and what it reads, counted from the model's sizes and the step's chunks.
+
+    A chunk is the positions chunk.start to chunk.end - 1 of one sequence, one row of the batch for each position.
+    chunk.samples: a token is sampled from the chunk's last row. A number has `itemsize` bytes. Return StepCost(...) of
+
+        linear_flops     2 FLOPs (a multiplication and an addition) for each weight and each row that meets it. Every
+                         row meets the weight matrices of every layer. Only rows from which a token is sampled meet the
+                         output matrix, which has hidden_size x vocab_size weights.
+        attention_flops  A row at position p meets p + 1 keys: its own and all before it, also those that earlier steps
+                         computed. Each layer spends 4 FLOPs on each such pair of a row and a key, for each of the
+                         num_attention_heads query heads and each of the head_dim numbers of a head.
+        weight_bytes     Every weight above, once a step, however many rows it meets. A step in which nobody samples
+                         does not read the output matrix.
+        kv_bytes         K and V of the positions 0 to chunk.end - 1, whichever step computed them: in every layer,
+                         head_dim numbers of K and as many of V, of itemsize bytes, for each of the num_key_value_heads
+                         KV heads. Once for each chunk, not once for each of its rows.
+
+    The weight matrices of a layer, inputs x outputs, with config.hidden_size, config.intermediate_size and so on:
+
+        q_proj           hidden_size x (num_attention_heads * head_dim)
+        k_proj, v_proj   hidden_size x (num_key_value_heads * head_dim), each
+        o_proj           (num_attention_heads * head_dim) x hidden_size
+        gate_proj, up_proj   hidden_size x intermediate_size, each
+        down_proj        intermediate_size x hidden_size
+
+    num_attention_heads * head_dim need not be hidden_size. There are config.num_hidden_layers layers. Norms, biases,
+    the look-up of embeddings and the writing of K and V are left out. All four are whole numbers (int).
+
+    Example: hidden_size 10, intermediate_size 20, 5 layers, 6 query heads, 2 KV heads, head_dim 2, vocab_size 120,
+    itemsize 2. A layer has 120 + 40 + 40 + 120 + 3 * 200 = 920 weights, the output matrix 1,200. A step with one chunk,
+    a decode at position 4 -> StepCost(linear_flops=11600, attention_flops=1200, weight_bytes=11600, kv_bytes=400).
+    """
+    raise NotImplementedError
 
 
 def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]:
@@ -21,57 +57,10 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
         logits_rows     the last row of each chunk that samples (chunk.samples), in order. A chunk that ends in the
                         middle of its prompt has none.
 
-    Return three lists of ints; the caller makes tensors of them. Don't change the chunks.
+    Return three lists of ints; the caller makes tensors of them.
 
     Example: a decode at position 7 (start 7, end 8), then the first 3 of 10 prompt tokens (start 0, end 3)
     -> ([0, 1, 4], [8, 3], [0]).
-    """
-    raise NotImplementedError
-
-
-def chunked_prefill(scheduler: Scheduler) -> SchedulerOutput:
-    """Choose the next step's chunks: decodes and a piece of a prompt, in one budget. (Replaces Scheduler.schedule.)
-
-    This is stall-free batching as in Sarathi-Serve (arXiv:2403.02310). You may know the frame from chapter 5, where
-    `schedule` had to live with a pool that runs out. Here the pool is large enough for all that run: nothing is ever
-    preempted, no call below is refused, and what matters is only how decodes and chunks of prompts share the budget.
-
-    budget = scheduler.max_num_batched_tokens is the most tokens that the step may compute, over all sequences. Each
-    chunk that you make takes its tokens out of it. When it is spent, nobody else gets a chunk, not an empty one either;
-    it may be smaller than the number of sequences that decode. Serve them in this order:
-
-    1. The sequences in scheduler.running (a list, oldest first) that decode: exactly one token is not computed yet,
-       len(seq.tokens) - seq.num_computed_tokens == 1. One token each, oldest first.
-    2. The sequence in the middle of its prompt, if there is one. There is never more than one, and it is the last of
-       running. It gets the rest of its prompt, or what is left of the budget if that is less.
-    3. New ones, from the head of scheduler.waiting (a deque), while budget is left and len(scheduler.running) is below
-       scheduler.max_num_seqs. Who is admitted leaves waiting, goes to the end of running, and gets its blocks, status
-       SequenceStatus.PREFILL, and a chunk: the rest of its prompt behind the cached prefix, or what is left of the
-       budget if that is less. So the next prompt begins in the step in which the one before ends, and not earlier.
-
-    A sequence must have blocks before its chunk is made. For a sequence in running:
-
-        scheduler.block_manager.append_slots(seq, num_tokens) -> bool
-
-    gives it the blocks that it lacks for num_tokens more tokens (often none). For a new one:
-
-        scheduler.block_manager.allocate_with_prefix(seq) -> bool
-
-    gives it blocks for its whole prompt, and sets seq.num_computed_tokens: 0, or the length of the prefix that was
-    found in the cache, but never the whole prompt. Both return True here, always. Chunks are made by
-
-        scheduler.make_chunk(seq, num_tokens) -> ScheduledChunk
-
-    for the next num_tokens tokens of the sequence, from seq.num_computed_tokens on. It also raises
-    seq.num_computed_tokens by num_tokens. Call it exactly once for each chunk. Nothing else changes; above all, the
-    step's tokens are not sampled here, and statuses of sequences that were running already stay as they are.
-
-    Return SchedulerOutput(chunks, preempted, num_tokens): the chunks in the order above, an empty list, and the sum of
-    the chunks' tokens.
-
-    Example: budget 8. A and B decode, C waits with a prompt of 9 tokens, D with one of 5; none is in the cache. This
-    step: A 1 token, B 1, C 6, and D still waits. The next: A 1, B 1, C the last 3, D the first 3. num_tokens is 8 in
-    both.
     """
     raise NotImplementedError
 

@@ -16,10 +16,10 @@ import torch
 from rich.text import Text
 
 from chapters import draw
+from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -36,54 +36,7 @@ PATIENCE_S = 0.7  # a measurement is repeated while this lasts
 H100_FLOPS_PER_S, H100_BYTES_PER_S = 989e12, 3.35e12  # NVIDIA's data sheet: SXM, bf16 without sparsity
 
 
-# -- on paper -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """What a step must compute and what it must read."""
-
-    num_tokens: int
-    flops: int
-    weight_bytes: int
-    kv_bytes: int
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte."""
-        return self.flops / (self.weight_bytes + self.kv_bytes)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is known of a model and a machine before the engine runs: the floors of a step, without attention."""
-
-    weight_bytes: float  # read once a step
-    flops_per_token: float  # two for each weight
-    bytes_per_s: float
-    flops_per_s: float
-
-
-def linear_weights(config: ModelConfig) -> tuple[int, int]:
-    """(numbers in the weight matrices of all layers, numbers in the output matrix)."""
-    q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention = config.hidden_size * (q_size + 2 * kv_size) + q_size * config.hidden_size
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    return config.num_hidden_layers * (attention + mlp), config.vocab_size * config.hidden_size
-
-
-def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) -> StepCost:
-    """The work of one step. Every weight is read once, whatever the number of tokens; so are a sequence's K and V."""
-    body, head = linear_weights(config)
-    num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-    num_sampled = sum(chunk.samples for chunk in chunks)
-    # A multiplication and an addition for each weight and row; the output matrix only for rows that sample.
-    linear = 2 * (body * num_tokens + head * num_sampled)
-    # A query meets its own key and all before it, twice: q·k, and the weighted sum of v.
-    pairs = sum(position + 1 for chunk in chunks for position in range(chunk.start, chunk.end))
-    attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    kv_bytes = sum(chunk.end for chunk in chunks) * config.kv_bytes_per_token(itemsize)
-    return StepCost(num_tokens, linear + attention, (body + head) * itemsize, kv_bytes)
+# -- steps on paper -------------------------------------------------------------------------------------------------
 
 
 def decode_chunks(batch_size: int, context: int) -> list[ScheduledChunk]:
@@ -307,11 +260,13 @@ def tell_rates(story: Story, world: World) -> dict[tuple[str, int], float]:
 def tell_paper(story: Story, world: World) -> None:
     story.part("What a step costs on paper")
     config, itemsize = world.config, world.itemsize
-    body, head = linear_weights(config)
-    ours, theirs = (body + head) * itemsize / 1e6, world.engine.model_runner.weight_bytes / 1e6
+    whole = step_cost(config, itemsize, decode_chunks(1, CONTEXT)).weight_bytes
+    layers = step_cost(config, itemsize, [prompt_chunk(0, 1, 2)]).weight_bytes  # nobody samples: no output matrix
+    theirs = world.engine.model_runner.weight_bytes
     story.say(
-        f"The weight matrices of all layers hold {body:,} numbers, the output matrix {head:,}: {ours:.1f} MB at "
-        f"{itemsize} bytes each. The model runner says that it holds {theirs:.1f} MB (norms included). "
+        f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
+        f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
+        f"it holds {theirs / 1e6:.1f} MB (norms included). "
         f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
     )
     story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
@@ -320,9 +275,9 @@ def tell_paper(story: Story, world: World) -> None:
     rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
     rows += [(f"prompt of {n:,}", [prompt_chunk(0, n, n)]) for n in PROMPT_LENS]
     for name, chunks in rows:
-        cost = step_cost(config, itemsize, chunks)
+        cost, num_tokens = step_cost(config, itemsize, chunks), sum(chunk.end - chunk.start for chunk in chunks)
         bytes_mb = f"{cost.weight_bytes / 1e6:.1f}", f"{cost.kv_bytes / 1e6:.1f}"
-        table.add_row(name, f"{cost.num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
+        table.add_row(name, f"{num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
     story.show(table)
     ridge = H100_FLOPS_PER_S / H100_BYTES_PER_S
     story.say(
@@ -346,7 +301,7 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
     for (kind, n), step_s in sorted(seconds.items(), key=lambda item: item[0]):
         chunks = decode_chunks(n, CONTEXT) if kind == "decode" else [prompt_chunk(0, n, n)]
         cost = step_cost(world.config, world.itemsize, chunks)
-        memory_s, compute_s = (cost.weight_bytes + cost.kv_bytes) / bytes_per_s, cost.flops / flops_per_s
+        memory_s, compute_s = cost.read_bytes / bytes_per_s, cost.flops / flops_per_s
         name = f"{n} x decode" if kind == "decode" else f"prompt of {n}"
         times = (f"{value * 1e3:.1f}" for value in (memory_s, compute_s, step_s))
         table.add_row(name, f"{cost.intensity:.1f}", *times, "(measured)")

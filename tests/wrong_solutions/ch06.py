@@ -1,339 +1,143 @@
-"""Typical wrong solutions of chapter 6's exercises, and the hint with which each must be caught."""
+"""Wrong solutions of chapter 6."""
 
-from collections import deque
-
-from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.core.sequence import SequenceStatus
-
-
-def no_leading_zero(chunks):
-    cu, ends, rows, total = [], [], [], 0
-    for chunk in chunks:
-        total += chunk.end - chunk.start
-        cu.append(total)
-        ends.append(chunk.end)
-        if chunk.samples:
-            rows.append(total - 1)
-    return cu, ends, rows
-
-
-def lengths_instead_of_sums(chunks):
-    lens = [chunk.end - chunk.start for chunk in chunks]
-    return [0, *lens], [chunk.end for chunk in chunks], [sum(lens) - 1]
-
-
-def keys_of_this_chunk_only(chunks):
-    cu, rows = [0], []
-    for chunk in chunks:
-        cu.append(cu[-1] + chunk.end - chunk.start)
-        if chunk.samples:
-            rows.append(cu[-1] - 1)
-    return cu, [chunk.end - chunk.start for chunk in chunks], rows
-
-
-def keys_of_the_whole_prompt(chunks):
-    cu, rows = [0], []
-    for chunk in chunks:
-        cu.append(cu[-1] + chunk.end - chunk.start)
-        if chunk.samples:
-            rows.append(cu[-1] - 1)
-    return cu, [len(chunk.seq.tokens) for chunk in chunks], rows
-
-
-def samples_in_the_middle_of_a_prompt(chunks):
-    cu = [0]
-    for chunk in chunks:
-        cu.append(cu[-1] + chunk.end - chunk.start)
-    return cu, [chunk.end for chunk in chunks], [row - 1 for row in cu[1:]]
-
-
-def row_behind_the_last(chunks):
-    cu, rows = [0], []
-    for chunk in chunks:
-        cu.append(cu[-1] + chunk.end - chunk.start)
-        if chunk.samples:
-            rows.append(cu[-1])
-    return cu, [chunk.end for chunk in chunks], rows
-
-
-def _run(scheduler, seq, num_tokens):
-    scheduler.block_manager.append_slots(seq, num_tokens)
-    return scheduler.make_chunk(seq, num_tokens)
-
-
-def _admit(scheduler, status=SequenceStatus.PREFILL):
-    seq = scheduler.waiting.popleft()
-    scheduler.running.append(seq)
-    seq.status = status
-    scheduler.block_manager.allocate_with_prefix(seq)
-    return seq
-
-
-def _rest(seq):
-    return len(seq.tokens) - seq.num_computed_tokens
-
-
-def _step(scheduler, *, extra=0, price=None, status=SequenceStatus.PREFILL, seats=0, order=list):
-    """The right step, with room for mistakes: a budget too large, decodes at another price, a different order, ..."""
-    chunks, budget = [], scheduler.max_num_batched_tokens + extra
-    for seq in order(scheduler.running):
-        if budget <= 0:
-            break
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(_run(scheduler, seq, num_tokens))
-        budget -= num_tokens if price is None or num_tokens > 1 else price
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs + seats:
-        seq = _admit(scheduler, status)
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler.make_chunk(seq, num_tokens))
-        budget -= num_tokens
-    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
-
-
-def budget_exceeded_by_one(scheduler):
-    return _step(scheduler, extra=1)
-
-
-def decodes_are_free(scheduler):
-    return _step(scheduler, price=0)
-
-
-def prompt_before_the_decodes(scheduler):
-    return _step(scheduler, order=lambda running: sorted(running, key=lambda seq: _rest(seq) == 1))
-
-
-def new_ones_before_the_decodes(scheduler):
-    """A step for prompts as long as there are any: what continuous batching did before chunked prefill."""
-    budget, chunks, running = scheduler.max_num_batched_tokens, [], list(scheduler.running)
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = _admit(scheduler)
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler.make_chunk(seq, num_tokens))
-        budget -= num_tokens
-    for seq in running:
-        if budget > 0:
-            num_tokens = min(_rest(seq), budget)
-            chunks.append(_run(scheduler, seq, num_tokens))
-            budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def whole_prompts(scheduler):
-    """Takes a prompt whole if any budget is left: no chunks."""
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        if budget > 0:
-            chunks.append(_run(scheduler, seq, 1))
-            budget -= 1
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = _admit(scheduler)
-        budget -= _rest(seq)
-        chunks.append(scheduler.make_chunk(seq, _rest(seq)))
-    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
-
-
-def waits_until_a_prompt_fits(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        if budget > 0:
-            chunks.append(_run(scheduler, seq, min(_rest(seq), budget)))
-            budget -= 1
-    while scheduler.waiting and budget >= len(scheduler.waiting[0].tokens):
-        seq = _admit(scheduler)
-        budget -= _rest(seq)
-        chunks.append(scheduler.make_chunk(seq, _rest(seq)))
-    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
-
-
-def second_prompt_beside_an_unfinished_one(scheduler):
-    """Decodes, then new prompts, and the unfinished one gets what they leave."""
-    unfinished = [seq for seq in scheduler.running if _rest(seq) > 1]
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in [seq for seq in scheduler.running if _rest(seq) == 1][:budget]:
-        chunks.append(_run(scheduler, seq, 1))
-        budget -= 1
-    while (unfinished or scheduler.waiting) and budget > 0:
-        new = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
-        if not new and not unfinished:
-            break
-        seq = _admit(scheduler) if new else unfinished.pop()
-        chunks.append(_run(scheduler, seq, min(_rest(seq), budget)))
-        budget -= chunks[-1].end - chunks[-1].start
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def no_admission_while_a_prompt_ends(scheduler):
-    if any(_rest(seq) > 1 for seq in scheduler.running):
-        waiting, scheduler.waiting = scheduler.waiting, deque()
-        output = _step(scheduler)
-        scheduler.waiting = waiting
-        return output
-    return _step(scheduler)
-
-
-def counts_before_the_prefix_hit(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        if budget > 0:
-            num_tokens = min(_rest(seq), budget)
-            chunks.append(_run(scheduler, seq, num_tokens))
-            budget -= num_tokens
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
-        num_tokens = min(len(scheduler.waiting[0].tokens), budget)
-        chunks.append(scheduler.make_chunk(_admit(scheduler), num_tokens))
-        budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def pays_for_the_cached_prefix(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        if budget > 0:
-            num_tokens = min(_rest(seq), budget)
-            chunks.append(_run(scheduler, seq, num_tokens))
-            budget -= num_tokens
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = _admit(scheduler)
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler.make_chunk(seq, num_tokens))
-        budget -= num_tokens + seq.num_cached_tokens
-    return SchedulerOutput(chunks, [], sum(chunk.end - chunk.start for chunk in chunks))
-
-
-def num_tokens_is_the_budget(scheduler):
-    return SchedulerOutput(_step(scheduler).chunks, [], scheduler.max_num_batched_tokens)
-
-
-def num_tokens_is_what_is_left(scheduler):
-    output = _step(scheduler)
-    return SchedulerOutput(output.chunks, [], scheduler.max_num_batched_tokens - output.num_tokens)
-
-
-def status_stays_waiting(scheduler):
-    return _step(scheduler, status=SequenceStatus.WAITING)
-
-
-def empty_chunks_when_the_budget_is_spent(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(_run(scheduler, seq, num_tokens))
-        budget -= num_tokens
-    while scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.max_num_seqs:
-        seq = _admit(scheduler)
-        num_tokens = min(_rest(seq), budget)
-        chunks.append(scheduler.make_chunk(seq, num_tokens))
-        budget -= num_tokens
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def forgets_append_slots(scheduler):
-    chunks, budget = [], scheduler.max_num_batched_tokens
-    for seq in scheduler.running:
-        chunks.append(scheduler.make_chunk(seq, min(_rest(seq), budget)))
-        budget -= chunks[-1].end - chunks[-1].start
-    while scheduler.waiting and budget > 0:
-        seq = _admit(scheduler)
-        chunks.append(scheduler.make_chunk(seq, min(_rest(seq), budget)))
-        budget -= chunks[-1].end - chunks[-1].start
-    return SchedulerOutput(chunks, [], scheduler.max_num_batched_tokens - budget)
-
-
-def one_seat_too_many(scheduler):
-    return _step(scheduler, seats=1)
-
-
-def _decoding(scheduler):
-    return sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in scheduler.running)
-
-
-def _fits(machine, limit_s):
-    reading_s = machine.weight_bytes / machine.bytes_per_s
-    return int(limit_s * machine.flops_per_s / machine.flops_per_token) if reading_s <= limit_s else 0
-
-
-def one_token_too_many(scheduler, machine, limit_s):
-    tokens = scheduler.max_num_batched_tokens
-    for tokens in range(1, scheduler.max_num_batched_tokens + 1):
-        if max(0.04, tokens * machine.flops_per_token / machine.flops_per_s) > limit_s:
-            break
-    return max(tokens, _decoding(scheduler) + 1)
-
-
-def reading_and_computing_in_turn(scheduler, machine, limit_s):
-    left_s = limit_s - machine.weight_bytes / machine.bytes_per_s
-    tokens = int(max(left_s, 0) * machine.flops_per_s / machine.flops_per_token)
-    return min(max(tokens, _decoding(scheduler) + 1), scheduler.max_num_batched_tokens)
-
-
-def forgets_the_reading(scheduler, machine, limit_s):
-    tokens = int(limit_s * machine.flops_per_s / machine.flops_per_token)
-    return min(max(tokens, _decoding(scheduler) + 1), scheduler.max_num_batched_tokens)
-
-
-def zero_when_nothing_fits(scheduler, machine, limit_s):
-    return min(_fits(machine, limit_s), scheduler.max_num_batched_tokens)
-
-
-def prompts_stand_still(scheduler, machine, limit_s):
-    return min(max(_fits(machine, limit_s), _decoding(scheduler), 1), scheduler.max_num_batched_tokens)
-
-
-def counts_everybody_who_runs(scheduler, machine, limit_s):
-    return min(max(_fits(machine, limit_s), len(scheduler.running) + 1), scheduler.max_num_batched_tokens)
-
-
-def counts_who_waits(scheduler, machine, limit_s):
-    everybody = [*scheduler.running, *scheduler.waiting]
-    decoding = sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in everybody)
-    return min(max(_fits(machine, limit_s), decoding + 1), scheduler.max_num_batched_tokens)
-
-
-def over_the_engines_limit(scheduler, machine, limit_s):
-    return max(min(_fits(machine, limit_s), scheduler.max_num_batched_tokens), _decoding(scheduler) + 1)
-
-
-def budget_for_the_prompt_alone(scheduler, machine, limit_s):
-    tokens = max(_fits(machine, limit_s) + _decoding(scheduler), _decoding(scheduler) + 1)
-    return min(tokens, scheduler.max_num_batched_tokens)
-
+from wrong_solutions import Edit
 
 WRONG = {
-    "pack": [
-        (no_leading_zero, "it lacks the leading 0"),
-        (lengths_instead_of_sums, "running sum, from 0 on"),
-        (keys_of_this_chunk_only, "also to those of earlier steps"),
-        (keys_of_the_whole_prompt, "tokens behind the chunk are not there yet"),
-        (samples_in_the_middle_of_a_prompt, "does not sample"),
-        (row_behind_the_last, "that row is the next chunk's first"),
+    "step_cost": [
+        Edit("one_flop_a_weight", "linear_flops=2 * ", "linear_flops=", "two FLOPs for each weight"),
+        Edit("one_layer", "body = config.num_hidden_layers * (attention + mlp)", "body = attention + mlp", "one layer"),
+        Edit("mlp_of_two_matrices", "mlp = 3 * ", "mlp = 2 * ", "an MLP has three matrices"),
+        Edit("kv_projections_as_wide_as_q", "q_size + 2 * kv_size", "3 * q_size", "outputs for the KV heads only"),
+        Edit(
+            "heads_fill_hidden_size",
+            "q_size = config.num_attention_heads * config.head_dim",
+            "q_size = config.hidden_size",
+            "q_proj has num_attention_heads * head_dim = 12 outputs",
+        ),
+        Edit("scores_only", "attention_flops=4 * ", "attention_flops=2 * ", "two for adding up the weighted v"),
+        Edit("kv_heads_compute", "pairs * q_size", "pairs * kv_size", "each query head has scores of its own"),
+        Edit(
+            "query_heads_are_cached",
+            "2 * kv_size * config.n",
+            "2 * q_size * config.n",
+            "only the KV heads have K and V",
+        ),
+        Edit("keys_only", "num_keys * 2 * ", "num_keys * ", "K and V both count"),
+        Edit("always_bf16", "weights * itemsize", "weights * 2", "itemsize 4"),
+        Edit("not_its_own_key", "sum(position + 1 for", "sum(position for", "its own key"),
+        Edit(
+            "every_row_meets_every_key",
+            "sum(position + 1 for chunk in chunks for position in range(chunk.start, chunk.end))",
+            "sum((chunk.end - chunk.start) * chunk.end for chunk in chunks)",
+            "attention is causal",
+        ),
+        Edit(
+            "keys_of_this_chunk_only",
+            "for position in range(chunk.start, chunk.end)",
+            "for position in range(chunk.end - chunk.start)",
+            "the keys of the 4 tokens that earlier steps computed",
+        ),
+        Edit(
+            "every_row_samples",
+            "sum(chunk.samples for chunk in chunks)",
+            "num_rows",
+            "only the row that samples, the last, meets the output matrix",
+        ),
+        Edit(
+            "every_chunk_samples", "sum(chunk.samples for chunk in chunks)", "len(chunks)", "the chunk does not sample"
+        ),
+        Edit("output_matrix_always_read", "body + head if num_sampled else body", "body + head", "nobody samples"),
+        Edit("weights_for_each_row", "weights * itemsize", "weights * itemsize * num_rows", "read once a step"),
+        Edit("weights_for_each_chunk", "weights * itemsize", "weights * itemsize * len(chunks)", "share one reading"),
+        Edit("kv_for_each_row", "kv_bytes=num_keys", "kv_bytes=pairs", "once for all rows of the chunk"),
+        Edit(
+            "kv_of_this_chunk_only",
+            "sum(chunk.end for chunk in chunks)",
+            "num_rows",
+            "the K and V of the 4 tokens before it are read, too",
+        ),
+        Edit(
+            "kv_of_the_whole_prompt",
+            "sum(chunk.end for chunk in chunks)",
+            "sum(len(chunk.seq.tokens) for chunk in chunks)",
+            "the tokens behind the chunk have no K and V yet",
+        ),
+        Edit("kv_shared", "sum(chunk.end for", "max(chunk.end for", "each sequence has K and V of its own"),
+        Edit("fractions", "linear_flops=2 * (", "linear_flops=2.0 * (", "are whole"),
     ],
-    "chunked_prefill": [
-        (budget_exceeded_by_one, "your chunks have 9 tokens, the budget is 8"),
-        (decodes_are_free, "they come first and take 2 of the 8 tokens"),
-        (prompt_before_the_decodes, "A and B decode: they come first"),
-        (new_ones_before_the_decodes, "A and B decode: they come first"),
-        (whole_prompts, "your chunks have 20 tokens, the budget is 8"),
-        (waits_until_a_prompt_fits, "chunks of 8, 8 and 4"),
-        (second_prompt_beside_an_unfinished_one, "A's prompt goes on first"),
-        (no_admission_while_a_prompt_ends, "it ends and leaves 3 of 8 tokens"),
-        (counts_before_the_prefix_hit, "allocate_with_prefix found them in the cache"),
-        (pays_for_the_cached_prefix, "only those 4 cost budget"),
-        (num_tokens_is_the_budget, "num_tokens is the sum of the chunks' tokens"),
-        (num_tokens_is_what_is_left, "num_tokens is the sum of the chunks' tokens"),
-        (status_stays_waiting, "who is admitted gets PREFILL"),
-        (empty_chunks_when_the_budget_is_spent, "that is an empty chunk"),
-        (forgets_append_slots, "append_slots or allocate_with_prefix comes before make_chunk"),
-        (one_seat_too_many, "max_num_seqs is 2"),
+    "pack": [
+        Edit("no_leading_zero", "return cu_seqlens_q,", "return cu_seqlens_q[1:],", "it lacks the leading 0"),
+        Edit(
+            "lengths_instead_of_sums",
+            "cu_seqlens_q.append(end_row)",
+            "cu_seqlens_q.append(chunk.end - chunk.start)",
+            "running sum, from 0 on",
+        ),
+        Edit(
+            "keys_of_this_chunk_only",
+            "seqlens_k.append(chunk.end)",
+            "seqlens_k.append(chunk.end - chunk.start)",
+            "also to those of earlier steps",
+        ),
+        Edit(
+            "keys_of_the_whole_prompt",
+            "seqlens_k.append(chunk.end)",
+            "seqlens_k.append(len(chunk.seq.tokens))",
+            "tokens behind the chunk are not there yet",
+        ),
+        Edit("not_its_own_key", "seqlens_k.append(chunk.end)", "seqlens_k.append(chunk.end - 1)", "attends to itself"),
+        Edit("samples_in_the_middle_of_a_prompt", "if chunk.samples:", "if True:", "does not sample"),
+        Edit("row_behind_the_last", "append(end_row - 1)", "append(end_row)", "that row is the next chunk's first"),
+        Edit(
+            "adds_the_end",
+            "end_row = cu_seqlens_q[-1] + chunk.end - chunk.start",
+            "end_row = cu_seqlens_q[-1] + chunk.end",
+            "where does it begin, where does it end?",
+        ),
     ],
     "token_budget": [
-        (one_token_too_many, "with that many it takes longer"),
-        (reading_and_computing_in_turn, "both happen at the same time"),
-        (forgets_the_reading, "no number of tokens fits"),
-        (zero_when_nothing_fits, "the engine stands still"),
-        (prompts_stand_still, "or the prompt stands still"),
-        (counts_everybody_who_runs, "in the middle of its prompt does not decode"),
-        (counts_who_waits, "5 with prompts of one token are waiting"),
-        (over_the_engines_limit, "it has the last word"),
-        (budget_for_the_prompt_alone, "until its first token"),
+        Edit("rounds_up", "fits = int(limit_s", "fits = 1 + int(limit_s", "with that many it takes longer"),
+        Edit(
+            "reading_and_computing_in_turn",
+            "fits = int(limit_s * ",
+            "fits = int((limit_s - machine.weight_bytes / machine.bytes_per_s) * ",
+            "both happen at the same time",
+        ),
+        Edit(
+            "forgets_the_reading",
+            "if machine.weight_bytes / machine.bytes_per_s <= limit_s:",
+            "if True:",
+            "no number of tokens fits",
+        ),
+        Edit("zero_when_nothing_fits", "max(fits, num_decodes + 1)", "fits", "the engine stands still"),
+        Edit("prompts_stand_still", "num_decodes + 1", "max(num_decodes, 1)", "or the prompt stands still"),
+        Edit(
+            "counts_everybody_who_runs",
+            "sum(len(seq.tokens) - seq.num_computed_tokens == 1 for seq in scheduler.running)",
+            "len(scheduler.running)",
+            "in the middle of its prompt does not decode",
+        ),
+        Edit(
+            "counts_who_waits",
+            "in scheduler.running)",
+            "in [*scheduler.running, *scheduler.waiting])",
+            "5 with prompts of one token are waiting",
+        ),
+        Edit(
+            "over_the_engines_limit",
+            "min(max(fits, num_decodes + 1), scheduler.max_num_batched_tokens)",
+            "max(min(fits, scheduler.max_num_batched_tokens), num_decodes + 1)",
+            "it has the last word",
+        ),
+        Edit("budget_for_the_prompt_alone", "max(fits,", "max(fits + num_decodes,", "until its first token"),
+        Edit(
+            "lowers_the_engines_limit",
+            "return min(max(fits, num_decodes + 1), scheduler.max_num_batched_tokens)",
+            """
+            scheduler.max_num_batched_tokens = min(max(fits, num_decodes + 1), scheduler.max_num_batched_tokens)
+            return scheduler.max_num_batched_tokens
+            """,
+            "token_budget only answers",
+        ),
     ],
 }

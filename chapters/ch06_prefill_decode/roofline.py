@@ -1,0 +1,36 @@
+"""What the lab and the exercises of chapter 6 share: the work of a step, and a machine that does it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step computes and what it reads. See `step_cost` in exercise.py for how each number is counted."""
+
+    linear_flops: int
+    attention_flops: int
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def flops(self) -> int:
+        return self.linear_flops + self.attention_flops
+
+    @property
+    def read_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.read_bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A model's weights and the speed of a machine: enough to predict how long a step takes, without attention."""
+
+    weight_bytes: float  # read once a step
+    flops_per_token: float  # two for each weight
+    bytes_per_s: float
+    flops_per_s: float
