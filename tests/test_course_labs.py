@@ -12,7 +12,7 @@ from rich.console import Console
 from textual.widgets import Button, Input, Static
 
 from chapters.__main__ import main
-from chapters.ch07_prefix_caching import simulator
+from chapters.ch07_prefix_caching import drawing, simulator
 from chapters.course import find_chapter
 from chapters.story import WIDTH
 
@@ -83,7 +83,7 @@ def test_app(number, demo_checkpoint):
 @pytest.mark.parametrize("fault", simulator.FAULTS)
 def test_simulator_tells_what_a_fault_does(fault):
     """Blocks are marked wrong, or lost, with a fault and never without one."""
-    world = simulator.Simulator(24 if "parent" in fault else 12, "pages and questions")
+    world = drawing.DrawnSimulator(24 if "parent" in fault else 12, "pages and questions")
     while world.fault != fault:
         world.next_fault()
     said = ""

@@ -1,23 +1,18 @@
 """Lab of chapter 7: a simulator on the engine's own BlockManager, a real model, and six traps put into the engine."""
 
 import statistics
-import textwrap
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from itertools import count
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
-from chapters.ch07_prefix_caching import traps
-from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, SYSTEM, WORKLOADS, Simulator
-from chapters.patching import replaced
+from chapters.ch07_prefix_caching.drawing import DrawnSimulator
+from chapters.ch07_prefix_caching.policies import POLICIES, bursts, num_hits
+from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
+from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
-from nanovllm.core import block_manager
-from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -40,70 +35,11 @@ def make_app(model: str | None = None) -> "Explorer":
     ]
     return Explorer(
         "7. Prefix caching: = found, + now cached, · its own, ! wrong",
-        Simulator(),
-        Simulator.panels,
+        DrawnSimulator(),
+        DrawnSimulator.panels,
         actions,
         ask="a prompt of yours",
     )
-
-
-# -- other orders of forgetting ---------------------------------------------------------------------------------------
-
-
-class ByRank(FreeBlockQueue):
-    """A free queue that gives the block of lowest rank instead of its head, unnamed ones before all others.
-
-    Only blocks without a cached child are given, so that a cached block's parent stays cached.
-    """
-
-    manager: BlockManager
-    rank: Callable[[bytes], float]  # of a name
-
-    def popleft(self) -> Block:
-        blocks = [self.manager.blocks[block_id] for block_id in self]
-        parents = {block.parent_hash for block in self.manager.blocks if block.block_hash is not None}
-        leaves = [block for block in blocks if block.block_hash not in parents - {None}]
-        block = min(leaves, key=lambda b: float("-inf") if b.block_hash is None else self.rank(b.block_hash))
-        self.remove(block)
-        return block
-
-
-def bursts(num_rounds: int, num_strangers: int) -> list[Sequence]:
-    """A system prompt of 4 blocks again and again, each time with a question of its own, and strangers between."""
-    fresh, seqs = count(1000), []
-    for _ in range(num_rounds):
-        seqs.append(Sequence([*range(16), *(next(fresh) for _ in range(8))]))
-        seqs += [Sequence([next(fresh) for _ in range(24)]) for _ in range(num_strangers)]
-    return seqs
-
-
-POLICIES = ("released longest ago (the engine's)", "fewest uses so far", "next use farthest away")
-
-
-def hits_of(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
-    """Blocks found when the requests come one after another and this block is forgotten first."""
-    with replaced(block_manager, "FreeBlockQueue", FreeBlockQueue if policy == POLICIES[0] else ByRank):
-        manager = BlockManager(num_blocks, BLOCK_SIZE)
-    uses: dict[bytes, list[int]] = {}  # name -> numbers of the requests that ask for it
-    for number, seq in enumerate(seqs):
-        for index in range(len(seq.tokens) // BLOCK_SIZE):
-            uses.setdefault(manager.name_block(seq, index)[0], []).append(number)
-    now = 0
-
-    def rank(name: bytes) -> float:
-        if policy == POLICIES[1]:
-            return sum(use < now for use in uses[name])
-        return -min((use for use in uses[name] if use > now), default=len(seqs))
-
-    if isinstance(manager.free_blocks, ByRank):
-        manager.free_blocks.manager, manager.free_blocks.rank = manager, rank
-    for now, seq in enumerate(seqs):  # noqa: B007  rank() looks at it
-        assert manager.allocate_with_prefix(seq)
-        seq.num_computed_tokens = len(seq.tokens)
-        manager.register_prefix(seq)
-        manager.free(seq)
-    manager.check_integrity()
-    return manager.stats.hits
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
@@ -128,7 +64,7 @@ LETTERS = (
 
 
 def tell(story: Story) -> None:
-    llm = story.load(dtype="float32", block_size=traps.BLOCK_SIZE, max_model_len=512, num_gpu_blocks_override=256)
+    llm = story.load(dtype="float32", block_size=BLOCK_SIZE, max_model_len=512, num_gpu_blocks_override=256)
     with one_core():
         block_s = tell_saving(story, llm)
         tell_names(story)
@@ -154,7 +90,7 @@ def tell_saving(story: Story, llm: LLM) -> float:
     story.part("The same beginning, four times")
     story.say(
         f"A real model behind a counter: four visitors, and before each question the same house rules. Blocks of "
-        f"{traps.BLOCK_SIZE} tokens. The cache is empty when the first one asks."
+        f"{BLOCK_SIZE} tokens. The cache is empty when the first one asks."
     )
     ask(llm, "Warm up. " * 40)
     llm.reset_prefix_cache()
@@ -174,7 +110,7 @@ def tell_saving(story: Story, llm: LLM) -> float:
         llm.reset_prefix_cache()
         same.append(ask(llm, f"{RULES}{visitor}")[3] == answer)
     story.say(f"Asked again, each with an empty cache: {sum(same)} of {len(same)} answers are the same, word for word.")
-    return times[0] / 1e3 / (num_tokens / traps.BLOCK_SIZE)
+    return times[0] / 1e3 / (num_tokens / BLOCK_SIZE)
 
 
 def tell_names(story: Story) -> None:
@@ -183,7 +119,7 @@ def tell_names(story: Story) -> None:
         "The simulator: every word is a token, a block holds four. Three texts and the names of their full blocks. The "
         "second differs from the first in its last word, the third in its first:"
     )
-    world = Simulator()
+    world = DrawnSimulator()
     table = Table("text", "block 0", "block 1", "block 2")
     for text in (
         "the lamp is lit when the night comes down over the sea",
@@ -201,7 +137,7 @@ def tell_names(story: Story) -> None:
 
 def tell_requests(story: Story) -> None:
     story.part("Requests that share a beginning")
-    world = Simulator()
+    world = DrawnSimulator()
     for _ in range(4):
         story.console.print(world.send(), style="dim")
     for _ in range(3):
@@ -210,7 +146,10 @@ def tell_requests(story: Story) -> None:
         "\nEach then gets three words of an answer. = was found, + computed and now findable, · its own, not full:"
     )
     story.show(world.draw_requests(4))
-    story.say("The pool (+1: one more request holds it), and the free queue from its head:")
+    story.say(
+        "The pool: each block's number and who holds it. D+3 means D and three more requests. Below it the free queue; "
+        "its first block is taken next:"
+    )
     story.show(world.draw_memory())
     story.show(world.draw_counters())
     for _ in range(4):
@@ -219,7 +158,7 @@ def tell_requests(story: Story) -> None:
     story.show(world.draw_memory())
     story.say("The hash map is flat. Each name contains its parent's, so a tree is in it all the same:")
     story.show(world.draw_tree())
-    world = Simulator(48, "a conversation")
+    world = DrawnSimulator(48, "a conversation")
     for _ in range(10):
         story.console.print(world.send(), style="dim")
     story.console.print()
@@ -233,7 +172,7 @@ def tell_requests(story: Story) -> None:
 
 def tell_example(story: Story) -> None:
     story.part("The worked example of vLLM's document, step by step")
-    world = Simulator()
+    world = DrawnSimulator()
     for _ in range(7):
         story.say(world.example())
         if world.requests:
@@ -245,8 +184,11 @@ def tell_example(story: Story) -> None:
 
 def tell_forgetting(story: Story) -> None:
     story.part("What is forgotten first")
-    story.say("The system prompt again, in a pool of 8 blocks; after each answer the request ends.")
-    world = Simulator(8)
+    story.say(
+        "A pool of 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends before "
+        "the next one comes. A block that is taken for a new request is forgotten: its number, and its words."
+    )
+    world = DrawnSimulator(8)
     for workload in (0, 3, 0, 3, 3, 0):
         world.workload = WORKLOADS[workload]
         story.console.print(world.send(), style="dim")
@@ -254,20 +196,22 @@ def tell_forgetting(story: Story) -> None:
     story.console.print()
     story.show(world.draw_map(8))
     story.say(
-        "Two strangers in a row push out the end of a prompt that everybody uses: the queue knows when a block was "
-        "released, and not how often it was wanted. How much would another order save? A system prompt of 4 blocks "
-        "with a question of 2, twenty times, and strangers of 6 blocks between; a pool of 24. Found, of 76 blocks:"
+        "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
+        "block was released, and not how often it was wanted. Would another order save more? A system prompt of 4 blocks "
+        "with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, each with "
+        "6 blocks of its own. Blocks found, of 76, by which block is forgotten first; the first order is the engine's:"
     )
-    table = Table("what is forgotten first; strangers between:", *map(str, range(1, 7)))
-    for policy in POLICIES:
-        table.add_row(policy, *(str(hits_of(policy, bursts(20, n), 24)) for n in range(1, 7)))
+    table = Table("strangers between two", *POLICIES)
+    for num_strangers in range(1, 7):
+        seqs = bursts(20, num_strangers)
+        table.add_row(str(num_strangers), *(str(num_hits(policy, seqs, 24)) for policy in POLICIES))
     story.show(table)
 
 
 def tell_copies(story: Story) -> None:
     story.part("Two blocks, one name")
     story.say("Two requests with the same text run side by side and generate the same words:")
-    world = Simulator()
+    world = DrawnSimulator()
     for _ in range(2):
         story.console.print(world.typed("how far does the light reach"), style="dim")
     for _ in range(4):
@@ -284,7 +228,7 @@ def tell_copies(story: Story) -> None:
 def tell_salts(story: Story, llm: LLM) -> None:
     story.part("Salts")
     story.say("The same text from two tenants, then from the first again:")
-    world = Simulator()
+    world = DrawnSimulator()
     for salt in ("alice", "bob", "alice"):
         world.salt = salt
         story.console.print(f"{salt}: {world.typed(f'{SYSTEM} may I visit')}", style="dim")
@@ -305,95 +249,24 @@ def tell_salts(story: Story, llm: LLM) -> None:
     story.show(table)
 
 
-def tell_traps(story: Story, llm: LLM) -> None:
-    story.part("Six traps")
-    prompts = traps.Prompts(llm)
-    japan, wuhan, reader = prompts.japan, prompts.wuhan, prompts.reader
-    story.say(
-        "The engine with one fault at a time, and the same requests without it. There are three prompts, each of one "
-        "block of its own, four blocks that are the same in all, and one token more:"
-    )
-    beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
-    story.show(Text("".join(f"  {beginning} ...\n" for beginning in beginnings) + f"  ...{traps.FAMILY} called"))
-    story.say(
-        "[bold]1. Tokens are named without their parent.[/] First comes Japan. The reader has only said thank you so "
-        "far, and its first block is known; now it sends its prompt, too."
-    )
-    waves = [[japan], [prompts.greeting("I like to read.")], [reader]]
-    tell_trap(story, llm, ["reader"], waves, lambda: traps.named(traps.without_parent))
-
-    story.say("[bold]2. The name is made of bytes(token_ids).[/] One prompt is enough:")
-    story.say(f"  {traps.play(llm, [[japan]], traps.named(traps.as_bytes))[-1].error}")
-    pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
-    ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
-    story.say(f"The first mend that comes to mind is i % 256, and it runs. {ids}.")
-    tell_trap(story, llm, ["Wuhan"], [[japan], [wuhan]], lambda: traps.named(traps.as_low_bytes))
-
-    story.say("[bold]3. References stay raised when there is no room.[/] A pool of 16 blocks, and three waves:")
-    table = Table("wave", "answered", "free blocks afterwards", "references that nobody holds")
-    letter = llm.get_tokenizer().encode(LETTERS[0])[:60]
-    waves = [[japan, wuhan, reader], [japan, wuhan, reader], [letter]]
-    played = traps.play(llm, waves, traps.references_stay(), num_blocks=16)
-    for number, (wave, outcome) in enumerate(zip(waves, played, strict=True), start=1):
-        answered, counts = f"{outcome.num_finished} of {len(wave)}", " ".join(map(str, outcome.ref_counts))
-        table.add_row(str(number), answered, str(outcome.num_free), counts)
-    story.show(table)
-    outcomes = played[-1].error, traps.play(llm, waves, num_blocks=16)[-1].error or "it is answered"
-    story.say("The third wave is one letter of 60 tokens, 8 blocks. With the fault: {}. Without: {}.".format(*outcomes))
-
-    story.say(
-        "[bold]4. Hits are left in the free queue.[/] A pool of 10 blocks; the reader again, and Japan beside it:"
-    )
-    tell_trap(story, llm, ["reader", "Japan"], [[reader], [reader, japan]], traps.hits_stay_free, num_blocks=10)
-
-    story.say("[bold]5. A block that is taken keeps its old name.[/] A pool of 8 blocks; Japan, then the reader, then:")
-    tell_trap(story, llm, ["Japan"], [[japan], [reader], [japan]], traps.names_stay, num_blocks=8)
-
-    story.say(
-        "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts without their last token: 5 blocks."
-    )
-    story.say(f"  Alone: {traps.play(llm, [[japan[:-1]]] * 2, traps.nothing_left())[-1].error}")
-    story.say("Beside another request, Japan's first token comes from the row that happens to be the last before it:")
-    waves = [[japan[:-1]], [reader, japan[:-1]]]
-    tell_trap(story, llm, ["reader", "Japan"], waves, traps.nothing_left)
-
-
-def tell_trap(
-    story: Story,
-    llm: LLM,
-    names: list[str],
-    waves: list[list[list[int]]],
-    fault: Callable[[], AbstractContextManager],
-    num_blocks: int = 64,
-) -> None:
-    """The answers to the last wave, right and wrong, as much of them as fits on a line."""
-    right, wrong = (traps.play(llm, waves, *faults, num_blocks=num_blocks)[-1] for faults in ([], [fault()]))
-    table = Table("who asks", "found", "the answer", "found", "with the fault")
-    for name, *columns in zip(names, right.cached, right.texts, wrong.cached, wrong.texts, strict=False):
-        table.add_row(name, *(textwrap.shorten(str(column), 33, placeholder="") for column in columns))
-    story.show(wrong.error or table)
-
-
 def tell_cost(story: Story, block_s: float) -> None:
     story.part("What it costs when nothing is shared")
     num_tokens, times = 32_000, []
     for seed in range(5):
-        manager = BlockManager(num_tokens // traps.BLOCK_SIZE + 1, traps.BLOCK_SIZE)
+        manager = BlockManager(num_tokens // BLOCK_SIZE + 1, BLOCK_SIZE)
         seq = Sequence([(seed + 1) * 1_000_000 + i for i in range(num_tokens)])
         started = time.perf_counter()
         manager.allocate_with_prefix(seq)
         seq.num_computed_tokens = num_tokens
         manager.register_prefix(seq)
-        times.append((time.perf_counter() - started) / (num_tokens // traps.BLOCK_SIZE))
+        times.append((time.perf_counter() - started) / (num_tokens // BLOCK_SIZE))
     cost_s = statistics.median(times)
-    story.say(
-        f"A prompt of {num_tokens:,} tokens that nobody has sent before, {num_tokens // traps.BLOCK_SIZE:,} blocks."
-    )
+    story.say(f"A prompt of {num_tokens:,} tokens that nobody has sent before, {num_tokens // BLOCK_SIZE:,} blocks.")
     story.say(f"Naming, probing and registering a block: {cost_s * 1e6:.1f} microseconds.", measured=True)
     story.say(f"Its prefill, from the first part: {block_s * 1e3:.1f} milliseconds.", measured=True)
     story.say(f"The cache costs {cost_s / block_s:.2%} of the prefill that it may save.", measured=True)
     seq = Sequence(list(range(num_tokens)))
-    manager = BlockManager(num_tokens // traps.BLOCK_SIZE, traps.BLOCK_SIZE, enable_prefix_caching=False)
+    manager = BlockManager(num_tokens // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_caching=False)
     manager.allocate_with_prefix(seq)
     seq.num_computed_tokens = num_tokens
     manager.register_prefix(seq)

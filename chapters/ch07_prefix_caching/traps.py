@@ -1,28 +1,21 @@
-"""Six ways to build a prefix cache wrong, put into the real engine one at a time, and what it answers then.
+"""The lab's six traps: the faults of faults.py in the real engine with a real model, and what it answers then."""
 
-Each is a fault that code for prefix caching often has, written as small as it can be: a function of the BlockManager,
-its queue or its hash that does one thing less than ours. The engine around it is the real one, with a real model.
-"""
-
-from array import array
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import textwrap
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-import xxhash
+from rich.table import Table
+from rich.text import Text
 
-from chapters.patching import replaced, use_manager
+from chapters.ch07_prefix_caching import faults
+from chapters.ch07_prefix_caching.faults import Fault
+from chapters.patching import use_manager
+from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.core import block_manager
-from nanovllm.core.block_hash import BlockHasher
-from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.block_manager import BlockManager
 
 BLOCK_SIZE = 8
 NUM_TOKENS = 10
-
-# -- the prompts ------------------------------------------------------------------------------------------------------
-
 FAMILY = (
     " My family comes from the same country as I do, and the capital of that country is a very large city with many "
     "people. The name of that city is"
@@ -49,7 +42,7 @@ class Prompts:
         return self._encode("\n") * (BLOCK_SIZE - len(ids)) + ids
 
 
-# -- the engine with a fault ------------------------------------------------------------------------------------------
+Waves = list[list[list[int]]]  # prompts as token ids; those of a wave arrive together
 
 
 @dataclass(frozen=True)
@@ -64,128 +57,87 @@ class Outcome:
     ref_counts: list[int]
 
 
-def play(
-    llm: LLM, waves: list[list[list[int]]], *faults: AbstractContextManager, num_blocks: int = 64
-) -> list[Outcome]:
-    """Prompts of a wave arrive together, waves one after another; the pool is empty at the beginning. Greedy."""
+def play(llm: LLM, waves: Waves, fault: Fault = nullcontext, num_blocks: int = 64) -> list[Outcome]:
+    """One wave after another, greedy; the pool is empty at the beginning."""
     engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outcomes = []
-    with ExitStack() as stack:
-        for fault in faults:
-            stack.enter_context(fault)
+    with fault():
         manager = BlockManager(num_blocks, BLOCK_SIZE)
-        stack.enter_context(use_manager(llm, manager))
-        for wave in waves:
-            before, error = engine.stats.num_finished_requests, ""
-            texts, cached = [], []
-            try:
-                outputs = llm.generate(wave, params, use_tqdm=False)
-                texts = [output.outputs[0].text for output in outputs]
-                cached = [output.num_cached_tokens for output in outputs]
-            except Exception as problem:
-                error = f"{type(problem).__name__}: {problem}"
-            counts = [block.ref_count for block in manager.blocks]
-            num_finished = engine.stats.num_finished_requests - before
-            outcomes.append(Outcome(texts, cached, num_finished, error, len(manager.free_blocks), counts))
+        with use_manager(llm, manager):
+            for wave in waves:
+                before, error = engine.stats.num_finished_requests, ""
+                texts, cached = [], []
+                try:
+                    outputs = llm.generate(wave, params, use_tqdm=False)
+                    texts = [output.outputs[0].text for output in outputs]
+                    cached = [output.num_cached_tokens for output in outputs]
+                except Exception as problem:
+                    error = f"{type(problem).__name__}: {problem}"
+                ref_counts = [block.ref_count for block in manager.blocks]
+                num_finished = engine.stats.num_finished_requests - before
+                outcomes.append(Outcome(texts, cached, num_finished, error, len(manager.free_blocks), ref_counts))
     return outcomes
 
 
-# -- the faults -------------------------------------------------------------------------------------------------------
+def tell_traps(story: Story, llm: LLM) -> None:
+    story.part("Six traps")
+    prompts = Prompts(llm)
+    japan, wuhan, reader = prompts.japan, prompts.wuhan, prompts.reader
+    story.say(
+        "The engine with one fault at a time, and the same requests without it. There are three prompts, each of one "
+        "block of its own, four blocks that are the same in all, and one token more:"
+    )
+    beginnings = "I come from Japan.", "I come from Wuhan.", "I like to read."
+    story.show(Text("".join(f"  {beginning} ...\n" for beginning in beginnings) + f"  ...{FAMILY} called"))
+    story.say(
+        "[bold]1. Tokens are named without their parent.[/] First comes Japan. The reader has only said thank you so "
+        "far, and its first block is known; now it sends its prompt, too."
+    )
+    waves = [[japan], [prompts.greeting("I like to read.")], [reader]]
+    tell_trap(story, llm, ["reader"], waves, faults.without_parent)
+
+    story.say("[bold]2. The name is made of bytes(token_ids).[/] One prompt is enough:")
+    story.say(f"  {play(llm, [[japan]], faults.bytes_of_ids)[-1].error}")
+    pair = next(pair for pair in zip(japan, wuhan, strict=True) if pair[0] != pair[1])
+    ids = ", ".join(f"{llm.get_tokenizer().decode([i])!r} is {i} = 256 * {i // 256} + {i % 256}" for i in pair)
+    story.say(f"The first fix that comes to mind is i % 256, and it runs. {ids}.")
+    tell_trap(story, llm, ["Wuhan"], [[japan], [wuhan]], faults.low_bytes_of_ids)
+
+    story.say("[bold]3. References stay raised when there is no room.[/] A pool of 16 blocks, and three waves:")
+    table = Table("wave", "answered", "free blocks afterwards", "references that nobody holds")
+    waves = [[japan, wuhan, reader], [japan, wuhan, reader], [list(range(1000, 1060))]]
+    played = play(llm, waves, faults.references_stay, num_blocks=16)
+    for number, (wave, outcome) in enumerate(zip(waves, played, strict=True), start=1):
+        answered, counts = f"{outcome.num_finished} of {len(wave)}", " ".join(map(str, outcome.ref_counts))
+        table.add_row(str(number), answered, str(outcome.num_free), counts)
+    story.show(table)
+    outcomes = played[-1].error, play(llm, waves, num_blocks=16)[-1].error or "it is answered"
+    story.say(
+        "The third wave is one prompt of 60 tokens, 8 blocks, that shares nothing. With the fault: {}. "
+        "Without: {}.".format(*outcomes)
+    )
+
+    story.say(
+        "[bold]4. Hits are left in the free queue.[/] A pool of 10 blocks; the reader again, and Japan beside it:"
+    )
+    tell_trap(story, llm, ["reader", "Japan"], [[reader], [reader, japan]], faults.hits_stay_free, num_blocks=10)
+
+    story.say("[bold]5. A block that is taken keeps its old name.[/] A pool of 8 blocks; Japan, then the reader, then:")
+    tell_trap(story, llm, ["Japan"], [[japan], [reader], [japan]], faults.names_stay, num_blocks=8)
+
+    story.say(
+        "[bold]6. Of a fully cached prompt nothing is computed.[/] The prompts without their last token: 5 blocks."
+    )
+    story.say(f"  Alone: {play(llm, [[japan[:-1]]] * 2, faults.nothing_left)[-1].error}")
+    story.say("Beside another request, Japan's first token is sampled from the row before its own, the reader's last:")
+    waves = [[japan[:-1]], [reader, japan[:-1]]]
+    tell_trap(story, llm, ["reader", "Japan"], waves, faults.nothing_left)
 
 
-@contextmanager
-def named(name: Callable[[bytes | None, list[int]], bytes]) -> Iterator[None]:
-    """Blocks are named by this function of parent and token ids; a hit is not verified, as where a name is trusted."""
-    with replaced(BlockHasher, "name", lambda self, parent, token_ids, extra=(): name(parent, token_ids)), trusting():
-        yield
-
-
-def trusting() -> AbstractContextManager:
-    return replaced(Block, "holds", lambda self, content: True)
-
-
-def without_parent(parent: bytes | None, token_ids: list[int]) -> bytes:
-    return xxhash.xxh64_digest(array("I", token_ids))
-
-
-def as_bytes(parent: bytes | None, token_ids: list[int]) -> bytes:
-    return xxhash.xxh64_digest((parent or b"") + bytes(token_ids))
-
-
-def as_low_bytes(parent: bytes | None, token_ids: list[int]) -> bytes:
-    """The first mend that comes to mind when bytes() complains."""
-    return xxhash.xxh64_digest((parent or b"") + bytes(token_id % 256 for token_id in token_ids))
-
-
-def references_stay() -> AbstractContextManager:
-    """References to the hits are taken before it is known whether there is room, and not given back if not."""
-    ours = BlockManager.allocate_with_prefix
-
-    def allocate_with_prefix(self: BlockManager, seq: Sequence) -> bool:
-        if ours(self, seq):
-            return True
-        for index in range(len(seq.tokens) // self.block_size):
-            copies = self.hash_to_block.get(self.name_block(seq, index)[0])
-            if copies is None:
-                break
-            block = next(iter(copies.values()))
-            if block.ref_count == 0:
-                self.free_blocks.remove(block)
-            block.ref_count += 1
-        return False
-
-    return replaced(BlockManager, "allocate_with_prefix", allocate_with_prefix)
-
-
-class HitsStayFree(FreeBlockQueue):
-    """A free list from which hits are not taken out."""
-
-    def remove(self, block: Block) -> None:
-        pass
-
-    def popleft(self) -> Block:
-        block = self._ring.next_free
-        super().remove(block)
-        return block
-
-    def append(self, block: Block) -> None:
-        if block.next_free is None:
-            super().append(block)
-
-
-def hits_stay_free() -> AbstractContextManager:
-    return replaced(block_manager, "FreeBlockQueue", HitsStayFree)
-
-
-@contextmanager
-def names_stay() -> Iterator[None]:
-    """A block that is taken for new content keeps its old entry in the hash map."""
-
-    def take_fresh(self: BlockManager, seq: Sequence, num_blocks: int) -> None:
-        for _ in range(num_blocks):
-            block = self.free_blocks.popleft()
-            block.block_hash = block.parent_hash = None
-            block.token_ids, block.extra_keys = [], ()
-            block.ref_count = 1
-            seq.block_table.append(block.block_id)
-
-    with replaced(BlockManager, "take_fresh_blocks", take_fresh), trusting():
-        yield
-
-
-@contextmanager
-def nothing_left() -> Iterator[None]:
-    """A prompt that is found as a whole counts as computed as a whole."""
-    ours = BlockManager.allocate_with_prefix
-
-    def allocate_with_prefix(self: BlockManager, seq: Sequence) -> bool:
-        done = ours(self, seq)
-        if seq.num_registered_blocks * self.block_size == len(seq.tokens):
-            seq.num_cached_tokens = seq.num_computed_tokens = len(seq.tokens)
-        return done
-
-    with (
-        replaced(BlockManager, "allocate_with_prefix", allocate_with_prefix),
-        replaced(BlockManager, "is_cached", lambda self, seq, position: False),  # there is no position to ask about
-    ):
-        yield
+def tell_trap(story: Story, llm: LLM, names: list[str], waves: Waves, fault: Fault, num_blocks: int = 64) -> None:
+    """The answers to the last wave, right and wrong, as much of them as fits on a line."""
+    right, wrong = (play(llm, waves, mode, num_blocks)[-1] for mode in (nullcontext, fault))
+    table = Table("who asks", "found", "the answer", "found", "with the fault")
+    for name, *columns in zip(names, right.cached, right.texts, wrong.cached, wrong.texts, strict=False):
+        table.add_row(name, *(textwrap.shorten(str(column), 33, placeholder="") for column in columns))
+    story.show(wrong.error or table)

@@ -1,0 +1,65 @@
+"""Other orders of forgetting, to compare the engine's free queue with."""
+
+from collections.abc import Callable
+from itertools import count
+
+from chapters.patching import replaced
+from nanovllm.core import block_manager
+from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
+from nanovllm.core.sequence import Sequence
+
+BLOCK_SIZE = 4
+POLICIES = ("released longest ago", "fewest uses so far", "next use farthest away")
+
+
+class ByRank(FreeBlockQueue):
+    """A free queue that gives the block of lowest rank instead of its head, unnamed ones before all others.
+
+    Only blocks without a cached child are given, so that a cached block's parent stays cached.
+    """
+
+    manager: BlockManager
+    rank: Callable[[bytes], float]  # of a name
+
+    def popleft(self) -> Block:
+        blocks = [self.manager.blocks[block_id] for block_id in self]
+        parents = {block.parent_hash for block in self.manager.blocks if block.block_hash is not None}
+        leaves = [block for block in blocks if block.block_hash not in parents - {None}]
+        block = min(leaves, key=lambda b: float("-inf") if b.block_hash is None else self.rank(b.block_hash))
+        self.remove(block)
+        return block
+
+
+def bursts(num_rounds: int, num_strangers: int) -> list[Sequence]:
+    """A system prompt of 4 blocks again and again, each time with a question of its own, and strangers between."""
+    fresh, seqs = count(1000), []
+    for _ in range(num_rounds):
+        seqs.append(Sequence([*range(16), *(next(fresh) for _ in range(8))]))
+        seqs += [Sequence([next(fresh) for _ in range(24)]) for _ in range(num_strangers)]
+    return seqs
+
+
+def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
+    """Blocks found when the requests come one after another and blocks are forgotten in this order."""
+    with replaced(block_manager, "FreeBlockQueue", FreeBlockQueue if policy == POLICIES[0] else ByRank):
+        manager = BlockManager(num_blocks, BLOCK_SIZE)
+    uses: dict[bytes, list[int]] = {}  # name -> numbers of the requests that ask for it
+    for number, seq in enumerate(seqs):
+        for index in range(len(seq.tokens) // BLOCK_SIZE):
+            uses.setdefault(manager.name_block(seq, index)[0], []).append(number)
+    now = 0
+
+    def rank(name: bytes) -> float:
+        if policy == POLICIES[1]:
+            return sum(use < now for use in uses[name])
+        return -min((use for use in uses[name] if use > now), default=len(seqs))
+
+    if isinstance(manager.free_blocks, ByRank):
+        manager.free_blocks.manager, manager.free_blocks.rank = manager, rank
+    for now, seq in enumerate(seqs):  # noqa: B007  rank() looks at it
+        assert manager.allocate_with_prefix(seq)
+        seq.num_computed_tokens = len(seq.tokens)
+        manager.register_prefix(seq)
+        manager.free(seq)
+    manager.check_integrity()
+    return manager.stats.hits
