@@ -94,9 +94,9 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
         """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0)."""
-        context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
         hidden = self.embed(batch.input_ids)  # [T, hidden_size]
         residual: Any = None
+        context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
         for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
             hidden, residual = layer(hidden, residual, kv_layer, context)
         rows = batch.logits_rows
