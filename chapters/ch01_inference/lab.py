@@ -258,8 +258,8 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     story.say(
         f"Layer {number}, head {head}: a query of {config.head_dim} numbers, {len(token_ids)} keys and as many values. "
         f"{group} neighbouring query heads share a KV head: query head {head} reads KV head {head} // {group} = "
-        f"{head // group}. Each dot product is divided by the square root of {config.head_dim}, and a softmax makes shares "
-        "of them."
+        f"{head // group}. Each dot product is divided by the square root of {config.head_dim}, and a softmax makes "
+        "shares of them."
     )
     shown = table("position", "token", "q · k", "divided", "weight", "", left=2)
     shown.columns[-1].justify = "left"
