@@ -83,7 +83,7 @@ def test_app(number, demo_checkpoint):
 @pytest.mark.parametrize("fault", simulator.FAULTS)
 def test_simulator_tells_what_a_fault_does(fault):
     """Blocks are marked wrong, or lost, with a fault and never without one."""
-    world = drawing.DrawnSimulator(24 if "parent" in fault else 12, "pages and questions")
+    world = simulator.Simulator(24 if "parent" in fault else 12, "pages and questions")
     while world.fault != fault:
         world.next_fault()
     said = ""
@@ -98,7 +98,7 @@ def test_simulator_tells_what_a_fault_does(fault):
     while world.running:
         world.end_oldest()
     is_wrong = any(request.wrong for request in world.requests)
-    is_lost = "refs" in str(world.draw_memory().renderables[0].renderables)
+    is_lost = "refs" in str(drawing.draw_memory(world).renderables[0].renderables)
     assert ("WRONG" in said) == is_wrong == (fault not in ("", "references stay raised"))
     assert is_lost == (fault in ("references stay raised", "hits left in the free queue"))  # more, or less than 0
 

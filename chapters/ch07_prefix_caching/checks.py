@@ -156,7 +156,9 @@ def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
     seq.num_computed_tokens, seq.num_cached_tokens, seq.hash_collision = 0, 0, True
     seq.num_registered_blocks, seq.tokens = 2, [*seq.tokens, 5, 6]
     other = admit(manager, [90] * 20)  # takes 3 4 5 6 7
-    manager.free(admit(manager, [91] * 8))  # and this 2 and 1
+    third = admit(manager, [91] * 8)  # and this 2 and 1
+    refuse(allocate, manager, seq, "for a sequence that was preempted, when 4 blocks are needed and 1 is free")
+    manager.free(third)
     manager.free(other)
     expect_answer(True, allocate(manager, seq), "for a sequence that was preempted")
     why = "Of its own blocks, 0 is still cached; 1 was taken by others"
@@ -196,10 +198,10 @@ def allocates_and_counts(allocate: Any, bench: Bench) -> None:
 
 
 class Colliding(BlockHasher):
-    """Names tell only whether the first token id is odd."""
+    """A name is the last digit of the first token id."""
 
     def name(self, parent: Any, token_ids: Any, extra: ExtraKeys = ()) -> bytes:
-        return bytes([token_ids[0] % 2])
+        return bytes([token_ids[0] % 10])
 
 
 def colliding_pool() -> BlockManager:
@@ -213,7 +215,7 @@ def allocates_on_collision(allocate: Any, bench: Bench) -> None:
     manager = colliding_pool()
     admit(manager, [2, 2, 2, 2, 1, 1, 1, 1, 5])
     hint = "the name is the same, the content is not: that is no hit, and the search ends. Ask block.holds(content)"
-    seq = Sequence([4, 4, 4, 4, 1, 1, 1, 1, 5])
+    seq = Sequence([12, 12, 12, 12, 1, 1, 1, 1, 5])
     expect_answer(True, allocate(manager, seq), "when 3 fresh blocks are needed and 9 are free")
     expect([3, 4, 5], seq.block_table, hint)
     expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"num_cached_tokens, hash_collision: {hint}")
@@ -222,6 +224,8 @@ def allocates_on_collision(allocate: Any, bench: Bench) -> None:
         seq = Sequence([2, 2, 2, 2, 5], **keys)
         expect_answer(True, allocate(manager, seq), "when 2 fresh blocks are needed and more are free")
         expect((0, True), (seq.num_cached_tokens, seq.hash_collision), f"{keys} makes it other content: {hint}")
+    seq = Sequence([12, 12, 12, 12, *[1] * 8])
+    refuse(allocate, manager, seq, "after a collision, when 3 fresh blocks are needed and 2 are free")
 
 
 def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
@@ -344,7 +348,7 @@ def registers_copies(register: Any, bench: Bench) -> None:
 
 
 def registers_nothing(register: Any, bench: Bench) -> None:
-    """with caching off, or behind a contested name, nothing is registered"""
+    """with caching off, or after a hash collision, nothing is registered"""
     manager = pool(8, caching=False)
     register(manager, prepared(manager, range(10), 10))
     expect([], listed(manager), "caching is off: nothing is registered")
@@ -360,7 +364,7 @@ def registers_nothing(register: Any, bench: Bench) -> None:
 def registers_on_collision(register: Any, bench: Bench) -> None:
     """a name that stands for other content: neither this block nor a later one"""
     manager = colliding_pool()
-    one, two = prepared(manager, [2] * 4, 4), prepared(manager, [4, 4, 4, 4, 1, 1, 1, 1], 8)
+    one, two = prepared(manager, [2] * 4, 4), prepared(manager, [12, 12, 12, 12, 1, 1, 1, 1], 8)
     register(manager, one)
     register(manager, two)
     hint = (
@@ -371,9 +375,14 @@ def registers_on_collision(register: Any, bench: Bench) -> None:
     expect(
         (True, 1), (two.hash_collision, manager.stats.collisions), "hash_collision, stats.collisions after a collision"
     )
-    expect(0, two.num_registered_blocks, "a contested block is not registered: num_registered_blocks stays")
+    expect(0, two.num_registered_blocks, "a block whose name collides is not registered: num_registered_blocks stays")
     register(manager, two)
     expect(1, manager.stats.collisions, "the same collision was counted again: hash_collision ends it for good")
+    three = prepared(manager, [*[3] * 4, *[4] * 4, *[12] * 4, *[5] * 4], 16)  # its third block collides
+    register(manager, three)
+    hint = "the third of four blocks collides with block 0: the two before it are registered, it and the fourth are not"
+    expect([[0], three.block_table[:1], three.block_table[1:2]], listed(manager), hint)
+    expect(2, three.num_registered_blocks, f"num_registered_blocks must count along. {hint}")
 
 
 # -- take_fresh -------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ RUN_TOGETHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def forgeries(function: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """A first block, and one whose parent and ids are what was hashed for it: if these are hashed bare, they meet."""
+    """Pairs that meet if a part is hashed bare: what was hashed for one block is put into a part of the other."""
     data = b""
 
     def noted(hashed: bytes) -> bytes:
@@ -190,13 +190,22 @@ def forgeries(function: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         data = bytes(hashed)
         return XXH64(hashed)
 
+    def hashed_for(**case: Any) -> bytes:
+        call(function, parent=None, hash_bytes=noted, **case)
+        return data
+
+    # Without a tag for the parent: a first block, and one whose parent and ids are what was hashed for it.
     extras: list[dict[str, Any]] = [dict(lora=5), *(dict(salt="x" * length) for length in range(12))]
     for extra in extras:
-        call(function, parent=None, hash_bytes=noted, **extra)
-        if len(data) == 24:
+        if len(hashed_for(**extra)) == 24:
             for order in "<>":
                 ids = struct.unpack(f"{order}4I", data[8:])
                 yield dict(parent=None, **extra), dict(parent=data[:8], token_ids=ids)
+    # Without the salt's length: a salt that goes on with what is hashed for an adapter.
+    alone, both = hashed_for(salt="a"), hashed_for(salt="a", lora=5)
+    if both.startswith(alone):
+        salt = "a" + both[len(alone) :].decode(errors="ignore")
+        yield dict(parent=None, salt="a", lora=5), dict(parent=None, salt=salt)
 
 
 def names_apart(function: Any, bench: Bench) -> None:

@@ -18,98 +18,104 @@ KINDS = {
 }
 
 
-class DrawnSimulator(Simulator):
-    """The simulator, and pictures of what it holds."""
+def panels(world: Simulator) -> list[tuple[str, RenderableType]]:
+    num_blocks, salt = len(world.manager.blocks), f", salt {world.salt}" if world.salt else ""
+    fault = f", FAULT: {world.fault}" if world.fault else ""
+    return [
+        (f"requests: {world.workload}{salt}{fault}", draw_requests(world, 3)),
+        (
+            f"{num_blocks} blocks of {BLOCK_SIZE}; D+3: D and 3 more hold it; the free queue, head first",
+            draw_memory(world),
+        ),
+        (f"the hash map: {len(world.manager.hash_to_block)} names", draw_map(world, 6)),
+        ("counters; prompt tokens computed (█) and saved (░)", Group(draw_counters(world), draw_chart(world))),
+    ]
 
-    def panels(self) -> list[tuple[str, RenderableType]]:
-        num_blocks, salt = len(self.manager.blocks), f", salt {self.salt}" if self.salt else ""
-        fault = f", FAULT: {self.fault}" if self.fault else ""
-        return [
-            (f"requests: {self.workload}{salt}{fault}", self.draw_requests(3)),
-            (f"{num_blocks} blocks of {BLOCK_SIZE} and who holds them; the free queue, head first", self.draw_memory()),
-            (f"the hash map: {len(self.manager.hash_to_block)} names", self.draw_map(6)),
-            ("counters; prompt tokens computed (█) and saved (░)", Group(self.draw_counters(), self.draw_chart())),
-        ]
 
-    def draw_requests(self, last: int) -> Text:
-        """Each block in its colour: = found, + computed and now findable, · not full, so this request's alone.
+def draw_requests(world: Simulator, last: int) -> Text:
+    """Each block in its colour: = found, + computed and now findable, · not full, so this request's alone.
 
-        ! is a block whose K/V was computed for another text; there are none unless a fault is at work.
-        """
-        if not self.requests:
-            return Text("none yet: n sends one, t types one, x plays the worked example", "dim")
-        lines = []
-        for request in self.requests[-last:]:
-            state = "" if request.running else " (ended)"
-            salt = f" salt {request.seq.cache_salt}" if request.seq.cache_salt else ""
-            line = Text(f"{request.name}{state}{salt} ", "bold" if request.running else "dim")
-            for index, block_id in enumerate(request.table):
-                kind = "hit" if index < request.num_hits else "miss" if index < request.num_named else "own"
-                kind = "wrong" if index in request.wrong else kind
-                words = self.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
-                sign, style = KINDS[kind]
-                cell = f" {sign}{block_id} {words} "
-                if line.cell_len + len(cell) > LINE:  # a block is not torn
-                    lines.append(line)
-                    line = Text("  ")
-                line.append(cell, style if request.running else f"{style} dim").append(" ")
-            lines.append(line)
-        return Text("\n").join(lines)
+    ! is a block whose K/V was computed for another text; there are none unless a fault is at work.
+    """
+    if not world.requests:
+        return Text("none yet: n sends one, t types one, x plays the worked example", "dim")
+    lines = []
+    for request in world.requests[-last:]:
+        state = "" if request.running else " (ended)"
+        salt = f" salt {request.seq.cache_salt}" if request.seq.cache_salt else ""
+        line = Text(f"{request.name}{state}{salt} ", "bold" if request.running else "dim")
+        for index, block_id in enumerate(request.table):
+            kind = "hit" if index < request.num_hits else "miss" if index < request.num_named else "own"
+            kind = "wrong" if index in request.wrong else kind
+            words = world.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+            sign, style = KINDS[kind]
+            cell = f" {sign}{block_id} {words} "
+            if line.cell_len + len(cell) > LINE:  # a block is not torn
+                lines.append(line)
+                line = Text("  ")
+            line.append(cell, style if request.running else f"{style} dim").append(" ")
+        lines.append(line)
+    return Text("\n").join(lines)
 
-    def draw_memory(self) -> Group:
-        cells = pool_cells(self.manager, [request.seq for request in self.running], self.names)
-        return Group(Columns(cells), draw_free_queue(self.manager))
 
-    def draw_map(self, last: int) -> Table:
-        table = Table("name", "parent", "stands for", "blocks", box=None, pad_edge=False)
-        entries = list(self.manager.hash_to_block.items())
-        if len(entries) > last:
-            table.add_row("...", "", f"{len(entries) - last} before these", "")
-        for name, copies in entries[-last:]:
-            block = next(iter(copies.values()))
-            parent = block.parent_hash.hex()[:6] if block.parent_hash else "-"
-            extra = "".join(f" ({key[0]} {key[1]})" for key in block.extra_keys)
-            table.add_row(name.hex()[:6], parent, self.text(block.token_ids) + extra, " ".join(map(str, copies)))
-        return table
+def draw_memory(world: Simulator) -> Group:
+    cells = pool_cells(world.manager, [request.seq for request in world.running], world.names)
+    return Group(Columns(cells), draw_free_queue(world.manager))
 
-    def draw_tree(self) -> Tree:
-        """The same map, each name below its parent's."""
-        trees: dict[bytes | None, Tree] = {None: Tree("(nothing before)")}
-        for name, copies in self.manager.hash_to_block.items():
-            block = next(iter(copies.values()))
-            trees[name] = trees[block.parent_hash].add(f"{name.hex()[:6]}  {self.text(block.token_ids)}")
-        return trees[None]
 
-    def draw_counters(self) -> Table:
-        stats = self.manager.stats
-        columns = {
-            "requests": len(self.requests),
-            "hits": stats.hits,
-            "misses": stats.misses,
-            "prompt tokens": self.num_prompt_tokens,
-            "prefill saved": f"{self.prefill_saved:.0%}",
-            "evictions": stats.evictions,
-            "refused": self.num_refused,
-        }
-        table = Table(*columns, box=None, pad_edge=False)
-        table.add_row(*map(str, columns.values()))
-        return table
+def draw_map(world: Simulator, last: int) -> Table:
+    table = Table("name", "parent", "stands for", "blocks", box=None, pad_edge=False)
+    entries = list(world.manager.hash_to_block.items())
+    if len(entries) > last:
+        table.add_row("...", "", f"{len(entries) - last} before these", "")
+    for name, copies in entries[-last:]:
+        block = next(iter(copies.values()))
+        parent = block.parent_hash.hex()[:6] if block.parent_hash else "-"
+        extra = "".join(f" ({key[0]} {key[1]})" for key in block.extra_keys)
+        table.add_row(name.hex()[:6], parent, world.text(block.token_ids) + extra, " ".join(map(str, copies)))
+    return table
 
-    def draw_chart(self, height: int = 5, width: int = 36) -> Text:
-        """Prompt tokens after each request, summed: full cells were computed (█), the others saved (░)."""
-        if not self.requests:
-            return Text("the chart begins with the first request", "dim")
-        totals, computed = [0], [0]
-        for request in self.requests:
-            totals.append(totals[-1] + request.seq.num_prompt_tokens)
-            computed.append(computed[-1] + request.num_computed)
-        top = totals[-1]
-        text = Text()
-        for row in range(height, 0, -1):
-            text.append(f"{top * row // height:>6} ", "dim")
-            for total, done in list(zip(totals[1:], computed[1:], strict=True))[-width:]:
-                level = top * (row - 0.5) / height
-                cell, style = ("██", "cyan") if done > level else ("░░", "green") if total > level else ("  ", "")
-                text.append(cell, style)
-            text.append("\n" if row > 1 else "")
-        return text
+
+def draw_tree(world: Simulator) -> Tree:
+    """The same map, each name below its parent's."""
+    trees: dict[bytes | None, Tree] = {None: Tree("(nothing before)")}
+    for name, copies in world.manager.hash_to_block.items():
+        block = next(iter(copies.values()))
+        trees[name] = trees[block.parent_hash].add(f"{name.hex()[:6]}  {world.text(block.token_ids)}")
+    return trees[None]
+
+
+def draw_counters(world: Simulator) -> Table:
+    stats = world.manager.stats
+    columns = {
+        "requests": len(world.requests),
+        "hits": stats.hits,
+        "misses": stats.misses,
+        "prompt tokens": world.num_prompt_tokens,
+        "prefill saved": f"{world.prefill_saved:.0%}",
+        "evictions": stats.evictions,
+        "refused": world.num_refused,
+    }
+    table = Table(*columns, box=None, pad_edge=False)
+    table.add_row(*map(str, columns.values()))
+    return table
+
+
+def draw_chart(world: Simulator, height: int = 5, width: int = 36) -> Text:
+    """Prompt tokens after each request, summed: full cells were computed (█), the others saved (░)."""
+    if not world.requests:
+        return Text("the chart begins with the first request", "dim")
+    totals, computed = [0], [0]
+    for request in world.requests:
+        totals.append(totals[-1] + request.seq.num_prompt_tokens)
+        computed.append(computed[-1] + request.num_computed)
+    top = totals[-1]
+    text = Text()
+    for row in range(height, 0, -1):
+        text.append(f"{top * row // height:>6} ", "dim")
+        for total, done in list(zip(totals[1:], computed[1:], strict=True))[-width:]:
+            level = top * (row - 0.5) / height
+            cell, style = ("██", "cyan") if done > level else ("░░", "green") if total > level else ("  ", "")
+            text.append(cell, style)
+        text.append("\n" if row > 1 else "")
+    return text

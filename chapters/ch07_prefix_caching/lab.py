@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from chapters.ch07_prefix_caching.drawing import DrawnSimulator
+from chapters.ch07_prefix_caching.drawing import (
+    draw_chart,
+    draw_counters,
+    draw_map,
+    draw_memory,
+    draw_requests,
+    draw_tree,
+    panels,
+)
 from chapters.ch07_prefix_caching.policies import POLICIES, bursts, num_hits
+from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
 from chapters.story import Story, one_core
@@ -35,8 +44,8 @@ def make_app(model: str | None = None) -> "Explorer":
     ]
     return Explorer(
         "7. Prefix caching: = found, + now cached, · its own, ! wrong",
-        DrawnSimulator(),
-        DrawnSimulator.panels,
+        Simulator(),
+        panels,
         actions,
         ask="a prompt of yours",
     )
@@ -119,7 +128,7 @@ def tell_names(story: Story) -> None:
         "The simulator: every word is a token, a block holds four. Three texts and the names of their full blocks. The "
         "second differs from the first in its last word, the third in its first:"
     )
-    world = DrawnSimulator()
+    world = Simulator()
     table = Table("text", "block 0", "block 1", "block 2")
     for text in (
         "the lamp is lit when the night comes down over the sea",
@@ -137,7 +146,7 @@ def tell_names(story: Story) -> None:
 
 def tell_requests(story: Story) -> None:
     story.part("Requests that share a beginning")
-    world = DrawnSimulator()
+    world = Simulator()
     for _ in range(4):
         story.console.print(world.send(), style="dim")
     for _ in range(3):
@@ -145,20 +154,20 @@ def tell_requests(story: Story) -> None:
     story.say(
         "\nEach then gets three words of an answer. = was found, + computed and now findable, · its own, not full:"
     )
-    story.show(world.draw_requests(4))
+    story.show(draw_requests(world, 4))
     story.say(
         "The pool: each block's number and who holds it. D+3 means D and three more requests. Below it the free queue; "
         "its first block is taken next:"
     )
-    story.show(world.draw_memory())
-    story.show(world.draw_counters())
+    story.show(draw_memory(world))
+    story.show(draw_counters(world))
     for _ in range(4):
         world.end_oldest()
     story.say("They end one after another. The pool now holds K/V that nobody uses and anybody can find:")
-    story.show(world.draw_memory())
+    story.show(draw_memory(world))
     story.say("The hash map is flat. Each name contains its parent's, so a tree is in it all the same:")
-    story.show(world.draw_tree())
-    world = DrawnSimulator(48, "a conversation")
+    story.show(draw_tree(world))
+    world = Simulator(48, "a conversation")
     for _ in range(10):
         story.console.print(world.send(), style="dim")
     story.console.print()
@@ -166,40 +175,41 @@ def tell_requests(story: Story) -> None:
         "A conversation: each turn sends all that was said before, the answers too. Prompt tokens computed (█) and "
         "saved (░), summed over the turns:"
     )
-    story.show(world.draw_chart())
-    story.show(world.draw_counters())
+    story.show(draw_chart(world))
+    story.show(draw_counters(world))
 
 
 def tell_example(story: Story) -> None:
     story.part("The worked example of vLLM's document, step by step")
-    world = DrawnSimulator()
+    world = Simulator()
     for _ in range(7):
         story.say(world.example())
         if world.requests:
-            story.console.print(world.draw_requests(3))
-        story.show(world.draw_memory())
-    story.show(world.draw_map(12))
-    story.show(world.draw_counters())
+            story.console.print(draw_requests(world, 3))
+        story.show(draw_memory(world))
+    story.show(draw_map(world, 12))
+    story.show(draw_counters(world))
 
 
 def tell_forgetting(story: Story) -> None:
     story.part("What is forgotten first")
     story.say(
-        "A pool of 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends before "
-        "the next one comes. A block that is taken for a new request is forgotten: its number, and its words."
+        "A pool of 8 blocks. Requests A, C and F begin with the system prompt; B, D and E share nothing. Each ends "
+        "before the next one comes. What is forgotten is a block that is taken for a new request, with its words."
     )
-    world = DrawnSimulator(8)
+    world = Simulator(8)
     for workload in (0, 3, 0, 3, 3, 0):
         world.workload = WORKLOADS[workload]
         story.console.print(world.send(), style="dim")
         world.end_oldest()
     story.console.print()
-    story.show(world.draw_map(8))
+    story.show(draw_map(world, 8))
     story.say(
         "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
-        "block was released, and not how often it was wanted. Would another order save more? A system prompt of 4 blocks "
-        "with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, each with "
-        "6 blocks of its own. Blocks found, of 76, by which block is forgotten first; the first order is the engine's:"
+        "block was released, and not how often it was wanted. Would another order save more? A system prompt of 4 "
+        "blocks with a question of 2 comes twenty times, to a pool of 24 blocks. Between two of these come strangers, "
+        "each with 6 blocks of its own. A column says which block is forgotten first (the first one is the engine's), "
+        "and how many blocks are then found, of 76:"
     )
     table = Table("strangers between two", *POLICIES)
     for num_strangers in range(1, 7):
@@ -211,14 +221,14 @@ def tell_forgetting(story: Story) -> None:
 def tell_copies(story: Story) -> None:
     story.part("Two blocks, one name")
     story.say("Two requests with the same text run side by side and generate the same words:")
-    world = DrawnSimulator()
+    world = Simulator()
     for _ in range(2):
         story.console.print(world.typed("how far does the light reach"), style="dim")
     for _ in range(4):
         world.grow()
     story.console.print()
-    story.show(world.draw_requests(2))
-    story.show(world.draw_map(4))
+    story.show(draw_requests(world, 2))
+    story.show(draw_map(world, 4))
     story.say(
         "The first block was found; the others were filled by both at the same time, so they exist twice, under one "
         "name. Either serves the next request, and either can be forgotten alone."
@@ -228,12 +238,12 @@ def tell_copies(story: Story) -> None:
 def tell_salts(story: Story, llm: LLM) -> None:
     story.part("Salts")
     story.say("The same text from two tenants, then from the first again:")
-    world = DrawnSimulator()
+    world = Simulator()
     for salt in ("alice", "bob", "alice"):
         world.salt = salt
         story.console.print(f"{salt}: {world.typed(f'{SYSTEM} may I visit')}", style="dim")
     story.console.print()
-    story.show(world.draw_map(6))
+    story.show(draw_map(world, 6))
     story.say(
         "Why anybody wants that: a hit can be felt. Alice has one of two letters summarized. Mallory knows both texts, "
         "sends them to the same engine, and holds a stopwatch:"

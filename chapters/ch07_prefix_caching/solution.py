@@ -37,7 +37,7 @@ def _text(text: str) -> bytes:
 
 def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     # First pass: look and count. Nothing is touched, so there is nothing to undo.
-    hits, contested = [], False
+    hits, hash_collision = [], False
     num_full = len(seq.tokens) // manager.block_size if manager.enable_prefix_caching else 0
     for index in range(num_full):
         name, content = manager.name_block(seq, index)
@@ -46,7 +46,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
             break
         block = next(iter(copies.values()))
         if not block.holds(content):
-            contested = True
+            hash_collision = True
             break
         hits.append(block)
     num_fresh = manager.num_blocks_for(len(seq.tokens)) - len(hits)
@@ -64,9 +64,10 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
 
     seq.num_cached_tokens = min(len(hits) * manager.block_size, len(seq.tokens) - 1)
     seq.num_computed_tokens = seq.num_cached_tokens
-    seq.num_registered_blocks, seq.hash_collision = len(hits), contested
+    seq.num_registered_blocks = len(hits)
+    seq.hash_collision = hash_collision
     if manager.enable_prefix_caching:
-        manager.stats.record(num_full, len(hits), int(contested))
+        manager.stats.record(num_full, len(hits), int(hash_collision))
     return True
 
 
