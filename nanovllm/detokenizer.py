@@ -19,12 +19,17 @@ class Detokenizer:
         self.tokenizer = tokenizer
         self._stop = stop
         self._min_tokens = min_tokens
+        self.restart([])
+
+    def restart(self, token_ids: list[int]) -> None:
+        """Begin anew with these tokens."""
         self._token_ids: list[int] = []
         self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
         self._read = 0
         self._context_text = ""
         self._search_from = 0  # no stop string begins before this character
         self.text = ""
+        self.append(token_ids)
 
     def append(self, token_ids: list[int]) -> str | None:
         """Take the next tokens. Returns the stop string that ends the text, if one does; it is cut off the text."""

@@ -62,6 +62,9 @@ class LLMEngine:
         self.requests: dict[str, Request] = {}
         self.request_of_seq: dict[int, Request] = {}
         self._num_requests = 0
+        self._in_step = False
+        self._output: SchedulerOutput | None = None  # of the step in flight, once it is scheduled
+        self._dropped: list[Request] = []  # have finished or were aborted, and are about to be forgotten
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -93,6 +96,15 @@ class LLMEngine:
         They are admitted in the order of salt and token ids, the order of a depth-first walk over their prefix tree:
         prompts with a common prefix come one after another, while it is still cached, even in a small pool.
         """
+        self._settle()
+        try:
+            self._enqueue(requests)
+        except BaseException:
+            self.abort_requests(requests)
+            raise
+        return [request.request_id for request in requests]
+
+    def _enqueue(self, requests: list[Request]) -> None:
         for request in requests:
             while str(self._num_requests) in self.requests:  # somebody chose such an id
                 self._num_requests += 1
@@ -109,7 +121,6 @@ class LLMEngine:
             for sample in request.samples:
                 self.request_of_seq[sample.seq.seq_id] = request
                 self.scheduler.add(sample.seq)
-        return [request.request_id for request in requests]
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = False
@@ -125,16 +136,14 @@ class LLMEngine:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        for sample in request.samples:
-            self.scheduler.abort(sample.seq.seq_id)
-        return self.finish_request(request)
-
-    def finish_request(self, request: Request) -> RequestOutput:
-        """Forget a request whose samples have all ended. Returns its last output."""
-        del self.requests[request.request_id]
-        for sample in request.samples:
-            del self.request_of_seq[sample.seq.seq_id]
+        self.abort_requests([request])
         return request.output()
+
+    def abort_requests(self, requests: list[Request]) -> None:
+        """End requests now, queued or not. Those that have finished stay as they are."""
+        self._settle()
+        self._dropped = requests
+        self._forget_dropped()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -146,37 +155,26 @@ class LLMEngine:
 
         If anything raises, the step is rolled back: its sequences wait again, and the engine stays usable.
         """
-        started = time.perf_counter()
-        output = self.scheduler.schedule()
+        self._settle()
+        started, self._output, self._in_step = time.perf_counter(), None, True
         try:
+            output = self._output = self.scheduler.schedule()
             assert output.chunks or not self.requests, "requests wait and none can be scheduled"
-            if not output.chunks:
-                return []
             self.note_scheduled(output, started)
-            token_ids, logprobs = self.model_runner.run(output)
+            token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
             self.scheduler.update(output, token_ids)
+            progressed = self.take_tokens(output, logprobs)
+            outputs = [request.output() for request in progressed if request.finished or request.stream]
         except BaseException:
-            self.scheduler.roll_back(output)
+            self._settle()
             raise
-        now = time.perf_counter()
-        sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
-        progressed: dict[str, Request] = {}
-        for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-            request = self.request_of_seq[seq.seq_id]
-            progressed[request.request_id] = request
-            if (stop := request.take_token(seq, token_logprobs, now)) is not None:
-                self.scheduler.finish(seq, "stop", stop)
-        outputs = []
-        for request in progressed.values():
-            if request.finished:
-                self.stats.num_finished_requests += 1
-                outputs.append(self.finish_request(request))
-            elif request.stream:
-                outputs.append(request.output())
-
-        self.stats.num_steps += 1
-        self.stats.num_output_tokens += len(sampled)
+        self._dropped, self._in_step = [request for request in progressed if request.finished], False
+        self.stats.num_steps += bool(output.chunks)
+        self.stats.num_output_tokens += len(token_ids)
+        self.stats.num_finished_requests += len(self._dropped)
         self.stats.step_time_s += time.perf_counter() - started
+        if self._dropped:
+            self._forget_dropped()
         return outputs
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
@@ -187,3 +185,41 @@ class LLMEngine:
             else:
                 self.stats.num_decode_tokens += 1
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
+
+    def take_tokens(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
+        """Give each sampled token to its request, and end its sequence at a stop string. Returns these requests."""
+        now, progressed = time.perf_counter(), dict[str, Request]()
+        sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
+        for seq, token_logprobs in zip(sampled, logprobs, strict=True):
+            request = self.request_of_seq[seq.seq_id]
+            progressed[request.request_id] = request
+            if (stop := request.take_token(seq, token_logprobs, now)) is not None:
+                self.scheduler.finish(seq, "stop", stop)
+        return list(progressed.values())
+
+    # -- what an exception has interrupted ------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Finish what an exception interrupted, in whatever line: roll a step back, forget the dropped requests.
+
+        It may be interrupted itself; then it is called again before anything else is done.
+        """
+        if self._in_step:
+            self.scheduler.roll_back(self._output)
+            for chunk in self._output.chunks if self._output is not None else ():
+                if chunk.samples:
+                    self.request_of_seq[chunk.seq.seq_id].roll_back(chunk.seq)
+            self._dropped, self._in_step = [], False
+        elif self._dropped:
+            self._forget_dropped()
+            self.scheduler.roll_back(None)  # blocks that were being freed may be in no table and in no queue
+
+    def _forget_dropped(self) -> None:
+        seq_ids = [sample.seq.seq_id for request in self._dropped for sample in request.samples]
+        self.scheduler.abort(*seq_ids)
+        for request in self._dropped:
+            if self.requests.get(request.request_id) is request:
+                del self.requests[request.request_id]
+        for seq_id in seq_ids:
+            self.request_of_seq.pop(seq_id, None)
+        self._dropped = []

@@ -6,6 +6,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -91,8 +92,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        if output := self.engine.abort_request(request_id):
-            self._outputs[request_id] = output
+        self.engine.abort_request(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -151,33 +151,36 @@ class LLM:
     def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         counters = self.engine.stats, self.engine.block_manager.stats
-        try:
-            with progress_bar(*counters, len(requests), show_progress) as advance:
-                ours = set(self.engine.enqueue(requests))
-                while len(done) < len(requests):
-                    self._step()
-                    done.update((i, self._outputs.pop(i)) for i in self._outputs.keys() & ours)
-                    advance(len(done))
-        except BaseException:
-            for request in requests:
-                self.engine.abort_request(request.request_id)
-                self._outputs.pop(request.request_id, None)
-            raise
-        return [done[request.request_id] for request in requests]
+        with self._aborted_if_interrupted(requests), progress_bar(*counters, len(requests), show_progress) as advance:
+            ours = set(self.engine.enqueue(requests))
+            while len(done) < len(requests) and self.engine.has_unfinished_requests():
+                self._step()
+                done.update((i, self._outputs.pop(i)) for i in self._outputs.keys() & ours)
+                advance(len(done))
+        return [done.get(request.request_id) or request.output() for request in requests]
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
-        try:
+        with self._aborted_if_interrupted([request]):
             [request_id] = self.engine.enqueue([request])
             finished = False
             while not finished:
-                while request_id not in self._outputs:
+                while request_id not in self._outputs and not request.finished:
                     self._step()
-                output = self._outputs.pop(request_id)
+                output = self._outputs.pop(request_id, None) or request.output()
                 finished = output.finished
                 yield output
-        finally:
-            self.engine.abort_request(request.request_id)
-            self._outputs.pop(request.request_id, None)
+
+    @contextmanager
+    def _aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:
+        """Whatever ends the call early, a generator that is closed included: its requests end with it."""
+        try:
+            yield
+        except BaseException:
+            with ctrl_c_after_step():
+                self.engine.abort_requests(requests)
+                for request in requests:
+                    self._outputs.pop(request.request_id, None)
+            raise
 
     def _step(self) -> None:
         """One step for all: generate() may be called inside the loop over a stream, and both share the engine."""

@@ -92,6 +92,13 @@ class Request:
             return None
         return sample.detokenizer.append([seq.tokens[-1]])
 
+    def roll_back(self, seq: Sequence) -> None:
+        """The step that sampled the newest token failed, and the token is gone: so are its text and its logprobs."""
+        sample = self.samples[seq.sample_index]
+        del sample.logprobs[seq.num_generated_tokens :]
+        if self.stream or self.params.stop:
+            sample.detokenizer.restart(seq.generated_token_ids)
+
     def output(self) -> RequestOutput:
         """What there is so far."""
         completions = [sample.output(self.params.logprobs is not None) for sample in self.samples]

@@ -36,7 +36,11 @@ Content = tuple[bytes | None, list[int], ExtraKeys]  # parent's name, token ids,
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block of the pool. Parent's name, token ids and extra keys are set while it has a name, to verify hits."""
+    """One block of the pool.
+
+    While it has a name, what that stands for is kept beside it to verify hits, and `depth`, its place in the sequence.
+    These are set before block_hash and cleared after it (see BlockManager.roll_back).
+    """
 
     block_id: int
     ref_count: int = 0
@@ -44,11 +48,16 @@ class Block:
     parent_hash: bytes | None = None
     token_ids: list[int] = field(default_factory=list)
     extra_keys: ExtraKeys = ()
+    depth: int = 0
     prev_free: "Block" = None  # type: ignore[assignment]  # set while it is in the free queue
     next_free: "Block" = None  # type: ignore[assignment]
 
     def holds(self, content: Content) -> bool:
         return (self.parent_hash, self.token_ids, self.extra_keys) == content
+
+    def clear_name(self) -> None:
+        self.block_hash = None
+        self.parent_hash, self.token_ids, self.extra_keys, self.depth = None, [], (), 0
 
 
 class FreeBlockQueue:
@@ -134,6 +143,7 @@ class BlockManager:
         self.hash_to_block: dict[bytes, dict[int, Block]] = {}
         self.stats = PrefixCacheStats()
         self.on_event: Callable[[BlockEvent], None] | None = None
+        self._uncommitted: set[int] = set()  # blocks named by the step in flight
         self.hasher = BlockHasher(block_size, hash_algo)
 
     # -- what the scheduler calls ---------------------------------------------------------------------------------
@@ -176,16 +186,14 @@ class BlockManager:
             block_hash, content = self.name_block(seq, index)
             block = self.blocks[seq.block_table[index]]
             copies = self.hash_to_block.get(block_hash)
-            if copies is None:
-                self.hash_to_block[block_hash] = {block.block_id: block}
-            elif next(iter(copies.values())).holds(content):
-                copies[block.block_id] = block
-            else:
+            if copies and not next(iter(copies.values())).holds(content):
                 self.stats.collisions += 1
                 seq.hash_collision = True
                 return
-            block.block_hash = block_hash
+            self._uncommitted.add(block.block_id)
             block.parent_hash, block.token_ids, block.extra_keys = content
+            block.depth, block.block_hash = index, block_hash
+            self.hash_to_block.setdefault(block_hash, {})[block.block_id] = block
             seq.num_registered_blocks = index + 1
             if self.on_event is not None:
                 self.on_event(BlockEvent("register", block.block_id, seq.seq_id))
@@ -209,11 +217,32 @@ class BlockManager:
                     self.on_event(BlockEvent("free", block_id, seq.seq_id))
         seq.block_table = []
 
-    def unregister(self, seq: Sequence, first_block: int) -> None:
-        """Remove the names of the sequence's blocks from first_block on: their K/V was never written."""
-        for block_id in seq.block_table[first_block:]:
-            self.remove_name(self.blocks[block_id])
-        seq.num_registered_blocks = min(seq.num_registered_blocks, first_block)
+    def commit(self) -> None:
+        """The step has computed what it registered: its names stay."""
+        self._uncommitted.clear()
+
+    def roll_back(self) -> None:
+        """The step failed: forget the names that it gave, and drop all references.
+
+        The failure may have come between any two lines, so map and queue are built anew from the blocks. What a name
+        stands for is set before the name and cleared after it, so a block with a name has its content. The order of
+        release is lost; instead the deepest blocks are taken first, which leaves no block without its parent.
+        """
+        for block_id in self._uncommitted:
+            self.blocks[block_id].block_hash = None
+        self._uncommitted.clear()
+        self.hash_to_block = {}
+        unnamed, named = [], []
+        for block in sorted(self.blocks, key=lambda block: block.depth):  # parents before their children
+            block.ref_count, block.prev_free, block.next_free = 0, None, None  # type: ignore[assignment]
+            has_parent = block.parent_hash is None or block.parent_hash in self.hash_to_block
+            if block.block_hash is not None and has_parent:
+                self.hash_to_block.setdefault(block.block_hash, {})[block.block_id] = block
+                named.append(block)
+            else:
+                block.clear_name()
+                unnamed.append(block)
+        self.free_blocks = FreeBlockQueue([*unnamed, *reversed(named)])
 
     # -- questions that change nothing ----------------------------------------------------------------------------
 
@@ -333,5 +362,4 @@ class BlockManager:
         del copies[block.block_id]
         if not copies:
             del self.hash_to_block[block.block_hash]
-        block.block_hash = block.parent_hash = None
-        block.token_ids, block.extra_keys = [], ()
+        block.clear_name()

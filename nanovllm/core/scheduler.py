@@ -8,6 +8,7 @@ only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orc
 Invariants:
 - a sequence in `waiting` holds no blocks and has computed nothing; `running` is in order of admission;
 - at most one running sequence is mid-prompt, the last one: admission stops as soon as the budget cuts a prompt;
+- `seqs` holds the sequences of both, and nothing else: after a failure the queues are built anew from it;
 - the pool can hold one sequence of max_model_len tokens, so the oldest running sequence always makes progress.
 """
 
@@ -77,6 +78,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
+        self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -90,22 +92,29 @@ class Scheduler:
                 f"a prompt must have 1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len} "
                 f"counts prompt and output), found {len(seq.tokens)}"
             )
+        self.seqs[seq.seq_id] = seq
         self.waiting.append(seq)
 
-    def abort(self, seq_id: int) -> None:
-        """Drop a sequence, waiting or running. Unknown and finished ids are ignored: it may just have finished."""
-        for seq in [*self.running, *self.waiting]:
-            if seq.seq_id == seq_id:
-                self.finish(seq, "abort")
-                return
+    def abort(self, *seq_ids: int) -> None:
+        """Drop sequences, waiting or running, in one pass. Ids that are unknown or have finished are ignored."""
+        dropped = [self.seqs.pop(seq_id) for seq_id in seq_ids if seq_id in self.seqs]
+        if not dropped:
+            return
+        for seq in dropped:
+            seq.status, seq.finish_reason = SequenceStatus.FINISHED, "abort"
+        self.running = [seq for seq in self.running if seq.status is not SequenceStatus.FINISHED]
+        self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)
+        for seq in dropped:
+            self.block_manager.free(seq)
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence and give its blocks back. Of one that has ended already, only the reason changes."""
-        if seq.status is not SequenceStatus.FINISHED:
-            (self.waiting if seq.status is SequenceStatus.WAITING else self.running).remove(seq)
-            seq.status = SequenceStatus.FINISHED
-            self.block_manager.free(seq)
+        """End a running sequence and give its blocks back. Of one that has ended already, only the reason changes."""
         seq.finish_reason, seq.stop_reason = reason, stop_reason
+        if seq.status is not SequenceStatus.FINISHED:
+            seq.status = SequenceStatus.FINISHED
+            self.running.remove(seq)
+            self.block_manager.free(seq)
+            del self.seqs[seq.seq_id]
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
@@ -152,21 +161,25 @@ class Scheduler:
             if reason is not None:
                 self.finish(seq, reason, stop_reason)
                 finished.append(seq)
+        self.block_manager.commit()
         return finished
 
-    def roll_back(self, output: SchedulerOutput) -> None:
-        """The step failed: the K/V it was to compute is not in the cache. Its sequences wait again, in their order.
+    def roll_back(self, output: SchedulerOutput | None) -> None:
+        """The step failed, in whatever line: all sequences wait again, with the tokens that they had before it.
 
-        First remove all names that this step gave, then free the blocks: a sequence may have hit a block that another
-        sequence of the same step was to fill.
+        output: None if schedule() did not return. The queues are built anew from `seqs`: they may be half changed.
         """
-        chunks = [chunk for chunk in output.chunks if chunk.seq in self.running]
-        for chunk in chunks:
-            if chunk.write_start < chunk.end:
-                self.block_manager.unregister(chunk.seq, chunk.start // self.block_manager.block_size)
-        for chunk in reversed(chunks):
-            self.running.remove(chunk.seq)
-            self.return_to_waiting(chunk.seq)
+        for chunk in output.chunks if output is not None else ():
+            self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
+            if chunk.samples:
+                del chunk.seq.tokens[chunk.end :]
+                chunk.seq.finish_reason = chunk.seq.stop_reason = None
+        self.block_manager.roll_back()
+        self.running, self.waiting = [], deque(self.seqs.values())
+        for seq in self.waiting:
+            seq.block_table = []
+            seq.num_computed_tokens = seq.num_cached_tokens = 0
+            seq.status = SequenceStatus.WAITING
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant; checks the block manager too."""
@@ -177,6 +190,8 @@ class Scheduler:
             assert len(seq.block_table) * self.block_manager.block_size >= seq.num_computed_tokens, f"{seq}: table"
             for block_id in seq.block_table:
                 refs[block_id] += 1
+        queued = [seq.seq_id for seq in [*self.running, *self.waiting]]
+        assert sorted(self.seqs) == sorted(queued), "seqs differs from the queues"
         for seq in self.waiting:
             assert seq.status is SequenceStatus.WAITING, f"{seq} waits"
             assert not seq.block_table and seq.num_computed_tokens == 0, f"{seq} waits and holds something"

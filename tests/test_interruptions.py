@@ -1,0 +1,171 @@
+"""An exception out of any line of the control plane, and the next answers are those of a fresh engine.
+
+The model is a stand-in: its K/V of a position is the tokens up to there, and what it samples depends on what it finds
+in the slots of the block table. So a block that is found under a name, and was not computed for it, changes the answer.
+"""
+
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+import nanovllm
+from nanovllm import LLM, SamplingParams
+from nanovllm.worker.sampler import TokenLogprobs
+
+FOLDER = nanovllm.__path__[0]
+FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py"))
+BLOCK_SIZE, NUM_BLOCKS = 4, 10
+SHARED = [40 + i for i in range(13)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+class StandIn:
+    """A model runner whose K/V of a position is a hash of all tokens up to it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size, self.slots = vocab_size, {}
+
+    def run(self, output):
+        token_ids = []
+        for chunk in output.chunks:
+            seq = chunk.seq
+
+            def slot(i, seq=seq):
+                return seq.block_table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE
+
+            for i in range(chunk.write_start, chunk.end):
+                self.slots[slot(i)] = hash(tuple(seq.tokens[: i + 1]))
+            if chunk.samples:
+                found = tuple(self.slots.get(slot(i)) for i in range(chunk.end))
+                token_ids.append(10 + hash((found, seq.sample_index)) % (self.vocab_size - 10))
+        return token_ids, [TokenLogprobs(-1.0, 1, [7], [-2.0]) for _ in token_ids]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    llm = LLM(str(checkpoint()), block_size=BLOCK_SIZE, num_gpu_blocks_override=NUM_BLOCKS, max_model_len=40)
+    llm.engine.model_runner = StandIn(llm.engine.model_config.vocab_size)
+    return llm
+
+
+# Shared prefixes, a pool that makes them preempt each other, two samples, logprobs, stop strings.
+PROMPTS = [[*SHARED, 60], [*SHARED, 61, 62], SHARED[:8], [70 + i for i in range(11)]]
+PARAMS = [
+    SamplingParams(max_tokens=7, ignore_eos=True, logprobs=1),
+    SamplingParams(max_tokens=5, ignore_eos=True, n=2, stop=["\0"]),
+    SamplingParams(max_tokens=9, ignore_eos=True),
+    SamplingParams(max_tokens=9, ignore_eos=True),
+]
+
+
+def answers(llm):
+    return [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def enqueued(llm):
+    requests = [llm.engine.make_request(*pair, stream=True) for pair in zip(PROMPTS, PARAMS, strict=True)]
+    llm.engine.enqueue(requests)
+    return requests
+
+
+def finish(engine):
+    """Step until all is done; a step that raises is tried again."""
+    while engine.requests:
+        with suppress(Interrupted):
+            engine.step()
+
+
+def interrupted_at(lines, function):
+    """Call it, and raise at these lines executed in FILES, counted from 0. Returns how many lines there were."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(FILES):
+            return None
+        if event == "line":
+            count += 1
+            if count - 1 in lines:
+                raise Interrupted(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def assert_as_fresh(llm, expected):
+    assert answers(llm) == expected
+    engine = llm.engine
+    assert not engine.requests and not engine.request_of_seq and not llm._outputs
+    engine.scheduler.check_integrity()
+    assert len(engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    expected = answers(llm)
+    assert llm.engine.scheduler.num_preemptions > 0 and llm.engine.block_manager.stats.hits > 0
+    return expected
+
+
+def lines_to_try(function):
+    """Every line that runs, at its first execution and at some others: positions in the order of execution."""
+    seen, chosen, count = Counter(), [], 0
+
+    def note(frame, event, arg):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(FILES):
+            return None
+        if event == "line":
+            where = frame.f_code.co_filename, frame.f_lineno
+            seen[where] += 1
+            if seen[where] in (1, 2, 9):
+                chosen.append(count)
+            count += 1
+        return note
+
+    sys.settrace(note)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    assert len(seen) > 200
+    return chosen
+
+
+def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
+    for line in lines_to_try(lambda: answers(llm)):
+        with pytest.raises(Interrupted):
+            interrupted_at({line}, lambda: answers(llm))
+        assert_as_fresh(llm, expected)
+
+
+def test_requests_that_live_on_are_answered_as_ever(llm, expected):
+    enqueued(llm)
+    for line in lines_to_try(lambda: finish(llm.engine)):
+        requests = enqueued(llm)
+        interrupted_at({line}, lambda: finish(llm.engine))
+        assert [request.output().outputs for request in requests] == expected, f"after an exception at line {line}"
+    assert_as_fresh(llm, expected)
+
+
+def test_an_exception_while_the_first_is_dealt_with(llm, expected):
+    rng, lines = random.Random(0), lines_to_try(lambda: answers(llm))
+    for line in rng.sample(lines, 60):
+        with pytest.raises(Interrupted):
+            interrupted_at({line, line + rng.randint(1, 60), line + rng.randint(61, 200)}, lambda: answers(llm))
+        for request in list(llm.engine.requests.values()):  # a second exception may leave the call's requests behind
+            llm.engine.abort_requests([request])
+        llm._outputs.clear()
+        assert_as_fresh(llm, expected)
