@@ -110,12 +110,12 @@ class Stage:
             if chunk.seq not in self.scheduler.running:
                 who = f"{self.names[chunk.seq.seq_id]} has a chunk and is not in running"
                 raise Wrong(f"{who}; if it was preempted in this step, its blocks are gone", got=self.describe(output))
-        num_tokens = sum(chunk.end - chunk.start for chunk in output.chunks)
-        expect(num_tokens, output.num_tokens, "num_tokens must be the number of tokens in all chunks")
         return output
 
     def finish(self, output: SchedulerOutput) -> Step:
         """The second half: tokens are sampled and taken in."""
+        num_tokens = sum(chunk.end - chunk.start for chunk in output.chunks)
+        expect(num_tokens, output.num_tokens, "num_tokens must be the number of tokens in all chunks")
         if self.checking:
             self.check()
             self._write_and_read(output)

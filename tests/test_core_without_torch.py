@@ -22,8 +22,12 @@ STAGE_WITHOUT_TERMINAL = """
 import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
     sys.modules[name] = None
+from chapters.ch04_paged_attention.memories import TwoMemories
 from chapters.ch05_scheduler.batching import Comparison
 from chapters.stage import Stage, compare_with_ours
+world = TwoMemories()
+world.admit()
+world.grow()
 world = Comparison()
 while not world.step():
     pass

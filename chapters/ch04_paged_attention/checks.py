@@ -1,16 +1,14 @@
 """How the exercises of chapter 4 are graded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from chapters.ch04_paged_attention import solution
-from chapters.grading import PROMPTS, Bench, Task, Wrong
-from chapters.patching import replaced, use_manager
+from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.grading import PROMPTS, Bench, Task
+from chapters.patching import our_engine, replaced, use_manager
+from chapters.stage import Stage, compute
 from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 
 METHODS = {"allocate": "allocate_with_prefix", "append_slots": "append_slots", "free": "free"}
@@ -33,8 +31,7 @@ def running(manager: BlockManager, tokens: list[int] | int) -> Sequence:
     """A sequence whose tokens are all computed, admitted by the engine's own allocate_with_prefix."""
     seq = Sequence(list(range(tokens)) if isinstance(tokens, int) else tokens)
     assert manager.allocate_with_prefix(seq)
-    seq.num_computed_tokens = len(seq.tokens)
-    manager.register_prefix(seq)
+    compute(manager, seq)
     return seq
 
 
@@ -47,18 +44,6 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
     }
 
 
-def expect(expected: Any, got: Any, hint: str) -> None:
-    if expected != got:
-        raise Wrong(hint, expected=expected, got=got)
-
-
-def expect_answer(expected: bool, got: Any, when: str) -> None:
-    hint = f"the answer is wrong {when}"
-    if got is None:
-        hint = f"it returned nothing {when}: does every way through the function end with return True or return False?"
-    expect(expected, got, hint)
-
-
 def expect_unchanged(before: dict[str, Any], manager: BlockManager, seq: Sequence) -> None:
     for name, value in state(manager, seq).items():
         expect(
@@ -68,74 +53,27 @@ def expect_unchanged(before: dict[str, Any], manager: BlockManager, seq: Sequenc
         )
 
 
-def expect_taken(manager: BlockManager, seq: Sequence, num_before: int = 0) -> None:
-    """What must be true of each block that was just taken."""
-    for block_id in seq.block_table[num_before:]:
+def expect_taken(manager: BlockManager, seq: Sequence) -> None:
+    """What must be true of each block of its table."""
+    for block_id in seq.block_table:
         count = manager.blocks[block_id].ref_count
         expect(1, count, f"block {block_id} is in one sequence's table, so its ref_count must be 1")
     expect_sane(manager)
 
 
-def expect_sane(manager: BlockManager, when: str = "") -> None:
-    try:
-        manager.check_integrity()
-    except AssertionError as error:
-        raise Wrong(f"{when}check_integrity() complains: {error}") from error
-
-
 # -- larger trials, the same for all three ----------------------------------------------------------------------------
-
-
-def serve(caching: bool) -> int:
-    """Twelve requests through the real scheduler and a pool that is too small for them. Returns the preemptions.
-
-    In place of a model there is a dictionary: slot -> the tokens up to the one whose K/V is stored there.
-    """
-    manager = BlockManager(9, 4, enable_prefix_caching=caching)
-    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
-    for i in range(12):
-        tokens = [*range(8), *range(100 * i, 100 * i + i)] if i % 3 else [7] * (5 + i)
-        scheduler.add(Sequence(tokens, SamplingParams(max_tokens=5 + i)))
-    slots: dict[int, list[int]] = {}
-    num_steps = 0
-    while scheduler.has_unfinished():
-        num_steps += 1
-        expect(True, num_steps < 1_000, "after 1,000 steps the requests have not ended: nobody gets on")
-        output = scheduler.schedule()
-        if not output.chunks:
-            raise Wrong(
-                "the scheduler can run nobody any more, although blocks should be free: are blocks lost, because a "
-                "count never comes back to 0 or a block does not go back to the queue?",
-                expected="a free block for the oldest sequence",
-                got=f"free queue {list(manager.free_blocks)}",
-            )
-        for chunk in output.chunks:
-            if len(chunk.seq.block_table) * 4 < chunk.end:
-                raise Wrong(f"{chunk.seq} computes up to token {chunk.end} and has too few blocks in its table")
-        try:
-            scheduler.check_integrity()
-        except AssertionError as error:
-            raise Wrong(f"in the real scheduler check_integrity() complains: {error}") from error
-        places = [(c, i, c.seq.block_table[i // 4] * 4 + i % 4) for c in output.chunks for i in range(c.end)]
-        for chunk, i, slot in places:
-            if i >= chunk.write_start:
-                slots[slot] = chunk.seq.tokens[: i + 1]
-        for chunk, i, slot in places:
-            if slots.get(slot) != chunk.seq.tokens[: i + 1]:
-                raise Wrong(
-                    f"{chunk.seq} finds the K/V of other tokens in slot {slot}: was a block taken that somebody holds, "
-                    "or did a block keep its name when it was taken?"
-                )
-        samples = [chunk.seq for chunk in output.chunks if chunk.samples]
-        scheduler.update(output, [500 + sum(seq.tokens) % 400 for seq in samples])
-    expect(9, len(manager.free_blocks), "all sequences have ended, so all 9 blocks must be in the free queue")
-    return scheduler.num_preemptions
 
 
 def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
     """the real scheduler: twelve requests in nine blocks, preemption"""
     for caching in (False, True):
-        if serve(caching) == 0:
+        limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 32}
+        stage = Stage(9, enable_prefix_caching=caching, **limits)
+        for i in range(12):
+            tokens = [*range(8), *range(100 * i, 100 * i + i)] if i % 3 else [7] * (5 + i)
+            stage.add(tokens, max_tokens=5 + i)
+        stage.run()
+        if stage.scheduler.num_preemptions == 0:
             raise Wrong("nobody was preempted, although 12 requests share 9 blocks: is a failure ever reported?")
 
 
@@ -144,63 +82,42 @@ def generates_the_same(function: Any, bench: Bench) -> None:
     try:
         bench.same_tokens()
     finally:
-        expect_engine_sane(bench)
+        manager = bench.llm.engine.block_manager
+        expect_sane(manager, "after the model's answers ")
+        hint = "all answers are given, so every block must be in the free queue"
+        expect(len(manager.blocks), len(manager.free_blocks), hint)
 
 
-def expect_engine_sane(bench: Bench) -> None:
-    manager = bench.llm.engine.block_manager
-    expect_sane(manager, "after the model's answers ")
-    num_free = len(manager.free_blocks)
-    expect(len(manager.blocks), num_free, "all answers are given, so every block must be in the free queue")
+def generate_in_a_tiny_pool(bench: Bench) -> tuple[list[list[int]], int]:
+    """Greedy tokens and the number of preemptions. The pool has just the blocks that the prompts need.
 
-
-@contextmanager
-def tiny_pool(bench: Bench, num_tokens: int) -> Iterator[BlockManager]:
-    """The engine with just the blocks that its prompts need: when the answers grow, somebody is preempted."""
-    engine = bench.llm.engine
-    block_size = engine.block_manager.block_size
-    assert num_tokens > block_size, "so that every sequence grows by a block"
-    num_blocks = sum(-(-len(engine.tokenizer(prompt).input_ids) // block_size) for prompt in PROMPTS)
-    manager = BlockManager(num_blocks, block_size)
-    with use_manager(bench.llm, manager):
-        yield manager
-
-
-def generate_in_a_tiny_pool(bench: Bench, name: str, function: Any) -> tuple[list[list[int]], int]:
-    """Greedy tokens and the number of preemptions, with `function` in place.
-
-    No prefix is looked up, so that what comes out can be compared whichever function is the student's: the same steps
-    compute the same tokens, and rounding cannot tell them apart.
+    Prefix caching is off, so that the steps are the same whichever function is the student's: rounding cannot tell them
+    apart.
     """
-    scheduler, params = bench.llm.engine.scheduler, SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)
-    num_before = scheduler.num_preemptions
-    with (
-        tiny_pool(bench, 17) as manager,
-        replaced(BlockManager, METHODS["allocate"], solution.allocate),
-        replaced(BlockManager, METHODS[name], function),
-    ):
+    engine, tokenizer = bench.llm.engine, bench.llm.get_tokenizer()
+    block_size, num_before = engine.block_manager.block_size, engine.scheduler.num_preemptions
+    num_blocks = sum(engine.block_manager.num_blocks_for(len(tokenizer(prompt).input_ids)) for prompt in PROMPTS)
+    manager = BlockManager(num_blocks, block_size, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=block_size + 1, ignore_eos=True)  # everybody grows by a block
+    with use_manager(bench.llm, manager):
         outputs = bench.llm.generate(PROMPTS, params, False)
-        expect_sane(manager, "after preemption ")
-    return [output.outputs[0].token_ids for output in outputs], scheduler.num_preemptions - num_before
+    expect_sane(manager, "after preemption ")
+    return [output.outputs[0].token_ids for output in outputs], engine.scheduler.num_preemptions - num_before
 
 
 @cache
 def expected_in_a_tiny_pool(bench: Bench) -> tuple[list[list[int]], int]:
-    with replaced(BlockManager, METHODS["append_slots"], solution.append_slots):
-        return generate_in_a_tiny_pool(bench, "free", solution.free)
+    with our_engine():
+        return generate_in_a_tiny_pool(bench)
 
 
-def generates_in_a_tiny_pool(name: str) -> Any:
-    def check(function: Any, bench: Bench) -> None:
-        """the model answers as before in a pool that makes it preempt"""
-        tokens, num_preemptions = expected_in_a_tiny_pool(bench)
-        got_tokens, got_preemptions = generate_in_a_tiny_pool(bench, name, function)
-        expect(
-            num_preemptions, got_preemptions, "the same pool, but another number of preemptions than with our function"
-        )
-        expect(tokens, got_tokens, "after preemption the model answers with other tokens")
-
-    return check
+def generates_in_a_tiny_pool(function: Any, bench: Bench) -> None:
+    """the model answers as before in a pool that makes it preempt"""
+    tokens, num_preemptions = expected_in_a_tiny_pool(bench)
+    got_tokens, got_preemptions = generate_in_a_tiny_pool(bench)
+    hint = "the same pool, but another number of preemptions than with our function"
+    expect(num_preemptions, got_preemptions, hint)
+    expect(tokens, got_tokens, "after preemption the model answers with other tokens")
 
 
 # -- allocate ---------------------------------------------------------------------------------------------------------
@@ -407,7 +324,7 @@ def frees_nothing(free: Any, bench: Bench) -> None:
 
 
 def task(name: str, section: str, *checks: Any) -> Task:
-    trials = runs_in_the_scheduler, generates_the_same, generates_in_a_tiny_pool(name)
+    trials = runs_in_the_scheduler, generates_the_same, generates_in_a_tiny_pool
     return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *trials))
 
 
