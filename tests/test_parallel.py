@@ -159,7 +159,7 @@ def test_a_rank_that_dies_ends_the_engine(two_ranks):
 def test_a_rank_that_fails_ends_the_engine(two_ranks):
     llm, pids = two_ranks
     with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
-        llm.engine.model_runner.run("no output")
+        llm.engine.model_runner._ask("execute", "no batch", "no sampling")
     wait_until_gone(pids, 1)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chapters.ch08_sampling.lab import compare, generate_in_order, preemptions_watched
+from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
+from chapters.ch08_sampling.theory import compare
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams

@@ -11,8 +11,7 @@ from typing import Any
 
 import nanovllm.engine
 from chapters.ch11_benchmarks import solution
-from chapters.ch11_benchmarks.lab import timing_of
-from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing
+from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing, timing_of
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams

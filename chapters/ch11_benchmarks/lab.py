@@ -26,7 +26,7 @@ from rich.text import Text
 import nanovllm.engine
 from chapters import draw
 from chapters.ch11_benchmarks.solution import serve, summarize
-from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing
+from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing, timing_of
 from chapters.course import ROOT
 from chapters.patching import replaced
 from chapters.story import Story
@@ -172,13 +172,6 @@ class Watch:
         ]
         seconds = max(t.token_times_s[-1] for t in timings) - min(t.arrival_s for t in timings)
         return Served(timings, handed, self.request_seconds / seconds)
-
-
-def timing_of(output: RequestOutput) -> Timing:
-    """The engine keeps the first and the last token's time; those between are spread evenly."""
-    metrics = output.metrics
-    first_s, num_gaps = metrics.first_token_time or 0.0, metrics.num_output_tokens - 1
-    return Timing(metrics.arrival_time, tuple(first_s + i * (metrics.tpot_s or 0.0) for i in range(num_gaps + 1)))
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------

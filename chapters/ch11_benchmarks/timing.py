@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 from nanovllm import SamplingParams
+from nanovllm.outputs import RequestOutput
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,13 @@ class Timing:
 
     arrival_s: float
     token_times_s: tuple[float, ...] = ()  # empty: it was given up before its first token
+
+
+def timing_of(output: RequestOutput) -> Timing:
+    """The engine keeps the first and the last token's time; those between are spread evenly."""
+    metrics = output.metrics
+    first_s, num_gaps = metrics.first_token_time or 0.0, metrics.num_output_tokens - 1
+    return Timing(metrics.arrival_time, tuple(first_s + i * (metrics.tpot_s or 0.0) for i in range(num_gaps + 1)))
 
 
 @dataclass(frozen=True)

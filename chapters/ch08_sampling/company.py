@@ -1,0 +1,37 @@
+"""Requests that run in other company: their order in the batch is chosen, and preemptions are collected."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from chapters.patching import replaced
+from chapters.story import one_core
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.outputs import RequestOutput
+
+
+@contextmanager
+def preemptions_watched() -> Iterator[list[Sequence]]:
+    """Collects the sequences that are preempted."""
+    found: list[Sequence] = []
+    ours = Scheduler.schedule
+
+    def schedule(scheduler: Scheduler) -> SchedulerOutput:
+        output = ours(scheduler)
+        found.extend(output.preempted)
+        return output
+
+    with replaced(Scheduler, "schedule", schedule):
+        yield found
+
+
+def generate_in_order(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[RequestOutput]:
+    """From an empty cache, requests admitted in the order given. (generate() sorts them by their tokens.)"""
+    llm.reset_prefix_cache()
+    ids = [llm.engine.add_request(*request) for request in zip(prompts, params, strict=True)]
+    outputs: dict[str, RequestOutput] = {}
+    with one_core():
+        while llm.engine.has_unfinished_requests():
+            outputs.update((output.request_id, output) for output in llm.engine.step())
+    return [outputs[request_id] for request_id in ids]
