@@ -1,6 +1,5 @@
 """Loading: memory and dtypes."""
 
-import subprocess
 import sys
 
 import pytest
@@ -36,10 +35,10 @@ print((max(peak, anonymous()) - before) / weights)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, dtype):
-    command = [sys.executable, "-c", MEASURE, str(demo_checkpoint), dtype]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert 0.9 < float(result.stdout) < 1.15
+def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, processes, dtype):
+    status, out, err = processes.run("-c", MEASURE, str(demo_checkpoint), dtype)
+    assert status == 0, err
+    assert 0.9 < float(out) < 1.15
 
 
 def test_dtype_auto_is_the_checkpoints(checkpoint, demo_checkpoint):
