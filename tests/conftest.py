@@ -1,6 +1,7 @@
 """Fixtures that several files share, and the rule by which a test is slow."""
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -48,6 +49,12 @@ def checkpoint(tmp_path_factory):
         return made[variant]
 
     return get
+
+
+@pytest.fixture
+def broken(tmp_path, checkpoint):
+    """A copy of a checkpoint, to be broken."""
+    return shutil.copytree(checkpoint("llama"), tmp_path / "model")
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

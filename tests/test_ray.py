@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from test_run_batch import CHAT, FOX, line
+from test_openai_batch import CHAT, FOX, line
 
 from nanovllm.tools import cli
 
