@@ -1,10 +1,41 @@
+"""Fixtures that several files share, and the rule by which a test is slow."""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from checkpoints import VARIANTS, make_checkpoint
+from processes import Processes
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
+
+# Fixtures that make a test slow: real weights, and engines in processes of their own.
+SLOW_FIXTURES = {"demo_checkpoint", "processes"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):
+            item.add_marker("slow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as at a terminal: in a shell's background pytest, and all that it starts, would inherit SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with ExitStack() as ends:
+        yield Processes(ends)
 
 
 @pytest.fixture(scope="session")
@@ -20,13 +51,19 @@ def checkpoint(tmp_path_factory):
     return get
 
 
+@pytest.fixture
+def broken(tmp_path, checkpoint):
+    """A copy of a checkpoint, to be broken."""
+    return shutil.copytree(checkpoint("llama"), tmp_path / "model")
+
+
 @pytest.fixture(scope="session", params=list(VARIANTS))
 def every_checkpoint(request, checkpoint) -> Path:
     return checkpoint(request.param)
 
 
 @pytest.fixture
-def llm(checkpoint) -> LLM:
+def llm(checkpoint) -> Iterator[LLM]:
     """A tiny engine with a small pool; checked for integrity after the test."""
     llm = LLM(str(checkpoint()), block_size=4, num_gpu_blocks_override=160, max_model_len=256)
     yield llm
@@ -40,3 +77,15 @@ def demo_checkpoint() -> Path:
         return demo_model_path()
     except DemoModelError as error:
         pytest.skip(f"no demo checkpoint: {error}")
+
+
+@pytest.fixture(scope="session")
+def demo_in_float32(demo_checkpoint, tmp_path_factory) -> Path:
+    """The demo checkpoint, computed in float32: exact enough to compare tokens, and faster where bfloat16 is not."""
+    folder = tmp_path_factory.mktemp("demo")
+    for file in demo_checkpoint.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
+    return folder

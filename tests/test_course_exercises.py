@@ -25,8 +25,8 @@ def test_skeleton_is_not_started(chapter, checkpoint):
 
 
 @pytest.fixture(scope="module")
-def demo_bench(demo_checkpoint):
-    return Bench(str(demo_checkpoint))
+def demo_bench(demo_in_float32):
+    return Bench(str(demo_in_float32))
 
 
 @for_each_chapter

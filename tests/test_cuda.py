@@ -1,7 +1,7 @@
 """On a GPU: the parity matrix once more, through Triton and through PyTorch, and flash-attn's logits in bf16.
 
-Without one: test_triton.py runs the kernels in Triton's interpreter, test_flash_attn.py checks the call to flash-attn,
-and test_gpu_paths.py the choice between them and the CUDA graphs.
+Without one: test_triton_kernels.py runs the kernels in Triton's interpreter, test_flash_attention.py checks the call to
+flash-attn, test_cuda_kernels.py the choice between them, and test_cuda_graphs.py the graphs.
 """
 
 import importlib.util
@@ -9,7 +9,9 @@ import random
 
 import pytest
 import torch
-from test_parity import check, greedy, logits_of, make_prompts, reference_logits
+from checkpoints import reference_logits
+from test_model import logits_of
+from test_parity import check, greedy, make_prompts
 
 from nanovllm import LLM
 

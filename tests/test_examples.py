@@ -1,8 +1,6 @@
 """Every example runs as its user runs it: python examples/NAME.py, without arguments, on the demo checkpoint."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +9,11 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def run(demo_checkpoint):
+def run(demo_checkpoint, processes):
     def run(name: str, *args: str, stdin: str = "") -> str:
-        command = [sys.executable, str(ROOT / "examples" / name), *args]
-        result = subprocess.run(command, capture_output=True, text=True, input=stdin, cwd=ROOT, timeout=180)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        status, out, err = processes.run(str(ROOT / "examples" / name), *args, stdin=stdin, cwd=ROOT)
+        assert status == 0, err
+        return out
 
     return run
 

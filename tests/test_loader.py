@@ -1,10 +1,14 @@
-"""Loading: memory and dtypes."""
+"""Loading: memory, sharded and broken files."""
 
-import subprocess
+import json
+import random
 import sys
 
 import pytest
 import torch
+from checkpoints import make_checkpoint, reference_logits
+from errors import expect
+from test_model import logits_of
 
 from nanovllm import LLM
 
@@ -36,17 +40,37 @@ print((max(peak, anonymous()) - before) / weights)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, dtype):
-    command = [sys.executable, "-c", MEASURE, str(demo_checkpoint), dtype]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert 0.9 < float(result.stdout) < 1.15
+def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, processes, dtype):
+    status, out, err = processes.run("-c", MEASURE, str(demo_checkpoint), dtype)
+    assert status == 0, err
+    assert 0.9 < float(out) < 1.15
 
 
-def test_dtype_auto_is_the_checkpoints(checkpoint, demo_checkpoint):
-    assert LLM(str(checkpoint()), num_gpu_blocks_override=64).engine.model_runner.dtype is torch.float32
-    assert LLM(str(demo_checkpoint), num_gpu_blocks_override=600).engine.model_runner.dtype is torch.bfloat16
+def test_sharded_checkpoint_is_the_same_model(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3", shards=True)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
+    token_ids = random.Random(2).choices(range(320), k=40)
+    torch.testing.assert_close(logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0)
 
 
-def test_tied_embeddings_are_one_tensor(demo_checkpoint):
-    model = LLM(str(demo_checkpoint), num_gpu_blocks_override=600, enforce_eager=True).engine.model_runner.model
-    assert model.lm_head.weight is model.embed_tokens
+def test_unreadable_files(broken):
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    for length in (0, 5, 1000, len(whole) - 1):
+        weights.write_bytes(whole[:length])
+        expect("is not a whole safetensors file", LLM, str(broken), num_gpu_blocks_override=64)
+    (broken / "tokenizer.json").write_text("{")
+    expect("tokenizer", LLM, str(broken))
+    (broken / "config.json").write_text("{")
+    expect("cannot be read as JSON", LLM, str(broken))
+    (broken / "config.json").write_text("[]")
+    expect("must hold a JSON object", LLM, str(broken))
+
+
+def test_index_that_names_a_missing_file(broken):
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)
+    (broken / "model.safetensors.index.json").write_text("{}")
+    expect("is not an index", LLM, str(broken), num_gpu_blocks_override=64)

@@ -3,22 +3,16 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
-import torch
-from checkpoints import SIZES
+from processes import LIMIT_S
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker import loader, parallel
-from nanovllm.worker.group import Group, shard_config
-from nanovllm.worker.loader import load_model
+from nanovllm.worker import parallel
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
-CPU = torch.device("cpu")
 
 
 def make_prompts() -> list[list[int]]:
@@ -44,28 +38,25 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + LIMIT_S
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, "a rank outlived its engine"
         time.sleep(0.1)
 
 
 @pytest.fixture
-def two_ranks(checkpoint):
-    llm = LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
-    pids = [process.pid for process in llm.engine.model_runner._processes]
-    yield llm, pids
-    llm.engine.model_runner._end()
-    wait_until_gone(pids, 1)
+def two_ranks(checkpoint, processes):
+    llm = processes.llm(checkpoint(), 2, **OPTIONS)
+    return llm, [process.pid for process in llm.engine.model_runner._processes]
 
 
 @pytest.mark.parametrize(
     ("size", "variant"), [(2, "llama"), (2, "qwen2"), (2, "llama-biases"), (4, "llama"), (4, "qwen2"), (4, "qwen3")]
 )
-def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, size, variant):
+def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, processes, size, variant):
     folder = checkpoint(variant)
-    alone, together = LLM(str(folder), **OPTIONS), LLM(str(folder), tensor_parallel_size=size, **OPTIONS)
+    alone, together = LLM(str(folder), **OPTIONS), processes.llm(folder, size, **OPTIONS)
     assert tokens_of(together) == tokens_of(alone)
     stats = together.stats()
     assert stats["num_preemptions"] > 0 and stats["prefix_cache"]["hits"] > 0
@@ -85,64 +76,17 @@ def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, size, vari
         assert usage["all_reduced"] > 0
 
 
-class Recorder:
-    """A safetensors file that counts the numbers read from it."""
-
-    num_read = 0
-
-    def __init__(self, file):
-        self.keys, self.get_slice = file.keys, lambda name: RecordedSlice(file.get_slice(name))
-
-
-class RecordedSlice:
-    def __init__(self, part):
-        self.part, self.get_shape = part, part.get_shape
-
-    def __getitem__(self, share):
-        tensor = self.part[share]
-        Recorder.num_read += tensor.numel()
-        return tensor
-
-
-@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen3"])
-def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, variant, monkeypatch):
-    folder = checkpoint(variant)
-    config = ModelConfig.from_directory(folder)
-    whole = dict(load_model(folder, config, torch.float32, CPU).checkpoint_tensors())
-    monkeypatch.setattr(loader, "open_file", lambda path, open=loader.open_file: Recorder(open(path)))
-    parts = []
-    for rank in (0, 1):
-        Recorder.num_read = 0
-        parts.append(dict(load_model(folder, config, torch.float32, CPU, Group(rank, 2)).checkpoint_tensors()))
-        assert Recorder.num_read == sum(tensor.numel() for tensor in parts[rank].values())
-    for name, tensor in whole.items():
-        dim = next((d for d, n in enumerate(parts[0][name].shape) if n != tensor.shape[d]), None)
-        assert (dim is None) == ("norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))), name
-        if dim is None:
-            assert torch.equal(parts[0][name], tensor) and torch.equal(parts[1][name], tensor)
-        else:
-            assert torch.equal(torch.cat([part[name] for part in parts], dim), tensor), name
-
-
-def test_sizes_that_do_not_divide(checkpoint):
-    with pytest.raises(ValueError, match=r"tensor_parallel_size=3 does not divide num_attention_heads=4.* 1, 2, 4"):
-        LLM(str(checkpoint()), tensor_parallel_size=3)
-    with pytest.raises(ValueError, match=f"=8 does not divide num_attention_heads={SIZES['num_attention_heads']};"):
-        shard_config(ModelConfig.from_directory(checkpoint()), 8)
-
-
-def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint):
+def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint, processes):
     with pytest.raises(ValueError, match="does not fit in the KV pool"):
-        LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS | dict(num_gpu_blocks_override=3))
+        processes.llm(checkpoint(), 2, **OPTIONS | dict(num_gpu_blocks_override=3))
 
 
-def test_two_engines_at_once_and_one_that_is_dropped(two_ranks, checkpoint):
-    other = LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
+def test_two_engines_at_once_and_one_that_is_dropped(two_ranks, checkpoint, processes):
+    other = processes.llm(checkpoint(), 2, **OPTIONS)
     assert tokens_of(two_ranks[0]) == tokens_of(other)
     pids = [process.pid for process in other.engine.model_runner._processes]
     del other
-    wait_until_gone(pids, 1)
-    assert all(map(is_alive, two_ranks[1]))
+    assert not any(map(is_alive, pids)) and all(map(is_alive, two_ranks[1]))
 
 
 def test_a_rank_that_dies_ends_the_engine(two_ranks):
@@ -150,8 +94,7 @@ def test_a_rank_that_dies_ends_the_engine(two_ranks):
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="rank 1 died, exit code -9"):
         llm.generate([[5, 6, 7]])
-    wait_until_gone(pids, 1)
-    assert not llm.engine.has_unfinished_requests()
+    assert not any(map(is_alive, pids)) and not llm.engine.has_unfinished_requests()
     with pytest.raises(RuntimeError, match="has ended"):
         llm.generate([[5, 6, 7]])
 
@@ -160,7 +103,7 @@ def test_a_rank_that_fails_ends_the_engine(two_ranks):
     llm, pids = two_ranks
     with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
         llm.engine.model_runner._ask("execute", "no batch", "no sampling")
-    wait_until_gone(pids, 1)
+    assert not any(map(is_alive, pids))
 
 
 def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
@@ -169,18 +112,20 @@ def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
     os.kill(pids[0], signal.SIGSTOP)
     with pytest.raises(RuntimeError, match="rank 0 hangs"):
         llm.generate([[5, 6, 7]])
-    wait_until_gone(pids, 1)
+    assert not any(map(is_alive, pids))
 
 
-@pytest.mark.parametrize(("program", "message"), [("exit 3", r"rank \d died, exit code"), ("sleep 60", "rank 0 hangs")])
-def test_a_rank_that_never_starts(checkpoint, tmp_path, monkeypatch, program, message):
+@pytest.mark.parametrize(
+    ("program", "message"), [("exit 3", r"rank \d died, exit code"), ("exec sleep 600", "rank 0 hangs")]
+)
+def test_a_rank_that_never_starts(checkpoint, processes, tmp_path, monkeypatch, program, message):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{program}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(parallel, "TIMEOUT_S", 2.0)
     with pytest.raises(RuntimeError, match=message):
-        LLM(str(checkpoint()), tensor_parallel_size=2, **OPTIONS)
+        processes.llm(checkpoint(), 2, **OPTIONS)
 
 
 # No `if __name__ == "__main__"`, as in every script in the wild.
@@ -191,20 +136,21 @@ llm = LLM(sys.argv[1], tensor_parallel_size=2, max_model_len=200, block_size=4)
 print(*(process.pid for process in llm.engine.model_runner._processes), flush=True)
 while True:
     llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=190, ignore_eos=True), use_tqdm=False)
+    print("once", flush=True)
 """
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
-def test_nothing_outlives_the_driver(checkpoint, tmp_path, how):
+def test_nothing_outlives_the_driver(checkpoint, processes, tmp_path, how):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(checkpoint())]
-    driver = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    driver = processes.start(str(tmp_path / "script.py"), str(checkpoint()))
     pids = [int(pid) for pid in driver.stdout.readline().split()]
-    assert len(pids) == 2 and all(map(is_alive, pids))
-    time.sleep(1)
-    os.killpg(driver.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
-    _, errors = driver.communicate(timeout=10)
-    assert how == "kill -9" or errors.strip().endswith("KeyboardInterrupt")
-    wait_until_gone(pids, 10)
+    try:
+        assert len(pids) == 2 and all(map(is_alive, pids)) and driver.stdout.readline() == "once\n"
+        os.killpg(driver.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
+        _, errors = driver.communicate(timeout=LIMIT_S)
+        assert how == "kill -9" or errors.strip().endswith("KeyboardInterrupt")
+        wait_until_gone(pids)
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)

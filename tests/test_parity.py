@@ -1,16 +1,12 @@
 """The last word on correctness: transformers on the same checkpoint, in float32."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import assert_greedy, make_checkpoint, reference_greedy, reference_logits
+from checkpoints import assert_greedy, reference_greedy
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
-from nanovllm.core.sequence import Sequence
-from nanovllm.worker.batch import Batch
 
 NUM_OUTPUT = 16
 
@@ -37,49 +33,6 @@ def check(llm: LLM, folder, prompts: list[list[int]]) -> None:
         assert_greedy(output.outputs[0].token_ids, *reference_greedy(folder, tuple(prompt), NUM_OUTPUT))
     llm.engine.scheduler.check_integrity()
     assert len(llm.engine.block_manager.free_blocks) == len(llm.engine.block_manager.blocks)
-
-
-def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
-    """The engine's logits at every position, computed in chunks that end at `ends`."""
-    seq = Sequence(token_ids)
-    assert llm.engine.block_manager.allocate_with_prefix(seq)
-    runner, rows, start = llm.engine.model_runner, [], 0
-    with torch.inference_mode():
-        for end in ends:
-            output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
-            batch = Batch.from_scheduler_output(output, runner.block_size)
-            batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)
-            rows.append(runner.model(batch, runner.rotary, runner.kv_cache, runner.kernels))
-            start = end
-    llm.engine.block_manager.free(seq)
-    return torch.cat(rows).cpu()
-
-
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_logits_at_every_position(every_checkpoint, block_size):
-    llm = LLM(str(every_checkpoint), dtype="float32", block_size=block_size, num_gpu_blocks_override=512 // block_size)
-    token_ids = random.Random(1).choices(range(320), k=150)
-    expected = reference_logits(every_checkpoint, token_ids)
-    for ends in ([150], [1, 16, 17, 80, 149, 150]):
-        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
-
-
-def test_sharded_checkpoint_is_the_same_model(tmp_path):
-    folder = make_checkpoint(tmp_path, "qwen3", shards=True)
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
-    token_ids = random.Random(2).choices(range(320), k=40)
-    torch.testing.assert_close(logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_close(checkpoint, dtype):
-    folder = checkpoint("llama")
-    llm = LLM(str(folder), dtype=dtype, num_gpu_blocks_override=64)
-    token_ids = random.Random(3).choices(range(320), k=60)
-    expected = reference_logits(folder, token_ids)
-    error = (logits_of(llm, token_ids, [60]) - expected).abs().mean() / expected.abs().mean()
-    assert error < (0.05 if dtype == "bfloat16" else 0.01)
 
 
 def test_greedy_batch_of_32(every_checkpoint):
@@ -118,23 +71,6 @@ def test_greedy_matrix(checkpoint, setting, block_size, caching):
     assert ((stats.queries > 0 and block_size == 256) or stats.hits > 0) if caching and block_size < 256 else True
     if not caching:
         assert stats.queries == 0
-
-
-@pytest.mark.parametrize("num_tokens", [16, 32])
-def test_fully_cached_prompt_computes_one_token_and_writes_nothing(checkpoint, num_tokens):
-    """A prompt that is a multiple of the block size: with every block cached there are zero tokens left to query."""
-    folder = checkpoint("llama")
-    llm = LLM(str(folder), dtype="float32", block_size=16, num_gpu_blocks_override=32)
-    prompt = make_prompts(1, seed=5)[0] * num_tokens
-    [cold] = llm.generate([prompt], greedy(1))
-    before = llm.engine.model_runner.kv_cache.data.clone()
-    computed = llm.stats()["num_prefill_tokens"]
-    [warm] = llm.generate([prompt], greedy(1))
-    assert llm.stats()["num_prefill_tokens"] - computed == 1
-    assert warm.num_cached_tokens == num_tokens - 1
-    assert torch.equal(before, llm.engine.model_runner.kv_cache.data)
-    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
-    check(llm, folder, [prompt])
 
 
 def test_answers_are_cached_too(checkpoint):

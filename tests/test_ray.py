@@ -2,12 +2,10 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from test_run_batch import CHAT, FOX, line
+from test_openai_batch import CHAT, FOX, line
 
 from nanovllm.tools import cli
 
@@ -34,7 +32,7 @@ def num_cached(records: dict[int, dict]) -> int:
     return sum(usage.pop("prompt_tokens_details")["cached_tokens"] for usage in usages)
 
 
-def test_two_actors_against_one_process(tmp_path, checkpoint):
+def test_two_actors_against_one_process(tmp_path, checkpoint, processes):
     rng = random.Random(0)
     systems = [f"{i} {FOX} {FOX}" for i in range(4)]
     lines = []
@@ -48,10 +46,10 @@ def test_two_actors_against_one_process(tmp_path, checkpoint):
     common = ["-i", str(source), "--model", str(checkpoint()), "--max-model-len", "200"]
     assert cli.main(["run-batch", *common, "-o", str(tmp_path / "out.jsonl")]) == 1
 
-    command = [sys.executable, str(SCRIPT), *common, "-o", str(tmp_path / "answers")]
+    command = [str(SCRIPT), *common, "-o", str(tmp_path / "answers")]
     command += ["--num-engines", "2", "--kv-cache-memory-bytes", "2000000"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    status, _, err = processes.run(*command)
+    assert status == 0, err
     files = sorted((tmp_path / "answers").iterdir())
     assert len(files) == 2, "a file for each actor"
     found, expected = read(files), read([tmp_path / "out.jsonl"])
@@ -60,5 +58,5 @@ def test_two_actors_against_one_process(tmp_path, checkpoint):
     # The four system prompts lie beside each other: at most one of them is cut by the border between the actors.
     assert cached >= 0.9 * cached_by_one > 0
 
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 2 and "must not exist" in again.stderr
+    status, _, err = processes.run(*command)
+    assert status == 2 and "must not exist" in err

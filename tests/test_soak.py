@@ -4,8 +4,6 @@ import gc
 import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -142,7 +140,7 @@ def test_engine(checkpoint):
     assert counts["ties"] < NUM_REQUESTS / 1000
 
 
-def peak_bytes_of_job(folder, checkpoint, num_lines: int) -> int:
+def peak_bytes_of_job(folder, checkpoint, processes, num_lines: int) -> int:
     source, target = folder / f"{num_lines}.jsonl", folder / f"{num_lines}.out"
     rng = random.Random(0)
     with source.open("w") as file:
@@ -150,8 +148,8 @@ def peak_bytes_of_job(folder, checkpoint, num_lines: int) -> int:
             body = {"prompt": [5, 6, 7, 8, *rng.choices(range(VOCAB_SIZE), k=3)], "max_tokens": 1}
             request = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(request) + "\n")
-    command = [sys.executable, "-m", "nanovllm.tools.cli", "run-batch", "-i", str(source), "-o", str(target)]
-    process = subprocess.Popen([*command, "--model", str(checkpoint), "--max-model-len", "64"])
+    command = ["-m", "nanovllm.tools.cli", "run-batch", "-i", str(source), "-o", str(target)]
+    process = processes.start(*command, "--model", str(checkpoint), "--max-model-len", "64", stdout=None, stderr=None)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0
     with target.open("rb") as file:
@@ -161,7 +159,7 @@ def peak_bytes_of_job(folder, checkpoint, num_lines: int) -> int:
     return usage.ru_maxrss * 1024
 
 
-def test_memory_of_a_batch_job(tmp_path, checkpoint):
-    small, large = (peak_bytes_of_job(tmp_path, checkpoint(), num) for num in (1_000, 1_000_000))
+def test_memory_of_a_batch_job(tmp_path, checkpoint, processes):
+    small, large = (peak_bytes_of_job(tmp_path, checkpoint(), processes, num) for num in (1_000, 1_000_000))
     print(f"peak memory: {small / MB:.0f} MB with 1,000 lines, {large / MB:.0f} MB with 1,000,000")
     assert large - small < 100 * MB

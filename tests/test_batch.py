@@ -1,0 +1,36 @@
+"""Batch: a step by hand, packed into tensors."""
+
+import torch
+
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker.batch import TILE_ROWS, Batch
+
+
+def chunk(num_tokens: int, start: int, end: int, table: list[int], write_start: int | None = None) -> ScheduledChunk:
+    seq = Sequence(list(range(100, 100 + num_tokens)))
+    seq.block_table = table
+    return ScheduledChunk(seq, start, end, start if write_start is None else write_start)
+
+
+def test_a_decode_a_chunk_and_a_cached_prompt():
+    chunks = [chunk(6, 5, 6, [7, 2]), chunk(9, 1, 5, [3, 0, 4]), chunk(8, 7, 8, [1, 5], write_start=8)]
+    batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], 6), 4)
+    assert batch.input_ids.tolist() == [105, 101, 102, 103, 104, 107]
+    assert batch.positions.tolist() == [5, 1, 2, 3, 4, 7]
+    assert batch.slot_mapping.tolist() == [2 * 4 + 1, 13, 14, 15, 0, -1]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 5, 6] and batch.seqlens_k.tolist() == [6, 5, 8]
+    assert batch.block_tables.tolist() == [[7, 2], [3, 0], [1, 5]], "as far as keys are seen"
+    assert batch.logits_rows.tolist() == [0, 5], "the chunk is not the end of its prompt"
+    assert (batch.max_query_len, batch.max_key_len) == (4, 8)
+    assert (batch.query_lens, batch.key_lens, batch.cu_seqlens_k.tolist()) == ([1, 4, 1], [6, 5, 8], [0, 6, 11, 19])
+    rows, slots = batch.written
+    assert rows.tolist() == [0, 1, 2, 3, 4] and slots.tolist() == [9, 13, 14, 15, 0]
+    assert batch.to(torch.device("cpu")) is batch
+
+
+def test_row_tiles():
+    """(first row, rows, sequence, keys that the first row sees)"""
+    chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TILE_ROWS + 3, [0] * 20)]
+    batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TILE_ROWS + 4), 4)
+    assert batch.row_tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]

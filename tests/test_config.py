@@ -1,0 +1,27 @@
+"""EngineConfig: options that no engine can have, those included that only the checkpoint or the pool rules out."""
+
+import pytest
+from errors import expect
+
+from nanovllm import LLM
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(max_model_length=5), "LLM has no argument 'max_model_length'; did you mean 'max_model_len'"),
+        (dict(dtype="int8"), "dtype must be one of"),
+        (dict(max_num_seqs=0), "max_num_seqs must be a whole number from 1"),
+        (dict(block_size=-1), "block_size must be a whole number"),
+        (dict(gpu_memory_utilization=90), "gpu_memory_utilization must be a number between"),
+        (dict(prefix_caching_hash_algo="md5"), "prefix_caching_hash_algo must be one of xxh64, sha256"),
+        (dict(enable_prefix_caching="no"), "enable_prefix_caching must be True or False"),
+        (dict(max_model_len=100_000), "max_model_len=100000 is more than the model's 512 positions"),
+        (dict(max_model_len=512, num_gpu_blocks_override=5), "does not fit in the KV pool of 5 blocks x 16 tokens"),
+        (dict(max_model_len=512, kv_cache_memory_bytes=100_000), "does not fit in the KV pool"),
+        (dict(kv_cache_memory_bytes=10), "one block of 16 tokens needs"),
+        (dict(num_gpu_blocks_override=1, block_size=1), "does not fit in the KV pool"),
+    ],
+)
+def test_engine_options(checkpoint, options, text):
+    expect(text, LLM, str(checkpoint()), **options)

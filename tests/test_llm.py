@@ -1,0 +1,103 @@
+"""LLM on a tiny checkpoint: generate, chat, stream, abort."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+from errors import expect
+
+from nanovllm import LLM, SamplingParams
+
+TEXT = "the quick brown fox jumps over the lazy dog"
+
+
+def sampled(**options) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | options)
+
+
+def test_outputs_are_in_the_callers_order_and_one_params_each(llm):
+    prompts = [[i, i + 1, i + 2] for i in (200, 7, 150, 9)]
+    outputs = llm.generate(prompts, [sampled(temperature=0, max_tokens=i + 1) for i in range(4)])
+    assert [o.prompt_token_ids for o in outputs] == prompts
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 2, 3, 4]
+    assert [int(o.request_id) for o in outputs] == sorted(int(o.request_id) for o in outputs)
+
+
+def test_chat_takes_a_salt(llm):
+    conversation = [{"role": "user", "content": "two gulls circled above a red boat"}]
+    cached = [llm.chat(conversation, sampled(), cache_salt=s)[0].num_cached_tokens for s in ("a", "b", "a", None)]
+    assert cached[2] > 0 and cached[:2] == [0, 0] and cached[3] == 0
+
+
+def test_stream_grows_and_agrees_with_generate(llm):
+    params = sampled(temperature=1.2, seed=4, max_tokens=40)
+    [whole] = llm.generate([TEXT], params)
+    texts, counts = [], []
+    for output in llm.stream(TEXT, params):
+        texts.append(output.outputs[0].text)
+        counts.append(len(output.outputs[0].token_ids))
+    assert output.finished and output.outputs[0].finish_reason == "length"
+    assert counts == list(range(1, 41))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == whole.outputs[0].text
+
+
+def test_streams_interleave_with_each_other_and_with_generate(llm):
+    params = sampled(temperature=0)
+    expected = [o.outputs[0].text for o in llm.generate([TEXT, "two gulls"], params)]
+    last = [None, None]
+    for pair in itertools.zip_longest(llm.stream(TEXT, params), llm.stream("two gulls", params)):
+        last = [new or old for new, old in zip(pair, last, strict=True)]
+        llm.generate(["in between"], sampled(max_tokens=1))
+    assert [output.outputs[0].text for output in last] == expected
+
+
+def test_a_stream_left_early_is_aborted(llm):
+    for output in llm.stream(TEXT, sampled(max_tokens=100)):
+        if len(output.outputs[0].token_ids) == 3:
+            break
+    assert not llm.engine.has_unfinished_requests()
+    llm.stream(TEXT, sampled())  # never read: never queued
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_abort_ends_a_stream(llm):
+    outputs = []
+    for output in llm.stream(TEXT, sampled(max_tokens=100)):
+        outputs.append(output)
+        if len(outputs) == 3:
+            llm.abort(output.request_id)
+    assert len(outputs) == 4 and outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+    assert len(outputs[-1].outputs[0].token_ids) == 3
+    llm.abort("no such request")
+
+
+def test_defaults_come_from_generation_config(tmp_path, checkpoint):
+
+    folder = shutil.copytree(checkpoint(), tmp_path / "model")
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text()) | {"temperature": 0.7, "top_k": 5, "max_new_tokens": 9, "do_sample": True}
+    path.write_text(json.dumps(config))
+    llm = LLM(str(folder), num_gpu_blocks_override=64)
+    assert llm.default_sampling_params() == SamplingParams(temperature=0.7, top_k=5, max_tokens=9)
+    assert len(llm.generate(TEXT)[0].outputs[0].token_ids) <= 9
+
+
+def test_all_bad_prompts_are_listed_and_nothing_is_started(llm):
+    with pytest.raises(ValueError) as info:
+        llm.generate(["fine", "", [999], "fine too"])
+    assert str(info.value).splitlines()[0].startswith("prompts[1]: ")
+    assert str(info.value).splitlines()[1].startswith("prompts[2]: ")
+    with pytest.raises(ValueError, match="and 80 more"):
+        llm.generate([""] * 100)
+    expect("2 prompts need 2 sampling_params", llm.generate, ["a", "b"], [SamplingParams()])
+    expect("must be a SamplingParams, found dict", llm.generate, ["a"], {"temperature": 0})
+    expect(
+        "a stop token id must be a whole number between 0 and 319",
+        llm.generate,
+        "a",
+        SamplingParams(stop_token_ids=[320]),
+    )
+    expect("logprobs must be a whole number between 0 and 320", llm.generate, "a", SamplingParams(logprobs=321))
+    assert llm.stats()["num_steps"] == 0 and not llm.engine.scheduler.waiting

@@ -1,0 +1,66 @@
+"""Every form of a prompt, the chat template, and what neither takes."""
+
+import pytest
+from errors import expect
+from test_llm import TEXT, sampled
+
+
+def test_every_form_of_a_prompt(llm):
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer(TEXT).input_ids
+    forms = [TEXT, ids, {"prompt": TEXT}, {"prompt_token_ids": ids}, {"prompt": "shown", "prompt_token_ids": ids}]
+    outputs = llm.generate(forms, sampled(temperature=0))
+    assert [o.prompt for o in outputs] == [TEXT, None, TEXT, None, "shown"]
+    assert all(o.prompt_token_ids == ids for o in outputs)
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
+    assert len(llm.generate(TEXT, sampled())) == len(llm.generate(ids, sampled())) == 1
+    assert llm.generate([]) == []
+
+
+def test_chat_uses_the_template(llm):
+    conversation = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    [output] = llm.chat(conversation, sampled())
+    assert (
+        output.prompt
+        == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert output.prompt_token_ids[0] == 2, "<|im_start|> is one token"
+    assert len(llm.chat([conversation, conversation], sampled())) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("", "the prompt is empty"),
+        ({"prompt_token_ids": []}, "the prompt is empty"),
+        ([5] * 256, "the prompt has 256 tokens; max_model_len is 256"),
+        ([5, 320], "token id 320 at position 1 is outside the vocabulary (0 to 319)"),
+        ([-1], "token id -1 at position 0"),
+        ([1, "a"], "whole numbers"),
+        ([True, 2], "whole numbers"),
+        (7, "a prompt is a string, a list of token ids or a dict"),
+        (None, "a prompt is a string"),
+        ({"promt": "x"}, "did you mean 'prompt'"),
+        ({"prompt": 3}, "prompt must be a string, found int"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a string that is not empty"),
+        ("half a pair: \ud83d", "not valid Unicode"),
+    ],
+)
+def test_prompts(llm, prompt, text):
+    expect(text, llm.generate, [[5, 6], prompt])
+    expect(text, llm.stream, prompt)
+    assert not llm.engine.has_unfinished_requests() and llm.stats()["num_steps"] == 0
+
+
+def test_messages(llm):
+    user = {"role": "user", "content": "hi"}
+    expect("at most 9 messages", llm.chat, [user] * 10)
+    expect(
+        "conversations[1]: the chat template does not take these messages: at most 9", llm.chat, [[user], [user] * 10]
+    )
+    expect("unknown role wizard", llm.chat, [{"role": "wizard", "content": "hi"}])
+    expect("message 0 must be a dict with strings 'role' and 'content'", llm.chat, [{"role": "user"}])
+    expect("message 0 must be a dict", llm.chat, [{"role": "user", "content": ["hi"]}])
+    expect("not empty", llm.chat, [])
+    llm.get_tokenizer().chat_template = None
+    expect("no chat template", llm.chat, [user])
