@@ -142,8 +142,19 @@ class LLMEngine:
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests now, queued or not. Those that have finished stay as they are."""
         self._settle()
+        self.forget(requests)
+
+    def forget(self, requests: list[Request]) -> None:
+        """Requests that have finished or are to be aborted: the engine knows nothing of them any more."""
         self._dropped = requests
-        self._forget_dropped()
+        seq_ids = [sample.seq.seq_id for request in requests for sample in request.samples]
+        self.scheduler.abort(*seq_ids)
+        for request in requests:
+            if self.requests.get(request.request_id) is request:
+                del self.requests[request.request_id]
+        for seq_id in seq_ids:
+            self.request_of_seq.pop(seq_id, None)
+        self._dropped = []
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -173,8 +184,7 @@ class LLMEngine:
         self.stats.num_output_tokens += len(token_ids)
         self.stats.num_finished_requests += len(self._dropped)
         self.stats.step_time_s += time.perf_counter() - started
-        if self._dropped:
-            self._forget_dropped()
+        self.forget(self._dropped)
         return outputs
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
@@ -211,15 +221,5 @@ class LLMEngine:
                     self.request_of_seq[chunk.seq.seq_id].roll_back(chunk.seq)
             self._dropped, self._in_step = [], False
         elif self._dropped:
-            self._forget_dropped()
+            self.forget(self._dropped)
             self.scheduler.roll_back(None)  # blocks that were being freed may be in no table and in no queue
-
-    def _forget_dropped(self) -> None:
-        seq_ids = [sample.seq.seq_id for request in self._dropped for sample in request.samples]
-        self.scheduler.abort(*seq_ids)
-        for request in self._dropped:
-            if self.requests.get(request.request_id) is request:
-                del self.requests[request.request_id]
-        for seq_id in seq_ids:
-            self.request_of_seq.pop(seq_id, None)
-        self._dropped = []

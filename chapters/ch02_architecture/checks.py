@@ -46,11 +46,11 @@ def steps_until_done(engine: LLMEngine, limit: int = 20) -> list[list[RequestOut
         if engine.has_unfinished_requests() and not engine.scheduler.has_unfinished():
             raise Wrong(
                 "all sequences have ended, and the engine still has a request: ask request.finished after the stop "
-                "strings, which may end a sequence, and call finish_request for every request that is finished"
+                "strings, which may end a sequence, and call engine.forget for every request that is finished"
             )
     if engine.scheduler.has_unfinished():
         raise Wrong(
-            "finish_request was called for a request with a sequence that still runs: a request is finished when all "
+            "engine.forget was called for a request with a sequence that still runs: a request is finished when all "
             "its samples are"
         )
     return returned
@@ -154,9 +154,7 @@ def two_samples(step: Any, bench: Bench) -> None:
     try:
         returned = steps_until_done(engine)
     except KeyError as error:
-        raise Wrong(
-            "two samples of a request end in one step: finish_request is called once for the request"
-        ) from error
+        raise Wrong("two samples of a request end in one step: each request is forgotten once") from error
     same("two samples of a request that end in one step make one output", [["B finished"]], shown(returned))
 
 
@@ -271,6 +269,19 @@ def failed_steps(step: Any, bench: Bench) -> None:
     with failing(engine, RuntimeError("out of memory")):  # in a decode
         assert_rolled_back(engine, RuntimeError(), num_waiting=2)
     same("tokens of requests that lived through two failed steps", expected, tokens(steps_until_done(engine)))
+
+
+def failed_schedule(step: Any, bench: Bench) -> None:
+    """schedule() itself fails: rolled back as well"""
+    engine = bench.llm.engine
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY))
+
+    def fails(seq: Any) -> Any:
+        raise RuntimeError("in the middle of schedule()")
+
+    with replaced(engine.block_manager, "register_prefix", fails):
+        assert_rolled_back(engine, RuntimeError(), num_waiting=1)
+    steps_until_done(engine)
 
 
 def ctrl_c(step: Any, bench: Bench) -> None:
@@ -454,6 +465,7 @@ TASKS = [
             chunked_prompt,
             stop_string,
             failed_steps,
+            failed_schedule,
             ctrl_c,
             same_tokens,
         ),

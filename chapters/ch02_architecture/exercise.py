@@ -35,15 +35,16 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
        It returns None, or the stop string that the text now ends with; then the sequence has to end, whether or not
        update has ended it already: engine.scheduler.finish(seq, "stop", stop string).
     6. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
-       first such sequence: if request.finished (all its samples ended), engine.finish_request(request), which forgets
-       the request and returns its last output; otherwise, if request.stream, request.output(); otherwise none.
+       first such sequence: if request.finished (all its samples ended) or request.stream, request.output(); otherwise
+       none. Then engine.forget([...]) with the requests that finished.
     7. Count in engine.stats: num_steps + 1; num_output_tokens + the number of sampled tokens; num_finished_requests + 1
        for each request that finished; step_time_s + the seconds of this step.
 
     Returns the outputs of point 6.
 
-    If anything at all raises in points 2 to 4, KeyboardInterrupt included, call engine.scheduler.roll_back(output) and
-    let the same exception go on to the caller. The counters of point 7 stay as they were.
+    If anything at all raises in points 1 to 4, KeyboardInterrupt included, call engine.scheduler.roll_back(output) and
+    let the same exception go on to the caller. output is None if schedule() itself has raised. The counters of point 7
+    stay as they were.
 
     Example: one request with max_tokens=2 that is not streamed. The first step returns [], the second returns one
     RequestOutput with finished=True, and engine.stats.num_steps has grown by 2.

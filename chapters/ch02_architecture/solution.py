@@ -10,11 +10,11 @@ from nanovllm.request import Request
 
 
 def engine_step(engine: LLMEngine) -> list[RequestOutput]:
-    started = time.perf_counter()
-    output = engine.scheduler.schedule()
-    if not output.chunks:
-        return []
+    started, output = time.perf_counter(), None
     try:
+        output = engine.scheduler.schedule()
+        if not output.chunks:
+            return []
         engine.note_scheduled(output, started)
         token_ids, logprobs = engine.model_runner.run(output)
         engine.scheduler.update(output, token_ids)
@@ -32,13 +32,11 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
         if stop is not None:
             engine.scheduler.finish(seq, "stop", stop)
 
-    outputs = []
-    for request in progressed.values():
-        if request.finished:  # only now, when stop strings have been looked for in every sample
-            engine.stats.num_finished_requests += 1
-            outputs.append(engine.finish_request(request))
-        elif request.stream:
-            outputs.append(request.output())
+    # Only now, when stop strings have been looked for in every sample.
+    finished = [request for request in progressed.values() if request.finished]
+    outputs = [request.output() for request in progressed.values() if request.finished or request.stream]
+    engine.forget(finished)
+    engine.stats.num_finished_requests += len(finished)
     engine.stats.num_steps += 1
     engine.stats.num_output_tokens += len(sampled)
     engine.stats.step_time_s += time.perf_counter() - started
