@@ -18,10 +18,10 @@ from rich.text import Text
 from chapters import draw
 from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
+from chapters.stage import Stage
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.outputs import RequestMetrics
 from nanovllm.worker.batch import Batch
@@ -161,8 +161,9 @@ class Arrival:
 make_table = partial(draw.make_table, width=12)
 
 
-def draw_batch(output: SchedulerOutput, batch: Batch, names: dict[int, str]) -> Text:
-    """The packed tensors of a step, a column for each row of the batch."""
+def draw_batch(output: SchedulerOutput, names: dict[int, str]) -> Text:
+    """The packed tensors of a step in blocks of 4, a column for each row of the batch."""
+    batch = Batch.from_scheduler_output(output, 4)
     owners = [chunk.seq.seq_id for chunk in output.chunks for _ in range(chunk.start, chunk.end)]
     colors = dict(zip(names, COLORS, strict=False))
     sampled = set(batch.logits_rows.tolist())
@@ -314,28 +315,23 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
 
 def tell_packed(story: Story) -> None:
     story.part("Two decodes and a prompt chunk in one batch")
-    scheduler = Scheduler(
-        BlockManager(num_blocks=16, block_size=4), max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40
-    )
-    a, b, c = Sequence([10, 11, 12]), Sequence([20, 21, 22, 23, 24]), Sequence(list(range(30, 40)))
-    names = {a.seq_id: "A", b.seq_id: "B", c.seq_id: "C"}
-    scheduler.add(a)
-    scheduler.add(b)
-    scheduler.update(scheduler.schedule(), [13, 25])
-    scheduler.add(c)
+    stage = Stage(16, max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40)
+    stage.add([10, 11, 12], answer=[13, 14])
+    stage.add([20, 21, 22, 23, 24], answer=[25, 26])
+    stage.step()
+    stage.add(list(range(30, 40)))
     story.say(
         "Budget 8 tokens a step, blocks of 4. A and B have computed their prompts and sampled tokens 13 and 25. "
         "Now C arrives with a prompt of 10 tokens, 30 to 39. The next step, as the model gets it:"
     )
-    for sampled in ([14, 26], [15, 27, 40]):
-        output = scheduler.schedule()
-        story.show(draw_batch(output, Batch.from_scheduler_output(output, 4), names))
-        if len(sampled) == 2:
-            story.say(
-                "A and B have a row each, C the six that are left of the budget. Row 7 is not the end of C's prompt, "
-                "so nobody asks for its logits. The step after that has the rest of C, and samples for all three:"
-            )
-        scheduler.update(output, sampled)
+    output = stage.schedule()
+    story.show(draw_batch(output, stage.names))
+    story.say(
+        "A and B have a row each, C the six that are left of the budget. Row 7 is not the end of C's prompt, so nobody "
+        "asks for its logits. The step after that has the rest of C, and samples for all three:"
+    )
+    stage.finish(output)
+    story.show(draw_batch(stage.schedule(), stage.names))
 
 
 def tell_budgets(story: Story, world: World) -> None:
