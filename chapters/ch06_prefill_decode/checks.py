@@ -10,11 +10,11 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from chapters.ch06_prefill_decode.roofline import Machine, StepCost
-from chapters.grading import Bench, Task, Wrong
-from chapters.patching import replaced
-from nanovllm import SamplingParams
+from chapters.expect import Wrong, expect
+from chapters.grading import Bench, Task
+from chapters.patching import our_engine, replaced
+from chapters.stage import Stage
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
@@ -22,7 +22,6 @@ from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Attention
 from nanovllm.worker.model_runner import ModelRunner, Sampled
 
-OUR_SCHEDULE = Scheduler.schedule
 OUR_RUN = ModelRunner.run
 OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
 
@@ -340,8 +339,9 @@ def use_budget(function: Budget, limit_s: float = 0.0501) -> Iterator[None]:
     """Each step gets the budget that the function wants for it."""
 
     def schedule(scheduler: Scheduler) -> SchedulerOutput:
-        with replaced(scheduler, "max_num_batched_tokens", ask(function, scheduler, MACHINE, limit_s)):
-            return OUR_SCHEDULE(scheduler)
+        budget = ask(function, scheduler, MACHINE, limit_s)
+        with our_engine(), replaced(scheduler, "max_num_batched_tokens", budget):
+            return scheduler.schedule()
 
     with replaced(Scheduler, "schedule", schedule):
         yield
@@ -357,43 +357,37 @@ def ask(function: Budget, scheduler: Scheduler, machine: Machine, limit_s: float
     return got
 
 
-def make_scheduler(num_decoding: int, num_prompt: int = 0, max_num_batched_tokens: int = 2048) -> Scheduler:
+def make_stage(num_decoding: int, num_prompt: int = 0, max_num_batched_tokens: int = 2048) -> Stage:
     """So many sequences that decode, and one in the middle of a prompt that is so long."""
-    manager = BlockManager(num_blocks=1000, block_size=16)
-    scheduler = Scheduler(manager, max_num_seqs=100, max_num_batched_tokens=max_num_batched_tokens, max_model_len=2000)
-    for i in range(num_decoding):
-        scheduler.add(Sequence([100 * i, 100 * i + 1], SamplingParams(max_tokens=100)))
-    with replaced(scheduler, "max_num_batched_tokens", 1000):
-        take(scheduler, OUR_SCHEDULE(scheduler))
+    limits: Any = {"max_num_seqs": 100, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": 2000}
+    stage = Stage(1000, block_size=16, checking=False, **limits)
+    for _ in range(num_decoding):
+        stage.add(2)
+    with our_engine(), replaced(stage.scheduler, "max_num_batched_tokens", 1000):
+        stage.step()
     if num_prompt:
-        scheduler.add(Sequence(list(range(num_prompt)), SamplingParams(max_tokens=100)))
-        with replaced(scheduler, "max_num_batched_tokens", num_decoding + 2):
-            take(scheduler, OUR_SCHEDULE(scheduler))
-    return scheduler
-
-
-def take(scheduler: Scheduler, output: SchedulerOutput) -> None:
-    """As if the model had computed the step."""
-    scheduler.update(output, [7 for chunk in output.chunks if chunk.samples])
+        stage.add(num_prompt)
+        with our_engine(), replaced(stage.scheduler, "max_num_batched_tokens", num_decoding + 2):
+            stage.step()
+    return stage
 
 
 def check_fits(function: Budget, bench: Bench) -> None:
     """The largest step that ends in time"""
     for limit_s, expected in ((0.0501, 250), (0.0999, 499), (0.0401, 200)):
-        got = ask(function, make_scheduler(0), MACHINE, limit_s)
+        got = ask(function, make_stage(0).scheduler, MACHINE, limit_s)
         hint = f"reading takes 0.04 s, each token 0.0002 s of arithmetic, the step may take {limit_s} s"
         if got == int((limit_s - 0.04) / 0.0002):
             hint += "; both happen at the same time, so the slower one counts, and not their sum"
         elif got == expected + 1:
             hint += "; with that many it takes longer"
-        if got != expected:
-            raise Wrong(hint, expected=expected, got=got)
+        expect(expected, got, hint)
 
 
 def check_decodes_fit(function: Budget, bench: Bench) -> None:
     """Every decode gets its token, and a prompt moves on"""
     for num_decoding, num_prompt, limit_s, expected in ((6, 0, 0.0003, 7), (6, 50, 0.03, 7), (0, 0, 0.03, 1)):
-        scheduler = make_scheduler(num_decoding, num_prompt)
+        scheduler = make_stage(num_decoding, num_prompt).scheduler
         got = ask(function, scheduler, MACHINE, limit_s)
         hint = f"{num_decoding} sequences decode, {1 if num_prompt else 0} is in the middle of its prompt"
         if got == int(limit_s * 5000) and got != expected:
@@ -402,41 +396,33 @@ def check_decodes_fit(function: Budget, bench: Bench) -> None:
             hint += "; one token more, or the prompt stands still as long as they decode"
         elif got == len(scheduler.running) + 1:
             hint += "; a sequence in the middle of its prompt does not decode"
-        if got != expected:
-            raise Wrong(f"{hint} (limit {limit_s} s)", expected=expected, got=got)
+        expect(expected, got, f"{hint} (limit {limit_s} s)")
 
 
 def check_waiting(function: Budget, bench: Bench) -> None:
     """Who waits does not decode"""
-    scheduler = make_scheduler(2)
-    for i in range(5):
-        scheduler.add(Sequence([9000 + i]))
-    got = ask(function, scheduler, MACHINE, 0.03)
-    if got != 3:
-        raise Wrong("2 sequences decode, 5 with prompts of one token are waiting; no T fits", expected=3, got=got)
+    stage = make_stage(2)
+    for _ in range(5):
+        stage.add(1)
+    got = ask(function, stage.scheduler, MACHINE, 0.03)
+    expect(3, got, "2 sequences decode, 5 with prompts of one token are waiting; no T fits")
 
 
 def check_cap(function: Budget, bench: Bench) -> None:
     """Never more than max_num_batched_tokens"""
     for num_decoding, limit_s in ((0, 0.0501), (20, 0.03)):
-        got = ask(function, make_scheduler(num_decoding, 0, 16), MACHINE, limit_s)
-        if got != 16:
-            raise Wrong("max_num_batched_tokens is 16; it has the last word", expected=16, got=got)
+        got = ask(function, make_stage(num_decoding, 0, 16).scheduler, MACHINE, limit_s)
+        expect(16, got, "max_num_batched_tokens is 16; it has the last word")
 
 
 def check_arrival(function: Budget, bench: Bench) -> None:
     """A prompt of 1,000 tokens arrives while 10 sequences decode"""
-    scheduler = make_scheduler(10)
-    newcomer = Sequence(list(range(5000, 6000)))
-    scheduler.add(newcomer)
+    stage = make_stage(10)
+    newcomer = stage.add(1000)
     sizes: list[int] = []
     while newcomer.num_generated_tokens == 0 and len(sizes) < 50:
-        output = scheduler.schedule()  # with the student's budget
-        sizes.append(output.num_tokens)
-        take(scheduler, output)
-    expected = [250, 250, 250, 250, 50]
-    if sizes != expected:
-        raise Wrong("tokens of each step until its first token, limit 0.0501 s", expected=expected, got=sizes)
+        sizes.append(stage.step().num_tokens)  # with the student's budget
+    expect([250, 250, 250, 250, 50], sizes, "tokens of each step until its first token, limit 0.0501 s")
 
 
 def check_budget_generates(function: Budget, bench: Bench) -> None:

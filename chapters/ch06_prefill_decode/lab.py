@@ -1,4 +1,4 @@
-"""Lab 6: prefill and decode, timed on this machine and counted on paper; a packed batch; the chunk size moved.
+"""Lab 6: steps counted on paper; a packed batch; prefill and decode timed on this machine; the chunk size moved.
 
 Every step is one of the engine's. Costs are counted from the checkpoint's ModelConfig and a step's ScheduledChunks.
 """
@@ -18,10 +18,10 @@ from rich.text import Text
 from chapters import draw
 from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
+from chapters.stage import Stage
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.outputs import RequestMetrics
 from nanovllm.worker.batch import Batch
@@ -161,8 +161,9 @@ class Arrival:
 make_table = partial(draw.make_table, width=12)
 
 
-def draw_batch(output: SchedulerOutput, batch: Batch, names: dict[int, str]) -> Text:
-    """The packed tensors of a step, a column for each row of the batch."""
+def draw_batch(output: SchedulerOutput, names: dict[int, str]) -> Text:
+    """The packed tensors of a step in blocks of 4, a column for each row of the batch."""
+    batch = Batch.from_scheduler_output(output, 4)
     owners = [chunk.seq.seq_id for chunk in output.chunks for _ in range(chunk.start, chunk.end)]
     colors = dict(zip(names, COLORS, strict=False))
     sampled = set(batch.logits_rows.tolist())
@@ -202,14 +203,65 @@ def draw_steps(prompt_tokens: list[int]) -> Text:
 
 def tell(story: Story) -> None:
     world = World(story)
+    tell_paper(story, world)
+    tell_packed(story)
     world.add(max(PROMPT_LENS), num_output=1)
     world.engine.step()  # the first step waits for memory
     tell_one_request(story, world)
     seconds = tell_rates(story, world)
-    tell_paper(story, world)
     tell_roofline(story, world, seconds)
-    tell_packed(story)
     tell_budgets(story, world)
+
+
+def tell_paper(story: Story, world: World) -> None:
+    story.part("What a step costs on paper")
+    config, itemsize = world.config, world.itemsize
+    whole = step_cost(config, itemsize, decode_chunks(1, CONTEXT)).weight_bytes
+    layers = step_cost(config, itemsize, [prompt_chunk(0, 1, 2)]).weight_bytes  # nobody samples: no output matrix
+    theirs = world.engine.model_runner.weight_bytes
+    story.say(
+        f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
+        f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
+        f"it holds {theirs / 1e6:.1f} MB (norms included). "
+        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
+    )
+    story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
+    table = make_table("step", "tokens", "GFLOP", "weights MB", "K/V MB", "FLOPs a byte", width=10)
+    rows = [(f"{n} x decode, context {CONTEXT}", decode_chunks(n, CONTEXT)) for n in BATCH_SIZES]
+    rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
+    rows += [(f"prompt of {n:,}", [prompt_chunk(0, n, n)]) for n in PROMPT_LENS]
+    for name, chunks in rows:
+        cost, num_tokens = step_cost(config, itemsize, chunks), sum(chunk.end - chunk.start for chunk in chunks)
+        bytes_mb = f"{cost.weight_bytes / 1e6:.1f}", f"{cost.kv_bytes / 1e6:.1f}"
+        table.add_row(name, f"{num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
+    story.show(table)
+    ridge = H100_FLOPS_PER_S / H100_BYTES_PER_S
+    story.say(
+        f"FLOPs a byte: the arithmetic intensity. An H100's data sheet says {H100_FLOPS_PER_S / 1e12:.0f} TFLOP/s and "
+        f"{H100_BYTES_PER_S / 1e12:.2f} TB/s, so it can do {ridge:.0f} FLOPs in the time in which it reads one byte. A "
+        "step below that waits for memory, a step above it for arithmetic."
+    )
+
+
+def tell_packed(story: Story) -> None:
+    story.part("Two decodes and a prompt chunk in one batch")
+    stage = Stage(16, max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40)
+    stage.add([10, 11, 12], answer=[13, 14])
+    stage.add([20, 21, 22, 23, 24], answer=[25, 26])
+    stage.step()
+    stage.add(list(range(30, 40)))
+    story.say(
+        "Budget 8 tokens a step, blocks of 4. A and B have computed their prompts and sampled tokens 13 and 25. "
+        "Now C arrives with a prompt of 10 tokens, 30 to 39. The next step, as the model gets it:"
+    )
+    output = stage.schedule()
+    story.show(draw_batch(output, stage.names))
+    story.say(
+        "A and B have a row each, C the six that are left of the budget. Row 7 is not the end of C's prompt, so nobody "
+        "asks for its logits. The step after that has the rest of C, and samples for all three:"
+    )
+    stage.finish(output)
+    story.show(draw_batch(stage.schedule(), stage.names))
 
 
 def tell_one_request(story: Story, world: World) -> None:
@@ -257,38 +309,8 @@ def tell_rates(story: Story, world: World) -> dict[tuple[str, int], float]:
     return seconds
 
 
-def tell_paper(story: Story, world: World) -> None:
-    story.part("What a step costs on paper")
-    config, itemsize = world.config, world.itemsize
-    whole = step_cost(config, itemsize, decode_chunks(1, CONTEXT)).weight_bytes
-    layers = step_cost(config, itemsize, [prompt_chunk(0, 1, 2)]).weight_bytes  # nobody samples: no output matrix
-    theirs = world.engine.model_runner.weight_bytes
-    story.say(
-        f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
-        f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
-        f"it holds {theirs / 1e6:.1f} MB (norms included). "
-        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
-    )
-    story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
-    table = make_table("step", "tokens", "GFLOP", "weights MB", "K/V MB", "FLOPs a byte", width=10)
-    rows = [(f"{n} x decode, context {CONTEXT}", decode_chunks(n, CONTEXT)) for n in BATCH_SIZES]
-    rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
-    rows += [(f"prompt of {n:,}", [prompt_chunk(0, n, n)]) for n in PROMPT_LENS]
-    for name, chunks in rows:
-        cost, num_tokens = step_cost(config, itemsize, chunks), sum(chunk.end - chunk.start for chunk in chunks)
-        bytes_mb = f"{cost.weight_bytes / 1e6:.1f}", f"{cost.kv_bytes / 1e6:.1f}"
-        table.add_row(name, f"{num_tokens:,}", f"{cost.flops / 1e9:.2f}", *bytes_mb, f"{cost.intensity:.1f}")
-    story.show(table)
-    ridge = H100_FLOPS_PER_S / H100_BYTES_PER_S
-    story.say(
-        f"FLOPs a byte: the arithmetic intensity. An H100's data sheet says {H100_FLOPS_PER_S / 1e12:.0f} TFLOP/s and "
-        f"{H100_BYTES_PER_S / 1e12:.2f} TB/s, so it can do {ridge:.0f} FLOPs in the time in which it reads one byte. A "
-        "step below that waits for memory, a step above it for arithmetic."
-    )
-
-
 def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], float]) -> None:
-    story.part("The same for this machine")
+    story.part("Bytes and FLOPs on this machine")
     runner = world.engine.model_runner
     bytes_per_s, flops_per_s = read_rate(runner.device), compute_rate(runner.device, runner.dtype)
     story.say(
@@ -310,32 +332,6 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
         "The larger of the two floors is the one that counts: bytes for a few decodes, FLOPs for long prompts. What a "
         "step took above it went into attention, small operations, Python, and whatever else this machine was doing."
     )
-
-
-def tell_packed(story: Story) -> None:
-    story.part("Two decodes and a prompt chunk in one batch")
-    scheduler = Scheduler(
-        BlockManager(num_blocks=16, block_size=4), max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40
-    )
-    a, b, c = Sequence([10, 11, 12]), Sequence([20, 21, 22, 23, 24]), Sequence(list(range(30, 40)))
-    names = {a.seq_id: "A", b.seq_id: "B", c.seq_id: "C"}
-    scheduler.add(a)
-    scheduler.add(b)
-    scheduler.update(scheduler.schedule(), [13, 25])
-    scheduler.add(c)
-    story.say(
-        "Budget 8 tokens a step, blocks of 4. A and B have computed their prompts and sampled tokens 13 and 25. "
-        "Now C arrives with a prompt of 10 tokens, 30 to 39. The next step, as the model gets it:"
-    )
-    for sampled in ([14, 26], [15, 27, 40]):
-        output = scheduler.schedule()
-        story.show(draw_batch(output, Batch.from_scheduler_output(output, 4), names))
-        if len(sampled) == 2:
-            story.say(
-                "A and B have a row each, C the six that are left of the budget. Row 7 is not the end of C's prompt, "
-                "so nobody asks for its logits. The step after that has the rest of C, and samples for all three:"
-            )
-        scheduler.update(output, sampled)
 
 
 def tell_budgets(story: Story, world: World) -> None:
