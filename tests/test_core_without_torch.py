@@ -23,12 +23,16 @@ import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
     sys.modules[name] = None
 from chapters.ch05_scheduler.batching import Comparison
+from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.stage import Stage, compare_with_ours
 world = Comparison()
 while not world.step():
     pass
 compare_with_ours(Stage(8, max_model_len=20), Stage(8, max_model_len=20), seed=1)
 print(len(world.ours.ended))
+simulator = Simulator()
+while "That was the example" not in simulator.example():
+    pass
 """
 IMPORT_IS_LIGHT = """
 import sys, nanovllm
