@@ -24,6 +24,7 @@ for name in ("torch", "numpy", "transformers", "rich", "textual"):
     sys.modules[name] = None
 from chapters.ch04_paged_attention.memories import TwoMemories
 from chapters.ch05_scheduler.batching import Comparison
+from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.stage import Stage, compare_with_ours
 world = TwoMemories()
 world.admit()
@@ -33,6 +34,9 @@ while not world.step():
     pass
 compare_with_ours(Stage(8, max_model_len=20), Stage(8, max_model_len=20), seed=1)
 print(len(world.ours.ended))
+simulator = Simulator()
+while "That was the example" not in simulator.example():
+    pass
 """
 IMPORT_IS_LIGHT = """
 import sys, nanovllm

@@ -13,17 +13,13 @@ from chapters.ch07_prefix_caching.checks_of_names import (
     use_name,
 )
 from chapters.ch07_prefix_caching.trials import (
-    METHODS,
     OTHER_TEXT,
     TEXT,
     TRIALS,
     admit,
     ask,
     cached,
-    compute,
-    expect,
-    expect_answer,
-    expect_sane,
+    extend,
     listed,
     pool,
     refs,
@@ -31,7 +27,8 @@ from chapters.ch07_prefix_caching.trials import (
     state,
     worked_example,
 )
-from chapters.grading import Bench, Task, Wrong
+from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.grading import Bench, Task
 from chapters.patching import replaced
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys
 from nanovllm.core.block_manager import BlockManager, Content
@@ -233,7 +230,7 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
     manager = pool(8)
     one, two = admit(manager, [1, 2, 3]), admit(manager, [1, 2, 3])
     for seq in (two, one):
-        compute(manager, seq, 4)
+        extend(manager, seq, 4)
     manager.free(one)  # block 0; block 1 was registered first and is still in use
     seq = Sequence([1, 2, 3, 4, 5])
     expect_answer(True, allocate(manager, seq), "when one block is found and others are free")
@@ -502,7 +499,8 @@ def forgets_from_the_end(take: Any, bench: Bench) -> None:
 
 
 def task(name: str, section: str, *checks: Any) -> Task:
-    return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *TRIALS))
+    method = {"take_fresh": "take_fresh_blocks"}.get(name, name)
+    return Task(name, section, lambda function: replaced(BlockManager, method, function), (*checks, *TRIALS))
 
 
 TASKS = [

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from chapters.grading import Bench, Wrong
+from chapters.expect import Wrong
+from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm.core.block_hash import HASH_FUNCTIONS, BlockHasher, ExtraKeys, MMSpan, extra_keys
 from nanovllm.core.block_manager import BlockManager, Content

@@ -7,6 +7,9 @@ Edit this file, then
 puts each function into the real engine in place of ours, tries it on small pools and in the real scheduler, and at last
 lets a model generate with it. The functions are independent: while one is checked, the others are ours.
 
+seq.num_computed_tokens counts the tokens whose K/V is in the cache once the step in flight is done. It is raised while
+the step is being planned, before the model runs: "computed" below means counted in it.
+
 Events (manager.on_event) are not your concern. What else you may use is said in each docstring.
 """
 
@@ -74,8 +77,9 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     without a hit ends the search. If it ended because the name stands for other content, that is a collision.
 
     Returns False when the pool cannot hold the sequence, and then nothing has changed: reference counts, free queue,
-    statistics, the sequence's fields. (The names that name_block keeps on the sequence don't count.) Each fresh block
-    comes out of manager.free_blocks, and so does each hit that nobody uses now: ref_count 0. Both must fit.
+    statistics, the sequence's fields, seq.hash_collision included. (The names that name_block keeps on the sequence
+    don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody uses now, whose
+    ref_count is 0. Both must fit.
 
     Returns True otherwise, and then:
     - each hit has one reference more (block.ref_count) and is not in the free queue: manager.free_blocks.remove(block)
@@ -107,8 +111,8 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
 def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     """Make the blocks findable that are full of computed tokens.
 
-    This takes the place of BlockManager.register_prefix. The scheduler calls it for each chunk, right after
-    seq.num_computed_tokens was raised by the chunk's tokens. For a decode there is a block to register now and then.
+    This takes the place of BlockManager.register_prefix. The scheduler calls it for each chunk, right after it has
+    raised seq.num_computed_tokens by the chunk's tokens. A decode fills a block now and then.
 
     The blocks to register are those from index seq.num_registered_blocks on whose tokens are all among the first
     seq.num_computed_tokens. Earlier ones need nothing and are not named again, a partly filled one has no name. Of a
@@ -123,7 +127,8 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     - If blocks bear it and hold the same content (ask the first of them), the block joins them, behind them. Two
       sequences that ran side by side have filled a copy each; either can serve, so both stay.
     - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.hash_collision becomes
-      True, and neither this block nor a later one of the sequence is registered, now or in later calls.
+      True, and neither this block nor a later one of the sequence is registered, now or in later calls. The blocks
+      before it stay registered: after a collision at the third block num_registered_blocks is 2.
 
     A block that was registered says so itself: block.block_hash is the name, (block.parent_hash, block.token_ids,
     block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.

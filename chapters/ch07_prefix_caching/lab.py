@@ -19,6 +19,7 @@ from chapters.ch07_prefix_caching.policies import POLICIES, bursts, num_hits
 from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
+from chapters.stage import compute
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
@@ -267,8 +268,7 @@ def tell_cost(story: Story, block_s: float) -> None:
         seq = Sequence([(seed + 1) * 1_000_000 + i for i in range(num_tokens)])
         started = time.perf_counter()
         manager.allocate_with_prefix(seq)
-        seq.num_computed_tokens = num_tokens
-        manager.register_prefix(seq)
+        compute(manager, seq)
         times.append((time.perf_counter() - started) / (num_tokens // BLOCK_SIZE))
     cost_s = statistics.median(times)
     story.say(f"A prompt of {num_tokens:,} tokens that nobody has sent before, {num_tokens // BLOCK_SIZE:,} blocks.")
@@ -278,6 +278,5 @@ def tell_cost(story: Story, block_s: float) -> None:
     seq = Sequence(list(range(num_tokens)))
     manager = BlockManager(num_tokens // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_caching=False)
     manager.allocate_with_prefix(seq)
-    seq.num_computed_tokens = num_tokens
-    manager.register_prefix(seq)
+    compute(manager, seq)
     story.say(f"With enable_prefix_caching=False the same prompt has {len(seq.block_hashes)} names made for it.")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 from chapters.patching import replaced
+from chapters.stage import compute
 from nanovllm.core import block_manager
 from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
 from nanovllm.core.sequence import Sequence
@@ -58,8 +59,7 @@ def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
         manager.free_blocks.manager, manager.free_blocks.rank = manager, rank
     for now, seq in enumerate(seqs):  # noqa: B007  rank() looks at it
         assert manager.allocate_with_prefix(seq)
-        seq.num_computed_tokens = len(seq.tokens)
-        manager.register_prefix(seq)
+        compute(manager, seq)
         manager.free(seq)
     manager.check_integrity()
     return manager.stats.hits

@@ -15,6 +15,7 @@ import xxhash
 from chapters.ch07_prefix_caching import faults
 from chapters.ch07_prefix_caching.faults import Fault
 from chapters.ch07_prefix_caching.workloads import ANSWER, WORKLOADS, prompts
+from chapters.stage import compute
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
 
@@ -225,8 +226,7 @@ class Simulator:
         for index in range(first, len(seq.block_table)):
             if self.manager.blocks[seq.block_table[index]].block_hash is None:  # else its K/V is there
                 self.written[seq.block_table[index]] = seq.tokens[: (index + 1) * BLOCK_SIZE]
-        seq.num_computed_tokens = len(seq.tokens)
-        self.manager.register_prefix(seq)
+        compute(self.manager, seq)
         self._check()
         request.table, request.num_named = [*seq.block_table], seq.num_registered_blocks
 

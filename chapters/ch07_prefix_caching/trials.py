@@ -2,43 +2,19 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-from chapters.grading import Bench, Wrong
-from chapters.patching import replaced, use_manager
+from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.grading import Bench
+from chapters.patching import our_engine, replaced, use_manager
+from chapters.stage import Stage, compute
 from nanovllm import SamplingParams
-from nanovllm.core.block_hash import BlockHasher, MMSpan
+from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import Block, BlockManager, Content
-from nanovllm.core.scheduler import Scheduler, SchedulerOutput
+from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import Sequence
-
-METHODS = {
-    "allocate_with_prefix": "allocate_with_prefix",
-    "register_prefix": "register_prefix",
-    "take_fresh": "take_fresh_blocks",
-}
-OURS = [
-    (owner, name, vars(owner)[name])
-    for owner, names in ((BlockManager, [*METHODS.values(), "name_block"]), (BlockHasher, ["name"]))
-    for name in names
-]
-
-
-@contextmanager
-def our_engine() -> Iterator[None]:
-    """The engine as it is without the student's function, inside `use`."""
-    with ExitStack() as stack:
-        for owner, name, function in OURS:
-            stack.enter_context(replaced(owner, name, function))
-        yield
-
-
-def expect(expected: Any, got: Any, hint: str) -> None:
-    if expected != got:
-        raise Wrong(hint, expected=expected, got=got)
-
 
 # -- small pools ------------------------------------------------------------------------------------------------------
 
@@ -71,34 +47,19 @@ def pool(num_blocks: int, caching: bool = True) -> BlockManager:
     return manager
 
 
-def compute(manager: BlockManager, seq: Sequence, *token_ids: int) -> None:
+def extend(manager: BlockManager, seq: Sequence, *token_ids: int) -> None:
     """Append tokens, make room for them and register what is full. Without tokens: the prompt."""
     seq.tokens += token_ids
     assert manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
-    seq.num_computed_tokens = len(seq.tokens)
-    manager.register_prefix(seq)
+    compute(manager, seq)
 
 
 def admit(manager: BlockManager, token_ids: Any, **keys: Any) -> Sequence:
     """A sequence whose prompt is computed."""
     seq = Sequence(list(token_ids), **keys)
     expect_answer(True, manager.allocate_with_prefix(seq), "when the pool has room")
-    compute(manager, seq)
+    extend(manager, seq)
     return seq
-
-
-def expect_answer(expected: bool, got: Any, when: str) -> None:
-    hint = f"the answer is wrong {when}"
-    if got is None:
-        hint = f"it returned nothing {when}: does every way through the function end with return True or return False?"
-    expect(expected, got, hint)
-
-
-def expect_sane(manager: BlockManager, when: str = "") -> None:
-    try:
-        manager.check_integrity()
-    except AssertionError as error:
-        raise Wrong(f"{when}check_integrity() complains: {error}") from error
 
 
 def cached(manager: BlockManager) -> list[int]:
@@ -144,9 +105,9 @@ def worked_example(function: Any, bench: Bench) -> None:
 
     r0 = admit(manager, first)
     see("request 0 with 15 tokens", r0, [0, 1, 2, 3], 0, [4, 5, 6, 7, 8, 9], [0, 1, 2])
-    compute(manager, r0, 115)
+    extend(manager, r0, 115)
     see("request 0 has filled block 3", r0, [0, 1, 2, 3], 0, [4, 5, 6, 7, 8, 9], [0, 1, 2, 3])
-    compute(manager, r0, 116)
+    extend(manager, r0, 116)
     see("request 0 has gone on in block 4", r0, [0, 1, 2, 3, 4], 0, [5, 6, 7, 8, 9], [0, 1, 2, 3])
     r1 = admit(manager, [*first[:10], 201, 202, 203, 204])
     when = "request 1 with 14 tokens, 10 of them like request 0"
@@ -190,83 +151,34 @@ def make_requests() -> list[Sequence]:
     return [Sequence(tokens, SamplingParams(max_tokens=next(sizes)), **keys) for tokens, keys in rows]
 
 
-class Log(NamedTuple):
-    steps: list[list[tuple[int, int, int, int]]]  # number of the request, start, end, write_start of each chunk
-    counts: dict[str, int]
-
-
-def serve(caching: bool) -> Log:
-    """Fourteen requests through the real scheduler, in a pool that is too small for them. Raises Wrong.
-
-    In place of a model there is a dictionary: slot -> what the K/V that was written there depends on.
-    """
-    manager = BlockManager(11, 4, enable_prefix_caching=caching)
-    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40)
-    requests = make_requests()
-    numbers = {id(seq): number for number, seq in enumerate(requests)}
-    for seq in requests:
-        scheduler.add(seq)
-    slots: dict[int, Any] = {}
-    steps: list[list[tuple[int, int, int, int]]] = []
-    while scheduler.has_unfinished():
-        output = scheduler.schedule()
-        if not output.chunks or len(steps) > 1_000:
-            raise Wrong(
-                "in the real scheduler nobody gets on any more, although there should be free blocks: are references "
-                "left behind, or blocks lost to the queue?",
-                expected="a free block for the oldest sequence",
-                got=f"free queue {list(manager.free_blocks)}, reference counts {refs(manager)}",
-            )
-        try:
-            scheduler.check_integrity()
-        except AssertionError as error:
-            raise Wrong(f"in the real scheduler check_integrity() complains: {error}") from error
-        steps.append([(numbers[id(c.seq)], c.start, c.end, c.write_start) for c in output.chunks])
-        _write_and_read(output, slots, numbers)
-        samples = [chunk.seq for chunk in output.chunks if chunk.samples]
-        scheduler.update(output, [500 + sum(seq.tokens) % 400 for seq in samples])
-    expect(11, len(manager.free_blocks), "all sequences have ended, so all 11 blocks must be in the free queue")
-    return Log(steps, counts(manager) | {"preemptions": scheduler.num_preemptions})
-
-
-def _write_and_read(output: SchedulerOutput, slots: dict[int, Any], numbers: dict[int, int]) -> None:
-    def depends_on(seq: Sequence, i: int) -> Any:
-        return seq.tokens[: i + 1], seq.cache_salt, seq.lora_id, [span for span in seq.mm_spans if span.start <= i]
-
-    places = [(c, i, c.seq.block_table[i // 4] * 4 + i % 4) for c in output.chunks for i in range(c.end)]
-    for chunk, i, slot in places:
-        if i >= chunk.write_start:
-            slots[slot] = depends_on(chunk.seq, i)
-    for chunk, i, slot in places:
-        if slots.get(slot) != depends_on(chunk.seq, i):
-            raise Wrong(
-                f"in the real scheduler request {numbers[id(chunk.seq)]} takes what is in block {slot // 4} for its "
-                f"K/V of position {i}, and it is not: it belongs to other content, or was never written"
-            )
-
-
-@cache
-def our_log(caching: bool) -> Log:
-    with our_engine():
-        return serve(caching)
-
-
 def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
     """the real scheduler: fourteen requests in eleven blocks, chunks, evictions, preemption"""
     for caching in (True, False):
-        ours, theirs = our_log(caching), serve(caching)
-        requests = [len(seq.tokens) for seq in make_requests()]
-        for step, (expected, got) in enumerate(zip(ours.steps, theirs.steps, strict=False)):
-            for (number, *positions), (got_number, *got_positions) in zip(expected, got, strict=False):
-                expect(
-                    (number, *positions),
-                    (got_number, *got_positions),
-                    f"in the real scheduler, step {step}, another chunk than with our function (number of the request, "
-                    f"start, end, write_start). Request {number} has a prompt of {requests[number]} tokens: is less or "
-                    "more of it found than there is?",
-                )
-            expect(len(expected), len(got), f"in the real scheduler, step {step}, another number of chunks")
-        expect(ours.counts, theirs.counts, "in the real scheduler other counts than with our function")
+        ours, theirs = make_stage(caching), make_stage(caching)
+        lengths = " ".join(f"{name} {seq.num_prompt_tokens}" for name, seq in ours.seqs.items())
+        while ours.has_unfinished():
+            with our_engine():
+                expected = ours.step()
+            hint = (
+                f"in the real scheduler, step {len(ours.steps)}, another step than with our function (A 4..9 is "
+                "positions 4 to 8 of A). Is less or more found than there is? Do references or blocks get lost? "
+                f"Lengths of the prompts: {lengths}"
+            )
+            theirs.expect_step(ours.describe(expected), hint)
+        expect(
+            11, len(theirs.manager.free_blocks), "all sequences have ended, so all 11 blocks must be in the free queue"
+        )
+        expect(
+            counts(ours.manager), counts(theirs.manager), "in the real scheduler other counts than with our function"
+        )
+
+
+def make_stage(caching: bool) -> Stage:
+    """The requests, and a pool that is too small for them."""
+    stage = Stage(11, enable_prefix_caching=caching, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40)
+    for seq in make_requests():
+        stage.enter(seq)
+    return stage
 
 
 TEXT = (
@@ -289,11 +201,8 @@ def small_pool(bench: Bench, num_blocks: int, checking: bool = True) -> Iterator
 
     def checked() -> SchedulerOutput:
         output = schedule()
-        try:
-            if checking:
-                engine.scheduler.check_integrity()
-        except AssertionError as error:
-            raise Wrong(f"while the model generates, check_integrity() complains: {error}") from error
+        if checking:
+            expect_sane(engine.scheduler, "while the model generates, ")
         return output
 
     with use_manager(bench.llm, manager), replaced(engine.scheduler, "schedule", checked):
