@@ -3,8 +3,6 @@
 import asyncio
 import io
 import re
-import subprocess
-import sys
 
 import pytest
 from course_text import ROOT, blocks, for_each_chapter
@@ -137,9 +135,9 @@ for number in NUMBERS:
 """
 
 
-def test_labs_without_textual():
+def test_labs_without_textual(processes):
     """Without the extra, the labs that one plays with are told as stories, and say what to install."""
     code = f"NUMBERS = {PLAYED}{WITHOUT_TEXTUAL}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("told") == result.stdout.count(".[labs]") == len(PLAYED)
+    status, out, err = processes.run("-c", code, cwd=ROOT)
+    assert status == 0, err
+    assert out.count("told") == out.count(".[labs]") == len(PLAYED)

@@ -41,12 +41,12 @@ def test_stop_string_and_stop_token(llm):
 def test_eos_may_be_a_list_and_may_be_ignored(llm):
     assert llm.engine.model_config.eos_token_ids == {EOS, 3}
     # A vocabulary of 320 and a hot distribution: EOS comes soon enough.
-    outputs = llm.generate([[i] for i in range(4, 36)], SamplingParams(temperature=20.0, max_tokens=200))
+    outputs = llm.generate([[i] for i in range(4, 24)], SamplingParams(temperature=20.0, max_tokens=100))
     stopped = [o.outputs[0] for o in outputs if o.outputs[0].finish_reason == "stop"]
     assert stopped and {c.token_ids[-1] for c in stopped} == {EOS, 3}
     assert all(c.stop_reason is None for c in stopped)
-    params = SamplingParams(temperature=20.0, max_tokens=100, ignore_eos=True)
-    assert {o.outputs[0].finish_reason for o in llm.generate([[i] for i in range(4, 36)], params)} == {"length"}
+    params = SamplingParams(temperature=20.0, max_tokens=60, ignore_eos=True)
+    assert {o.outputs[0].finish_reason for o in llm.generate([[i] for i in range(4, 24)], params)} == {"length"}
 
 
 def test_max_tokens_none_fills_max_model_len(llm):
