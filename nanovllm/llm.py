@@ -17,6 +17,7 @@ from nanovllm.prompts import Prompt, render_chat
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.terminal import ctrl_c_after_step, progress_bar
+from nanovllm.turns import Turns
 
 Message = dict[str, Any]
 MAX_LISTED_ERRORS = 20
@@ -24,13 +25,14 @@ CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate
 
 
 class LLM:
-    """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig.
+    """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = LLMEngine(EngineConfig(model=model, **options))
+        self._turns = Turns()
         self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
 
     def generate(
@@ -92,7 +94,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        self.engine.abort_request(request_id)
+        with self._turns:
+            self.engine.abort_request(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -120,7 +123,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks."""
-        return self.engine.block_manager.reset_prefix_cache()
+        with self._turns:
+            return self.engine.block_manager.reset_prefix_cache()
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer (of transformers)."""
@@ -152,23 +156,33 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         counters = self.engine.stats, self.engine.block_manager.stats
         with self._aborted_if_interrupted(requests), progress_bar(*counters, len(requests), show_progress) as advance:
-            ours = set(self.engine.enqueue(requests))
+            ours = self._enqueue(requests)
             while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                self._step()
-                done.update((i, self._outputs.pop(i)) for i in self._outputs.keys() & ours)
+                done.update((output.request_id, output) for output in self._step(ours))
                 advance(len(done))
         return [done.get(request.request_id) or request.output() for request in requests]
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
         with self._aborted_if_interrupted([request]):
-            [request_id] = self.engine.enqueue([request])
-            finished = False
+            ours, finished = self._enqueue([request]), False
             while not finished:
-                while request_id not in self._outputs and not request.finished:
-                    self._step()
-                output = self._outputs.pop(request_id, None) or request.output()
-                finished = output.finished
-                yield output
+                outputs = self._step(ours)
+                if request.finished and not outputs:
+                    outputs = [request.output()]
+                for output in outputs:
+                    finished = output.finished
+                    yield output
+
+    def _enqueue(self, requests: list[Request]) -> set[str]:
+        with self._turns:
+            return set(self.engine.enqueue(requests))
+
+    def _step(self, ours: set[str]) -> list[RequestOutput]:
+        """The newest outputs of these requests. If there are none, make a step, for all requests of all threads."""
+        with ctrl_c_after_step(), self._turns:
+            if self._outputs.keys().isdisjoint(ours):
+                self._outputs.update((output.request_id, output) for output in self.engine.step())
+            return [self._outputs.pop(request_id) for request_id in self._outputs.keys() & ours]
 
     @contextmanager
     def _aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:
@@ -176,17 +190,11 @@ class LLM:
         try:
             yield
         except BaseException:
-            with ctrl_c_after_step():
+            with ctrl_c_after_step(), self._turns:
                 self.engine.abort_requests(requests)
                 for request in requests:
                     self._outputs.pop(request.request_id, None)
             raise
-
-    def _step(self) -> None:
-        """One step for all: generate() may be called inside the loop over a stream, and both share the engine."""
-        with ctrl_c_after_step():
-            for output in self.engine.step():
-                self._outputs[output.request_id] = output
 
 
 def _as_list(prompts: Any) -> list[Any]:

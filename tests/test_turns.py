@@ -1,0 +1,109 @@
+"""Several threads, one LLM: each gets the answers it would get alone, and their requests share batches."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from nanovllm import SamplingParams
+from nanovllm.core.scheduler import Scheduler
+from nanovllm.turns import Turns
+
+PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+
+
+def in_threads(functions):
+    """What each returns; raises what one of them raised."""
+    results, errors = {}, []
+
+    def call(number, function):
+        try:
+            results[number] = function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(functions))]
+
+
+def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
+    def generate(first):
+        return [o.outputs[0].token_ids for o in llm.generate([[first, 6, 7], [first, 9, 8, 7]], PARAMS, use_tqdm=False)]
+
+    def stream(first):
+        return [list(llm.stream([first, 6, 7], PARAMS))[-1].outputs[0].token_ids]
+
+    firsts = range(20, 32)
+    expected = [generate(first) for first in firsts]
+    together, schedule = [], Scheduler.schedule
+
+    def slow_schedule(scheduler):
+        together.append(len({seq.tokens[0] for seq in scheduler.seqs.values()}))
+        time.sleep(0.002)  # so that the others come to ask for their turn
+        return schedule(scheduler)
+
+    monkeypatch.setattr(Scheduler, "schedule", slow_schedule)
+    for _ in range(3):
+        calls = [lambda first=first: generate(first) for first in firsts]
+        calls += [lambda first=first: stream(first) for first in firsts]
+        assert in_threads(calls) == expected + [answer[:1] for answer in expected]
+    assert max(together) > 4, "no step served several threads"
+    assert not llm.engine.requests and not llm._outputs
+
+
+def test_turns_are_taken_in_the_order_of_asking():
+    turns, order, asked = Turns(), [], threading.Event()
+
+    def ask(name):
+        asked.set()
+        with turns:
+            order.append(name)
+
+    with turns:
+        threads = []
+        for name in "abcd":
+            asked.clear()
+            threads.append(threading.Thread(target=ask, args=name))
+            threads[-1].start()
+            asked.wait()
+            while len(turns._queue) < len(threads) + 1:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert order == list("abcd")
+
+
+def test_one_who_gives_up_waiting_blocks_nobody():
+    """A signal's handler raises in the main thread while it waits, as Ctrl-C does."""
+    turns, held, release = Turns(), threading.Event(), threading.Event()
+
+    def hold():
+        with turns:
+            held.set()
+            release.wait()
+
+    def give_up(signum, frame):
+        raise TimeoutError
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(TimeoutError), turns:
+            raise AssertionError("the turn is taken")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    release.set()
+    with turns:
+        pass
+    holder.join()
