@@ -15,10 +15,11 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.outputs import EngineStats, RequestMetrics, RequestOutput
+from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, check_token_ids, load_tokenizer, parse_prompt
 from nanovllm.request import Request, Sample
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.stats import EngineStats
 from nanovllm.validation import check_number
 
 

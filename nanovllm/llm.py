@@ -7,7 +7,6 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from nanovllm.config import EngineConfig
@@ -16,12 +15,12 @@ from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt, render_chat
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.stats import snapshot
 from nanovllm.terminal import ctrl_c_after_step, progress_bar
 from nanovllm.turns import Turns
 
 Message = dict[str, Any]
 MAX_LISTED_ERRORS = 20
-CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate evictions_per_s".split()
 
 
 class LLM:
@@ -103,23 +102,8 @@ class LLM:
         prefix_cache counts blocks; recent_hit_rate is that of the last 1,000 requests, utilization the share of the
         pool that is cached. For an interval, subtract two engine.block_manager.stats.snapshot().
         """
-        engine, scheduler, manager = self.engine, self.engine.scheduler, self.engine.block_manager
-        cache, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
-        return {
-            **asdict(engine.stats),
-            "num_waiting": len(scheduler.waiting),
-            "num_running": len(scheduler.running),
-            "num_preemptions": scheduler.num_preemptions,
-            "prefix_cache": {name: getattr(cache, name) for name in CACHE_STATS}
-            | {"utilization": states["cached"] / num_blocks},
-            "kv_pool": {
-                "num_blocks": num_blocks,
-                "block_size": manager.block_size,
-                "num_bytes": engine.kv_pool.num_bytes,
-                **{f"num_{state}_blocks": count for state, count in states.items()},
-                "usage": states["referenced"] / num_blocks,
-            },
-        }
+        with self._turns:
+            return snapshot(self.engine)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks."""

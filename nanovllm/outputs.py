@@ -72,16 +72,3 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
-
-
-@dataclass
-class EngineStats:
-    """Counters since the engine was built. Prefill counts tokens known before their step, decode those computed one by
-    one, output those sampled."""
-
-    num_steps: int = 0
-    num_prefill_tokens: int = 0
-    num_decode_tokens: int = 0
-    num_output_tokens: int = 0
-    num_finished_requests: int = 0
-    step_time_s: float = 0.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanovllm.core.cache_stats import PrefixCacheStats
-from nanovllm.outputs import EngineStats
+from nanovllm.stats import EngineStats
 
 
 @contextmanager

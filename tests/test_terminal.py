@@ -10,7 +10,7 @@ from test_llm import TEXT, sampled
 
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
-from nanovllm.outputs import EngineStats
+from nanovllm.stats import EngineStats
 from nanovllm.terminal import progress_bar
 
 

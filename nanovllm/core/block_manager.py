@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nanovllm.core import integrity
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import Sequence
@@ -295,28 +296,7 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant."""
-        queue = list(self.free_blocks)
-        assert len(queue) == len(self.free_blocks) == len(set(queue)), "the free queue's length is wrong"
-        free = set(queue)
-        named = {}
-        for index, block in enumerate(self.blocks):
-            assert block.block_id == index, f"block {index} says it is {block.block_id}"
-            assert block.ref_count >= 0, f"block {index} has ref_count {block.ref_count}"
-            assert (block.ref_count == 0) == (index in free), f"block {index}: ref_count and free queue disagree"
-            if block.block_hash is None:
-                continue
-            named[index] = block.block_hash
-            assert self.hash_to_block.get(block.block_hash, {}).get(index) is block, f"block {index} is not findable"
-            assert len(block.token_ids) == self.block_size, f"block {index} is named but not full"
-            name = self.hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
-            assert block.block_hash == name, f"block {index} does not bear the name of its content"
-            parent = block.parent_hash
-            assert parent is None or parent in self.hash_to_block, f"block {index} is cached, its parent is not"
-            first = next(iter(self.hash_to_block[name].values()))
-            assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index}: a name with two contents"
-        num_listed = sum(map(len, self.hash_to_block.values()))
-        assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
-        assert all(self.hash_to_block.values()), "hash_to_block keeps an empty entry"
+        integrity.check_manager(self)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

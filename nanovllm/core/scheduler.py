@@ -15,6 +15,7 @@ Invariants:
 from collections import deque
 from dataclasses import dataclass, field
 
+from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
@@ -183,22 +184,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant; checks the block manager too."""
-        self.block_manager.check_integrity()
-        refs = [0] * len(self.block_manager.blocks)
-        for seq in self.running:
-            assert seq.status in (SequenceStatus.PREFILL, SequenceStatus.DECODE), f"{seq} runs"
-            assert len(seq.block_table) * self.block_manager.block_size >= seq.num_computed_tokens, f"{seq}: table"
-            for block_id in seq.block_table:
-                refs[block_id] += 1
-        queued = [seq.seq_id for seq in [*self.running, *self.waiting]]
-        assert sorted(self.seqs) == sorted(queued), "seqs differs from the queues"
-        for seq in self.waiting:
-            assert seq.status is SequenceStatus.WAITING, f"{seq} waits"
-            assert not seq.block_table and seq.num_computed_tokens == 0, f"{seq} waits and holds something"
-        held = [block.ref_count for block in self.block_manager.blocks]
-        assert refs == held, "reference counts differ from the block tables of the running sequences"
-        mid_prompt = [seq for seq in self.running[:-1] if len(seq.tokens) - seq.num_computed_tokens > 1]
-        assert not mid_prompt, f"mid-prompt, but not the last of running: {mid_prompt}"
+        integrity.check_scheduler(self)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

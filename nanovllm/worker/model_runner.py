@@ -10,10 +10,7 @@ import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import cdiv
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
-from nanovllm.core.sequence import Sequence
-from nanovllm.sampling_params import SamplingParams
+from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
@@ -139,19 +136,10 @@ class ModelRunner:
         """The pool gets what the largest step and the recorded graphs leave; both are tried on a pool of one block."""
         self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
         record = self._record_graphs if "cuda_graphs" in self.config.optimizations else None
-        utilization = self.config.gpu_memory_utilization
-        self._make_pool(cuda_memory.free_bytes(utilization, self._run_largest_step, record))
+        sizes = self.max_model_len, self.block_size, self.model_config.vocab_size
+        self._make_pool(cuda_memory.free_bytes(self.config, *sizes, self.run, record))
         if record is not None:
             self._graphs = record()  # again: graphs read the pool that they were recorded with
-
-    def _run_largest_step(self) -> None:
-        num_tokens, num_seqs = min(self.config.max_num_batched_tokens, self.max_model_len), self.config.max_num_seqs
-        seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
-        seq.block_table = [0] * cdiv(num_tokens, self.block_size)
-        chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (self.config.max_num_batched_tokens // num_tokens)
-        self.execute(*pack(SchedulerOutput(chunks, [], num_tokens * len(chunks)), self.block_size, frozenset()))
-        logits = torch.zeros(num_seqs, self.model_config.vocab_size, device=self.device)
-        sample(logits, SamplingBatch.from_sequences([seq] * num_seqs))
 
     def _record_graphs(self) -> DecodeGraphs:
         sizes = self.config.max_num_seqs, self.max_model_len, self.block_size

@@ -4,19 +4,40 @@ from collections.abc import Callable
 
 import torch
 
+from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import cdiv
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.worker.sampler import SamplingBatch, sample
 
-def free_bytes(utilization: float, run_largest_step: Callable[[], None], record_graphs: Callable | None) -> int:
-    """What the KV pool may take: `utilization` of the GPU's memory, less weights, the largest step and the graphs.
 
-    Step and graphs are measured by running and recording them; None: there are no graphs.
+def free_bytes(
+    config: EngineConfig,
+    max_model_len: int,
+    block_size: int,
+    vocab_size: int,
+    run: Callable[[SchedulerOutput], object],
+    record_graphs: Callable | None,
+) -> int:
+    """What the KV pool may take: gpu_memory_utilization of the GPU, less weights, the largest step and the graphs.
+
+    Step and graphs are measured by running and recording them; record_graphs is None if there are none.
     """
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run_largest_step()
+    num_tokens = min(config.max_num_batched_tokens, max_model_len)
+    seq = Sequence([0] * num_tokens, SamplingParams(top_p=0.9))
+    seq.block_table = [0] * cdiv(num_tokens, block_size)
+    chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
+    run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))
+    logits = torch.zeros(config.max_num_seqs, vocab_size, device="cuda")
+    sample(logits, SamplingBatch.from_sequences([seq] * config.max_num_seqs))
+    del logits
     step_bytes = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    left = int(total * utilization) - (total - free) - step_bytes
+    left = int(total * config.gpu_memory_utilization) - (total - free) - step_bytes
     if record_graphs is not None:
         graphs = record_graphs()
         left -= free - torch.cuda.mem_get_info()[0]

@@ -1,0 +1,54 @@
+"""The invariants of block manager and scheduler, as assertions: what check_integrity() runs (tests, labs)."""
+
+from typing import TYPE_CHECKING
+
+from nanovllm.core.sequence import SequenceStatus
+
+if TYPE_CHECKING:
+    from nanovllm.core.block_manager import BlockManager
+    from nanovllm.core.scheduler import Scheduler
+
+
+def check_manager(manager: "BlockManager") -> None:
+    queue = list(manager.free_blocks)
+    assert len(queue) == len(manager.free_blocks) == len(set(queue)), "the free queue's length is wrong"
+    free = set(queue)
+    named = {}
+    for index, block in enumerate(manager.blocks):
+        assert block.block_id == index, f"block {index} says it is {block.block_id}"
+        assert block.ref_count >= 0, f"block {index} has ref_count {block.ref_count}"
+        assert (block.ref_count == 0) == (index in free), f"block {index}: ref_count and free queue disagree"
+        if block.block_hash is None:
+            continue
+        named[index] = block.block_hash
+        assert manager.hash_to_block.get(block.block_hash, {}).get(index) is block, f"block {index} is not findable"
+        assert len(block.token_ids) == manager.block_size, f"block {index} is named but not full"
+        name = manager.hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
+        assert block.block_hash == name, f"block {index} does not bear the name of its content"
+        parent = block.parent_hash
+        assert parent is None or parent in manager.hash_to_block, f"block {index} is cached, its parent is not"
+        first = next(iter(manager.hash_to_block[name].values()))
+        assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index}: a name with two contents"
+    num_listed = sum(map(len, manager.hash_to_block.values()))
+    assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
+    assert all(manager.hash_to_block.values()), "hash_to_block keeps an empty entry"
+
+
+def check_scheduler(scheduler: "Scheduler") -> None:
+    manager = scheduler.block_manager
+    manager.check_integrity()
+    refs = [0] * len(manager.blocks)
+    for seq in scheduler.running:
+        assert seq.status in (SequenceStatus.PREFILL, SequenceStatus.DECODE), f"{seq} runs"
+        assert len(seq.block_table) * manager.block_size >= seq.num_computed_tokens, f"{seq}: table"
+        for block_id in seq.block_table:
+            refs[block_id] += 1
+    queued = [seq.seq_id for seq in [*scheduler.running, *scheduler.waiting]]
+    assert sorted(scheduler.seqs) == sorted(queued), "seqs differs from the queues"
+    for seq in scheduler.waiting:
+        assert seq.status is SequenceStatus.WAITING, f"{seq} waits"
+        assert not seq.block_table and seq.num_computed_tokens == 0, f"{seq} waits and holds something"
+    held = [block.ref_count for block in manager.blocks]
+    assert refs == held, "reference counts differ from the block tables of the running sequences"
+    mid_prompt = [seq for seq in scheduler.running[:-1] if len(seq.tokens) - seq.num_computed_tokens > 1]
+    assert not mid_prompt, f"mid-prompt, but not the last of running: {mid_prompt}"
