@@ -44,7 +44,7 @@ def main() -> None:
         num_output = rng.randint(args.min_output, args.max_output)
         llm.engine.add_request(prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output))
 
-    # A step that computes prompt tokens counts as prefill; decodes that ride along in it are shown apart.
+    # A step that computes prompt tokens counts as prefill; the decodes in such a step are counted separately.
     stats = llm.engine.stats
     prefill_s = decode_s = 0.0
     num_pure_decode_tokens = num_riding = 0
