@@ -1,213 +1,179 @@
-/* Attention over the block table (chapters 4 and 10): a part of cpu/kernels.c, which includes it.
+/* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
  *
- * The queries of a task are its rows' heads of one KV head. If there are many, each lane of a vector is a query, and keys
- * and values are taken in one number at a time: nothing is transposed, nothing is summed across a vector. If there are
- * few, as in a decode, the lanes are the dimensions of a head. The softmax is the same: a lane is a query.
+ * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is too
+ * little work for all cores, the keys are cut into parts. attend() computes one part of a task for one KV head, a chunk
+ * of keys at a time (attention_chunk.c). combine() joins the parts.
  */
-enum {
-    FEW = 8, /* queries at most */
-    CHUNK = 64, /* keys between two rounds of the online softmax */
-    UNITS = HEAD_DIM / PAIR,
-    DIMS = (HEAD_DIM + STEP - 1) / STEP * STEP,
-    WIDTH = (TILE * GROUP + LANES - 1) / LANES, /* vectors that hold the queries of a task */
-};
-typedef struct { /* what attend() leaves behind: unnormalized sums, and the softmax's maximum and denominator */
-    float sum[WIDTH][DIMS][LANES], top[WIDTH][LANES], total[WIDTH][LANES];
+
+/* Rows first_row to first_row + num_rows - 1 of q. The first of them sees num_keys keys, the next one key more. */
+typedef struct {
+    int64_t first_row, num_rows, seq, num_keys;
+} attention_task;
+
+/* What attend() returns, a lane for each query. The attention to a part's keys is acc / running_sum. */
+typedef struct {
+    float acc[QUERY_VECS][PADDED_DIM][LANES], running_max[QUERY_VECS][LANES], running_sum[QUERY_VECS][LANES];
 } partial;
+
+/* Strides count numbers. cpu/kernels.py has the same fields in the same order. */
+typedef struct {
+    num *out;                         /* [rows][num_kv_heads * GROUP][HEAD_DIM] */
+    const num *q;                     /* the same, rows q_stride apart */
+    const num *k_cache, *v_cache;     /* [num_blocks][block_size][num_kv_heads][HEAD_DIM], blocks block_stride apart */
+    const int32_t *tables;            /* [sequences][table_width]: block ids */
+    const attention_task *tasks;      /* [num_tasks] */
+    partial *scratch;                 /* [num_tasks][num_kv_heads][num_parts], used if num_parts > 1 */
+    int64_t q_stride, block_stride, block_size, table_width, num_tasks, num_kv_heads, num_parts;
+    float scale;
+} attention_args;
+
 static const num zeros[HEAD_DIM];
 
-/* The online softmax of one chunk: scores [t][lane] -> weights, with the keys that a lane does not see masked. Returns by
- * how much the sums so far shrink. */
-static inline vec soften(float (*restrict score)[LANES], unit (*restrict weight)[LANES], float *restrict top,
-                         float *restrict total, const int *seen, int count) {
-    float shrink[LANES];
-    for (int l = 0; l < LANES; l++)
-        shrink[l] = top[l];
-    for (int t = seen[0]; t < count; t++) /* the first lane sees the fewest */
-        for (int l = 0; l < LANES; l++)
-            score[t][l] = t < seen[l] ? score[t][l] : -1e30f;
-    for (int t = 0; t < count; t++)
-        for (int l = 0; l < LANES; l++)
-            top[l] = score[t][l] > top[l] ? score[t][l] : top[l];
-    for (int l = 0; l < LANES; l++)
-        total[l] *= shrink[l] = exp_negative(shrink[l] - top[l]);
-    for (int t = 0; t < count; t++)
-        for (int l = 0; l < LANES; l++)
-            total[l] += score[t][l] = exp_negative(score[t][l] - top[l]);
-    for (int t = 0; t < count; t += PAIR)
-        for (int l = 0; l < LANES; l++)
-            weight[t / PAIR][l] = join_weights(score[t][l], score[t + PAIR - 1][l]);
-    vec result;
-    memcpy(&result, shrink, sizeof(result));
-    return result;
-}
-
-/* score[t][m] = key t times query m, for many queries (query[u][m]) and few (query[m][d]). */
-static inline void score_many(float (*restrict score)[LANES], const unit (*query)[LANES], const unit (*key)[UNITS], int count,
-                              float scale) {
-    for (int t = 0; t < count; t += STEP) {
-        vec s[STEP] = {{0}};
-        const unit *x = key[t];
-        for (int u = 0; u < UNITS; u++, x++)
-            for (int j = 0; j < STEP; j++)
-                s[j] = multiply_add(s[j], query[u], x[j * UNITS]);
-        for (int j = 0; j < STEP; j++)
-            s[j] *= scale;
-        memcpy(score[t], s, sizeof(s));
-    }
-}
-
-static inline void score_few(float (*restrict score)[LANES], const float (*query)[HEAD_DIM], const num *const *key, int count,
-                             float scale, int queries) {
-    for (int t = 0; t < count; t++) {
-        float x[HEAD_DIM];
-        for (int d = 0; d < HEAD_DIM; d++)
-            x[d] = load(key[t][d]);
-        for (int m = 0; m < queries; m++) {
-            float sum = 0;
+static inline void load_queries(query_set *queries, const attention_args *args, const attention_task *task,
+                                int64_t kv_head, int num_vecs, int few) {
+    for (int m = 0; m < num_vecs * LANES; m++) {
+        const int64_t row = task->first_row + m / GROUP, head = kv_head * GROUP + m % GROUP;
+        const num *q = m < task->num_rows * GROUP ? args->q + row * args->q_stride + head * HEAD_DIM : zeros;
+        if (!few)
+            for (int u = 0; u < HEAD_UNITS; u++)
+                queries->many[m / LANES][u][m % LANES] = unit_at(q + u * PAIR);
+        else if (m < FEW)
             for (int d = 0; d < HEAD_DIM; d++)
-                sum += query[m][d] * x[d];
-            score[t][m] = sum * scale;
-        }
+                queries->few[m][d] = load(q[d]);
     }
 }
 
-/* Weighted values on top of the sums so far: sum[d][m] for many queries, sum[m][d] for few. */
-static inline void add_many(float (*restrict sum)[LANES], const unit (*weight)[LANES], const unit (*value)[DIMS], int count,
-                            vec shrink) {
-    for (int d = 0; d < DIMS; d += STEP) {
-        vec s[STEP];
-        memcpy(s, sum[d], sizeof(s));
-        for (int j = 0; j < STEP; j++)
-            s[j] *= shrink;
-        for (int u = 0; u < count / PAIR; u++)
-            for (int j = 0; j < STEP; j++)
-                s[j] = multiply_add(s[j], weight[u], value[u][d + j]);
-        memcpy(sum[d], s, sizeof(s));
-    }
-}
-
-static inline void add_few(float (*restrict sum)[DIMS], const unit (*weight)[LANES], const unit (*value)[DIMS], int count,
-                           vec shrink, int queries) {
-    for (int m = 0; m < queries; m++) {
-        vec s[DIMS / LANES];
-        memcpy(s, sum[m], sizeof(s));
-        for (int j = 0; j < DIMS / LANES; j++)
-            s[j] *= shrink[m];
-        for (int u = 0; u < count / PAIR; u++)
-            for (int j = 0; j < DIMS / LANES; j++)
-                s[j] = multiply_add(s[j], value[u] + j * LANES, weight[u][m]);
-        memcpy(sum[m], s, sizeof(s));
-    }
-}
-
-/* Keys first..last for `rows` query rows of one sequence and KV head; row i sees the keys before num_keys + i. They are
- * found through the block table and taken in chunks, with an online softmax (FlashAttention, arXiv:2205.14135). */
-static void attend(partial *out, const num *q, int64_t q_stride, int rows, int64_t num_keys, const num *k_cache,
-                   const num *v_cache, const int32_t *table, int64_t block_size, int64_t block_stride, int64_t stride,
-                   int64_t first, int64_t last, float scale) {
-    const int queries = rows * GROUP, width = (queries + LANES - 1) / LANES, few = queries <= FEW;
-    unit query[WIDTH][UNITS][LANES], key[CHUNK][UNITS], value[CHUNK / PAIR][DIMS], weight[CHUNK / PAIR][LANES];
-    float score[CHUNK][LANES] = {{0}}, few_queries[FEW][HEAD_DIM], few_sums[FEW][DIMS] = {{0}};
-    int64_t block = first / block_size, offset = first % block_size;
-    memset(value, 0, sizeof(value)); /* what pads a head to DIMS stays 0 */
-    for (int m = 0; m < width * LANES; m++) {
-        const num *x = m < queries ? q + m / GROUP * q_stride + m % GROUP * HEAD_DIM : zeros;
-        for (int u = 0; u < UNITS && !few; u++)
-            query[m / LANES][u][m % LANES] = unit_at(x + u * PAIR);
-        for (int d = 0; d < HEAD_DIM && m < FEW; d++)
-            few_queries[m][d] = load(x[d]);
-    }
-    for (int w = 0; w < width; w++) {
-        memset(out->sum[w], 0, sizeof(out->sum[w]));
-        for (int l = 0; l < LANES; l++)
-            out->top[w][l] = -1e30f, out->total[w][l] = 0;
-    }
-    for (; first < last; first += CHUNK) {
-        const int count = last - first < CHUNK ? last - first : CHUNK, padded = (count + STEP - 1) / STEP * STEP;
-        const num *k[CHUNK], *v[CHUNK];
-        for (int t = 0; t < count; t++) {
-            const int64_t at = table[block] * block_stride + offset * stride;
-            k[t] = k_cache + at, v[t] = v_cache + at;
-            for (int d = 0; d < HEAD_DIM; d += 64 / sizeof(num)) /* lines of the cache, all of a chunk's at once */
-                __builtin_prefetch(k[t] + d), __builtin_prefetch(v[t] + d);
-            if (++offset == block_size)
-                offset = 0, block++;
+/* Find a chunk's keys and values through the block table, and lay them out for multiply_add(). */
+static inline void read_chunk(kv_chunk *kv, const attention_args *args, const attention_task *task, int64_t kv_head,
+                              int64_t first_key, int num_keys, int few) {
+    enum { CACHE_LINE = 64 / sizeof(num) };
+    const int32_t *table = args->tables + task->seq * args->table_width;
+    int64_t block = first_key / args->block_size, offset = first_key % args->block_size;
+    kv->num_padded = (num_keys + STEP - 1) / STEP * STEP;
+    for (int t = 0; t < num_keys; t++) {
+        const int64_t at = table[block] * args->block_stride + (offset * args->num_kv_heads + kv_head) * HEAD_DIM;
+        kv->k[t] = args->k_cache + at;
+        kv->v[t] = args->v_cache + at;
+        for (int d = 0; d < HEAD_DIM; d += CACHE_LINE) { /* memory fetches all of a chunk's lines at once */
+            __builtin_prefetch(kv->k[t] + d);
+            __builtin_prefetch(kv->v[t] + d);
         }
-        for (int t = count; t < padded; t++)
-            k[t] = v[t] = zeros;
-        for (int t = 0; t < padded && !few; t++)
-            for (int u = 0; u < UNITS; u++)
-                key[t][u] = unit_at(k[t] + u * PAIR);
-        for (int t = 0; t < padded; t += PAIR)
-            for (int d = 0; d < HEAD_DIM; d++)
-                value[t / PAIR][d] = join(v[t][d], v[t + PAIR - 1][d]);
-        for (int w = 0; w < width; w++) {
-            int seen[LANES];
-            for (int l = 0; l < LANES; l++) {
-                const int64_t before = num_keys + (w * LANES + l) / GROUP - first;
-                seen[l] = before < 0 ? 0 : before < count ? before : count;
-            }
-            if (few)
-                score_few(score, few_queries, k, padded, scale, queries);
-            else
-                score_many(score, query[w], key, padded, scale);
-            const vec shrink = soften(score, weight, out->top[w], out->total[w], seen, padded);
-            if (few)
-                add_few(few_sums, weight, value, padded, shrink, queries);
-            else
-                add_many(out->sum[w], weight, value, padded, shrink);
+        offset++;
+        if (offset == args->block_size) {
+            offset = 0;
+            block++;
         }
     }
-    for (int m = 0; m < queries && few; m++)
+    for (int t = num_keys; t < kv->num_padded; t++) {
+        kv->k[t] = zeros;
+        kv->v[t] = zeros;
+    }
+    if (!few)
+        for (int t = 0; t < kv->num_padded; t++)
+            for (int u = 0; u < HEAD_UNITS; u++)
+                kv->key[t][u] = unit_at(kv->k[t] + u * PAIR);
+    for (int t = 0; t < kv->num_padded; t += PAIR) {
         for (int d = 0; d < HEAD_DIM; d++)
-            out->sum[m / LANES][d][m % LANES] = few_sums[m][d];
+            kv->value[t / PAIR][d] = join(kv->v[t][d], kv->v[t + PAIR - 1][d]);
+        for (int d = HEAD_DIM; d < PADDED_DIM; d++)
+            kv->value[t / PAIR][d] = 0;
+    }
 }
 
-/* The softmax over all parts of the keys, for a task's queries; rows of `out` are out_stride numbers apart. */
-static void combine(num *out, int64_t out_stride, const partial *parts, int64_t num_parts, int queries) {
-    for (int w = 0; w * LANES < queries; w++) {
-        float sum[HEAD_DIM][LANES] = {{0}}, top[LANES], total[LANES] = {0}, share[LANES];
-        memcpy(top, parts->top[w], sizeof(top));
+/* visible[l]: how many of a chunk's keys lane l of query vector w sees. */
+static inline void count_visible(int *visible, const attention_task *task, int w, int64_t first_key, int num_keys) {
+    for (int l = 0; l < LANES; l++) {
+        const int64_t seen = task->num_keys + (w * LANES + l) / GROUP - first_key;
+        visible[l] = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
+    }
+}
+
+/* Attention of a task to the keys first_key to end_key - 1, in chunks, with an online softmax (FlashAttention,
+ * arXiv:2205.14135). */
+static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
+                   int64_t first_key, int64_t end_key) {
+    const int num_queries = task->num_rows * GROUP, num_vecs = (num_queries + LANES - 1) / LANES;
+    const int few = num_queries <= FEW; /* then num_vecs is 1 */
+    query_set queries;
+    kv_chunk kv;
+    unit weight[CHUNK / PAIR][LANES];
+    float score[CHUNK][LANES] = {{0}}, few_acc[FEW][PADDED_DIM] = {{0}};
+
+    load_queries(&queries, args, task, kv_head, num_vecs, few);
+    for (int w = 0; w < num_vecs; w++)
+        for (int l = 0; l < LANES; l++) {
+            out->running_max[w][l] = MASKED;
+            out->running_sum[w][l] = 0;
+        }
+    memset(out->acc, 0, num_vecs * sizeof(out->acc[0]));
+
+    for (int64_t first = first_key; first < end_key; first += CHUNK) {
+        const int num_keys = end_key - first < CHUNK ? end_key - first : CHUNK;
+        read_chunk(&kv, args, task, kv_head, first, num_keys, few);
+        for (int w = 0; w < num_vecs; w++) {
+            float *running_max = out->running_max[w], *running_sum = out->running_sum[w];
+            int visible[LANES];
+            count_visible(visible, task, w, first, num_keys);
+            if (few)
+                scores_few(score, queries.few, &kv, args->scale, num_queries);
+            else
+                scores_many(score, queries.many[w], &kv, args->scale);
+            const vec rescale = online_softmax(score, weight, running_max, running_sum, visible, kv.num_padded);
+            if (few)
+                add_values_few(few_acc, weight, &kv, rescale, num_queries);
+            else
+                add_values_many(out->acc[w], weight, &kv, rescale);
+        }
+    }
+    if (few)
+        for (int m = 0; m < num_queries; m++)
+            for (int d = 0; d < HEAD_DIM; d++)
+                out->acc[0][d][m] = few_acc[m][d];
+}
+
+/* Join the parts, each relative to its own running_max: rescale them to the largest, add them up, divide, store. */
+static void combine(const attention_args *args, const attention_task *task, int64_t kv_head, const partial *parts,
+                    int64_t num_parts) {
+    const int num_queries = task->num_rows * GROUP;
+    for (int w = 0; w * LANES < num_queries; w++) {
+        float acc[HEAD_DIM][LANES] = {{0}}, running_max[LANES], running_sum[LANES] = {0}, rescale[LANES];
+        memcpy(running_max, parts->running_max[w], sizeof(running_max));
         for (const partial *p = parts; p < parts + num_parts; p++)
             for (int l = 0; l < LANES; l++)
-                top[l] = p->top[w][l] > top[l] ? p->top[w][l] : top[l];
+                running_max[l] = p->running_max[w][l] > running_max[l] ? p->running_max[w][l] : running_max[l];
         for (const partial *p = parts; p < parts + num_parts; p++) {
-            for (int l = 0; l < LANES; l++)
-                share[l] = exp_negative(p->top[w][l] - top[l]), total[l] += share[l] * p->total[w][l];
+            for (int l = 0; l < LANES; l++) {
+                rescale[l] = exp_negative(p->running_max[w][l] - running_max[l]);
+                running_sum[l] += rescale[l] * p->running_sum[w][l];
+            }
             for (int d = 0; d < HEAD_DIM; d++)
                 for (int l = 0; l < LANES; l++)
-                    sum[d][l] += share[l] * p->sum[w][d][l];
+                    acc[d][l] += rescale[l] * p->acc[w][d][l];
         }
-        for (int m = w * LANES; m < queries && m < (w + 1) * LANES; m++)
+        for (int l = 0; l < LANES && w * LANES + l < num_queries; l++) {
+            const int64_t m = w * LANES + l, row = task->first_row + m / GROUP, head = kv_head * GROUP + m % GROUP;
+            num *out = args->out + (row * args->num_kv_heads * GROUP + head) * HEAD_DIM;
             for (int d = 0; d < HEAD_DIM; d++)
-                out[m / GROUP * out_stride + m % GROUP * HEAD_DIM + d] = store(sum[d][m % LANES] / total[m % LANES]);
+                out[d] = store(acc[d][l] / running_sum[l]);
+        }
     }
 }
 
-int64_t bytes_of_a_part(void) { return sizeof(partial); }
+int64_t partial_bytes(void) { return sizeof(partial); }
 
-/* Task i: rows tasks[i][0] .. + tasks[i][1] of q, of sequence tasks[i][2]; the first of them sees tasks[i][3] keys. The
- * keys are cut into `splits` parts, so that one long sequence keeps all cores busy; if there are several, scratch holds
- * the partials of all tasks until they can be combined. out is [rows, num_heads, HEAD_DIM]. */
-void paged_attention(num *out, const num *q, int64_t q_stride, const num *k_cache, const num *v_cache,
-                     const int32_t *tables, int64_t table_width, const int64_t (*tasks)[4], int64_t num_tasks,
-                     int64_t num_kv_heads, int64_t block_size, int64_t block_stride, int64_t splits, float scale,
-                     partial *scratch) {
-    const int64_t num_items = num_tasks * num_kv_heads, out_stride = num_kv_heads * GROUP * HEAD_DIM;
+void paged_attention(const attention_args *args) {
+    const int64_t num_parts = args->num_parts, num_heads = args->num_kv_heads, num_items = args->num_tasks * num_heads;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = num_items * splits - 1; i >= 0; i--) { /* the last rows of a prompt take longest */
-        const int64_t part = i % splits, h = i / splits % num_kv_heads, *task = tasks[i / splits / num_kv_heads];
-        const int64_t last = task[3] + task[1] - 1, head = h * GROUP * HEAD_DIM;
-        partial alone, *p = splits > 1 ? scratch + i : &alone;
-        attend(p, q + task[0] * q_stride + head, q_stride, task[1], task[3], k_cache + h * HEAD_DIM,
-               v_cache + h * HEAD_DIM, tables + task[2] * table_width, block_size, block_stride, num_kv_heads * HEAD_DIM,
-               last * part / splits, last * (part + 1) / splits, scale);
-        if (splits == 1)
-            combine(out + task[0] * out_stride + head, out_stride, p, 1, task[1] * GROUP);
+    for (int64_t i = num_items * num_parts - 1; i >= 0; i--) { /* the last rows of a prompt take longest */
+        const int64_t part = i % num_parts, kv_head = i / num_parts % num_heads;
+        const attention_task *task = args->tasks + i / num_parts / num_heads;
+        const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */
+        partial alone, *result = num_parts > 1 ? args->scratch + i : &alone;
+        attend(result, args, task, kv_head, num_keys * part / num_parts, num_keys * (part + 1) / num_parts);
+        if (num_parts == 1)
+            combine(args, task, kv_head, result, 1);
     }
-    for (int64_t i = 0; splits > 1 && i < num_items; i++) {
-        const int64_t *task = tasks[i / num_kv_heads], head = i % num_kv_heads * GROUP * HEAD_DIM;
-        combine(out + task[0] * out_stride + head, out_stride, scratch + i * splits, splits, task[1] * GROUP);
-    }
+    if (num_parts > 1)
+        for (int64_t i = 0; i < num_items; i++)
+            combine(args, args->tasks + i / num_heads, i % num_heads, args->scratch + i * num_parts, num_parts);
 }

@@ -1,7 +1,7 @@
 """The C kernels for CPUs: compiled at first use, called through ctypes (chapter 10).
 
-The C compiler of the system makes a shared library of cpu/kernels.c, specialised for dtype, head size and group size,
-in a fraction of a second; it is kept in the user's cache folder under a name that says source, flags and processor.
+The system's C compiler makes a shared library of cpu/kernels.c, for one dtype, head size and group size, in about a
+second. It is kept in the user's cache folder under a name that is a hash of sources, flags and processor.
 Where there is no compiler, or anything else fails, one log line says so and PyTorch's operations do the work.
 """
 
@@ -20,29 +20,54 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import cache_folder
+from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 
 logger = logging.getLogger("nanovllm")
 
-SOURCE = Path(__file__).with_name("kernels.c")
-INCLUDED = [SOURCE.with_name("attention.c"), SOURCE.with_name("linear.c")]
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
 COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11"]
 if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
-TASKS_PER_THREAD = 4
+PARTS_PER_THREAD = 4  # threads that are done early find another part
 ALIGNMENT = 64  # of a vector in C
 
 PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
+    return [(name, ctype) for name in names.split()]
+
+
+class RotaryArgs(ctypes.Structure):
+    """rotary_args of cpu/kernels.c."""
+
+    _fields_ = (
+        *_fields(PTR, "q k v cos sin slots k_cache v_cache"),
+        *_fields(INT, "q_stride k_stride v_stride block_stride num_rows num_kv_heads block_size"),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """attention_args of cpu/attention.c."""
+
+    _fields_ = (
+        *_fields(PTR, "out q k_cache v_cache tables tasks scratch"),
+        *_fields(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts"),
+        ("scale", FLOAT),
+    )
+
+
 SIGNATURES = {
     "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
     "silu_and_mul": [PTR, PTR, INT, INT],
-    "rotary_and_write": [PTR, INT, PTR, INT, PTR, INT, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT],
+    "rotary_and_write": [ctypes.POINTER(RotaryArgs)],
     "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
-    "paged_attention": [PTR, PTR, INT, PTR, PTR, PTR, INT, PTR, INT, INT, INT, INT, INT, FLOAT, PTR],
+    "paged_attention": [ctypes.POINTER(AttentionArgs)],
 }
 
 
@@ -60,7 +85,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     for name, types in SIGNATURES.items():
         getattr(library, name).argtypes = types
         getattr(library, name).restype = None
-    library.bytes_of_a_part.restype = INT
+    library.partial_bytes.restype = INT
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
@@ -70,16 +95,16 @@ def compile_library(defines: list[str]) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         raise OSError("there is no C compiler (cc)")
-    sources = [path.read_text() for path in (SOURCE, *INCLUDED)]
-    key = [*sources, compiler, *COMPILE, *defines, platform.machine(), _processor()]
+    key = [*(path.read_text() for path in SOURCES), compiler, *COMPILE, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
+    source = str(Path(__file__).with_name("kernels.c"))  # it includes the others
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         for openmp in (["-fopenmp"], []):  # macOS's compiler has no OpenMP
             target, made = f"{folder}/kernels.o", f"{folder}/kernels.so"
-            compile_command = [compiler, *COMPILE, *openmp, *defines, "-c", str(SOURCE), "-o", target]
+            compile_command = [compiler, *COMPILE, *openmp, *defines, "-c", source, "-o", target]
             link_command = [compiler, "-shared", *openmp, target, "-o", made, "-lm"]
             try:
                 for command in (compile_command, link_command):
@@ -104,7 +129,7 @@ def _processor() -> str:
 def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
     head_dim, num_kv_heads, num_threads = config.head_dim, config.num_key_value_heads, torch.get_num_threads()
-    bytes_of_a_part = lib.bytes_of_a_part()
+    partial_bytes = lib.partial_bytes()
 
     def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
         size, normed = hidden.shape[-1], torch.empty_like(hidden)
@@ -121,22 +146,29 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         return out
 
     def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
-        strided = (arg for x in (q, k, v) for arg in (x.data_ptr(), x.stride(0)))
-        shape = kv_layer[0].shape[1], kv_layer[0].stride(0)
-        rest = (*cos_sin, batch.slot_mapping, *kv_layer)
-        lib.rotary_and_write(*strided, *(x.data_ptr() for x in rest), q.shape[0], num_kv_heads, *shape)
+        (cos, sin), (k_cache, v_cache) = cos_sin, kv_layer
+        args = RotaryArgs(
+            q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
+            q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
+            num_rows=q.shape[0], num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
+        )  # fmt: skip
+        lib.rotary_and_write(args)
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
-        num_tasks = len(tasks) * num_kv_heads
-        splits = max(1, TASKS_PER_THREAD * num_threads // num_tasks)
-        scratch = torch.empty(num_tasks * splits * bytes_of_a_part + ALIGNMENT, dtype=torch.uint8)
-        aligned = -(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
-        queries = out.data_ptr(), q.data_ptr(), q.stride(0)
-        caches = k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
-        work = tasks.data_ptr(), len(tasks), num_kv_heads, k_cache.shape[1], k_cache.stride(0), splits
-        lib.paged_attention(*queries, *caches, *work, head_dim**-0.5, aligned)
+        num_items = len(tasks) * num_kv_heads
+        num_parts = max(1, PARTS_PER_THREAD * num_threads // num_items)
+        scratch = torch.empty(num_items * num_parts * partial_bytes + ALIGNMENT, dtype=torch.uint8)
+        args = AttentionArgs(
+            out=out.data_ptr(), q=q.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
+            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=cdiv(scratch.data_ptr(), ALIGNMENT) * ALIGNMENT,
+            q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
+            table_width=tables.shape[1], num_tasks=len(tasks), num_kv_heads=num_kv_heads, num_parts=num_parts,
+            scale=head_dim**-0.5,
+        )  # fmt: skip
+        lib.paged_attention(args)
         return out
 
     def reorder_weight(weight: Tensor) -> Tensor | None:

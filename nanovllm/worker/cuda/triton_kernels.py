@@ -73,7 +73,7 @@ def _attention_kernel(
 
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
-    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     last_token = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_tokens - 1)
     num_keys = num_computed + last_token + 1  # no row of this tile sees more
     for first_key in range(0, num_keys, BLOCK_N):
@@ -91,10 +91,10 @@ def _attention_kernel(
         weights = tl.exp2(scores - new_max[:, None])  # scale holds log2(e): the hardware's exponential is base 2
         rescale = tl.exp2(running_max - new_max)
         running_sum = running_sum * rescale + tl.sum(weights, 1)
-        values = tl.dot(weights.to(v.dtype), v, values * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         running_max = new_max
     out_offset = packed_row * out_row_stride + head * out_head_stride
-    result = (values / running_sum[:, None]).to(q_tile.dtype)
+    result = (acc / running_sum[:, None]).to(q_tile.dtype)
     tl.store(out + out_offset[:, None] + dim[None, :], result, mask=inside)
 
 
