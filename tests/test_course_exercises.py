@@ -71,6 +71,8 @@ def test_edit_of_a_solution():
     source = "def one(x):\n    if x:\n        return x\n    return 0\n\n\ndef two(x):\n    return x\n"
     edit = Edit("lines", "\nif x:\n    return x\n", "\nwhile x:\n    x -= 1\n", "")
     assert edit.apply(source, "one") == source.replace("if x:\n        return x", "while x:\n        x -= 1")
+    edit = Edit("first line further in", "\n    return x\nreturn 0\n", "\n    return 1\nreturn 2\n", "")
+    assert edit.apply(source, "one") == source.replace("return x\n    return 0", "return 1\n    return 2")
     assert Edit("part", "return 0", "x = 1\nreturn x", "").apply(source, "two").count("    x = 1\n    return x\n") == 1
     assert Edit("function first", "return x", "return 1", "").apply(source, "two") == source[:-2] + "1\n"
     for old, times in (("return y", 0), ("return", 2), ("\nif x:\n  return x\n", 0)):

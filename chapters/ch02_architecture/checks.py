@@ -376,6 +376,8 @@ def whole_characters(stream_text: Any, bench: Bench) -> None:
             expected="é 😀 ok",
             got=pieces,
         )
+    if "" in pieces:
+        raise Wrong("a piece is never the empty string: half a character gives no piece yet", got=pieces)
     with writing(engine, " one two three") as num_tokens:
         params = SamplingParams(max_tokens=num_tokens, stop="two", **GREEDY)
         text = "".join(stream_text(bench.llm, PROMPTS[0], params))

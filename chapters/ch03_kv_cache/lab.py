@@ -1,7 +1,8 @@
 """The lab of chapter 3: a real generation, step by step, and the slots of the KV tensor that each step writes.
 
 The engine is not changed. The lab looks over its shoulder: it keeps the Batch that each step hands to the model runner,
-and it compares the whole KV tensor before a step with the tensor after it.
+and it compares the whole KV tensor before a step with the tensor after it. It runs in float32, so that the same tokens
+come out on every machine.
 """
 
 import time
@@ -209,7 +210,8 @@ class CacheWorld:
 
 
 def load_world(load: Callable[..., LLM]) -> CacheWorld:
-    return CacheWorld(load(block_size=BLOCK_SIZE, num_gpu_blocks_override=NUM_BLOCKS, max_model_len=32, max_num_seqs=3))
+    sizes = dict(block_size=BLOCK_SIZE, num_gpu_blocks_override=NUM_BLOCKS, max_model_len=32, max_num_seqs=3)
+    return CacheWorld(load(dtype="float32", **sizes))
 
 
 # -- drawings -----------------------------------------------------------------------------------------------------
@@ -261,9 +263,8 @@ def draw_bytes(config: ModelConfig, model: str) -> Table:
 
 
 def timing_llm(model: str) -> LLM:
-    return LLM(
-        model, max_num_seqs=1, max_model_len=min(1040, ModelConfig.from_directory(Path(model)).max_position_embeddings)
-    )
+    max_model_len = min(1040, ModelConfig.from_directory(Path(model)).max_position_embeddings)
+    return LLM(model, dtype="float32", max_num_seqs=1, max_model_len=max_model_len)
 
 
 def time_generation(llm: LLM, num_prompt: int = 128, num_new: int = 16) -> tuple[Table, bool]:

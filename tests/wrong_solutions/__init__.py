@@ -42,7 +42,7 @@ class Edit:
         assert len(found) == 1, f"the old text of {self.name} occurs {len(found)} times in {task_name}:\n{old}"
         [match] = found
         line = source[source.rfind("\n", 0, match.start()) + 1 :]
-        indent = re.match(" *", line)[0]
+        indent = match["indent"] if rest else re.match(" *", line)[0]
         new = textwrap.indent(new, indent)
         return source[: match.start()] + (new if rest else new.removeprefix(indent)) + source[match.end() :]
 
