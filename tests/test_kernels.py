@@ -1,7 +1,11 @@
 """The C kernels against their twins in PyTorch, and those against dense attention."""
 
+import ctypes
+import ctypes.util
+import hashlib
 import multiprocessing
 import random
+import shutil
 import stat
 from types import SimpleNamespace
 
@@ -173,27 +177,94 @@ def test_compiled_once_also_when_several_start_at_once(empty_cache):
     before = (empty_cache / names.copy().pop()).stat().st_mtime_ns
     compile_one(0)
     assert (empty_cache / names.pop()).stat().st_mtime_ns == before
-    assert all(name.endswith(".so") for name in path_of(empty_cache)), "nothing else is left behind"
+    left = {name.split(".")[1] for name in path_of(empty_cache)}
+    assert left == {"so", "sha256"}, "nothing else is left behind"
 
 
-@pytest.mark.parametrize("breakage", ["no compiler", "broken compiler", "read-only cache"])
-def test_without_a_compiler_everything_still_works(checkpoint, empty_cache, tmp_path, monkeypatch, caplog, breakage):
+DAMAGE = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "random bytes": lambda data: bytes(random.Random(0).randbytes(len(data))),
+    "empty": lambda data: b"",
+    "one bit": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "no hash": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_never_loaded_and_made_again(empty_cache, damage):
+    kernels(torch.float32)  # skips where there is no compiler
+    library = empty_cache / compile_one(0)
+    data, hashed = library.read_bytes(), library.with_suffix(".sha256")
+    library.unlink()  # what is loaded stays as it is
+    if damage == "no hash":
+        library.write_bytes(b"of an earlier release")
+        hashed.unlink()
+    else:
+        library.write_bytes(DAMAGE[damage](data))
+    compile_one(0)
+    assert hashed.read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+    assert hasattr(ctypes.CDLL(str(library)), "paged_attention")
+
+
+BROKEN_COMPILERS = {
+    "fails": "echo 'internal compiler error' >&2; exit 1",
+    "fails silently": "exit 3",
+    "talks Latin-1": "printf 'Datei nicht gefunden: \\374\\n' >&2; exit 1",
+    "makes nothing": "exit 0",
+}
+
+
+@pytest.mark.parametrize(
+    "breakage", ["no compiler", "read-only cache", "no home", "another library", *BROKEN_COMPILERS]
+)
+def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_path, monkeypatch, caplog, breakage):
     [expected] = LLM(str(checkpoint()), enforce_eager=True).generate("the quick", SamplingParams(temperature=0))
+    cpu_kernels._warn_once.cache_clear()
     if breakage == "no compiler":
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setattr(cpu_kernels.shutil, "which", lambda name: None)
-    elif breakage == "broken compiler":
-        compiler = tmp_path / "cc"
-        compiler.write_text("#!/bin/sh\necho 'internal compiler error' >&2; exit 1\n")
-        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("CC", str(compiler))
-    else:
+    elif breakage == "read-only cache":
         (tmp_path / "nanovllm").write_text("a file where the folder should be")
-    with caplog.at_level("INFO", "nanovllm"):
+    elif breakage == "no home":
+
+        def no_home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(cpu_kernels.Path, "home", no_home)
+    elif breakage == "another library":
+        monkeypatch.setattr(cpu_kernels, "compile_library", lambda defines: ctypes.util.find_library("m"))
+    else:
+        compiler = tmp_path / "cc"
+        compiler.write_text(f"#!/bin/sh\n{BROKEN_COMPILERS[breakage]}\n")
+        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CC", f"{compiler} --with-an-argument")
+    for _ in range(2):
         llm = LLM(str(checkpoint()), optimizations=("c_kernels",))
-    [line] = [r.message for r in caplog.records if "C kernels are off" in r.message]
-    assert {"no compiler": "no C compiler", "broken compiler": "internal compiler error"}.get(breakage, "") in line
+    [record] = [r for r in caplog.records if "C kernels are off" in r.message]
+    assert record.levelname == "WARNING" and "CC names another" in record.message, "once, and where users see it"
+    reasons = {"no compiler": "no C compiler", "fails": "internal compiler error", "no home": "home directory"}
+    assert reasons.get(breakage, "") in record.message
     assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
+
+
+def test_a_compiler_with_arguments(empty_cache, monkeypatch):
+    kernels(torch.float32)
+    before = compile_one(0)
+    monkeypatch.setenv("CC", f"env LANG=C {shutil.which('cc')}")
+    assert (empty_cache / compile_one(0)).is_file() and compile_one(0) != before
+
+
+def test_heads_too_many_for_the_stack():
+    """512 query heads over one KV head would overflow a thread's stack in C; the most that are let in do not."""
+    with pytest.raises(pytest.skip.Exception):
+        kernels(torch.float32, 512, 1, 64)
+    found = kernels(torch.float32, 128, 1, 64)
+    batch, num_blocks = ragged_batch(16, [(0, 40), (5, 1)])
+    k_cache, v_cache = torch.randn(2, num_blocks, 16, 1, 64)
+    q = torch.randn(41, 128, 64)
+    expected, result = (k.paged_attention(q, k_cache, v_cache, batch) for k in (TORCH_KERNELS, found))
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
 
 
 def test_optimizations_can_be_switched_off_one_at_a_time(checkpoint):

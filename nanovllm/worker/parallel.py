@@ -7,6 +7,7 @@ has the sampled tokens. A group that has lost a rank cannot go on: the engine en
 Nothing heavy is imported at the top: a rank that starts says that it is alive before it imports torch.
 """
 
+import logging
 import os
 import pickle
 import signal
@@ -172,6 +173,8 @@ def serve(fd: int, rank: int) -> None:
 
     try:
         port, config, model_config = pickle.loads(connection.recv_bytes())
+        if rank > 0:  # what rank 0 warns of holds for all
+            logging.getLogger("nanovllm").setLevel(logging.ERROR)
         group = Group(rank, config.tensor_parallel_size)
         group.join(port)
         from nanovllm.worker.model_runner import ModelRunner

@@ -2,7 +2,7 @@
 
 The system's C compiler makes a shared library of cpu/kernels.c, for one dtype, head size and group size, in about a
 second. It is kept in the user's cache folder under a name that is a hash of sources, flags and processor.
-Where there is no compiler, or anything else fails, one log line says so and PyTorch's operations do the work.
+Where there is no compiler, or anything else fails, a warning says so and PyTorch's operations do the work.
 """
 
 import ctypes
@@ -10,9 +10,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,6 +37,7 @@ if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 PARTS_PER_THREAD = 4  # threads that are done early find another part
 ALIGNMENT = 64  # of a vector in C
+MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds them twice, as float32, 1 MiB in all
 
 PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -72,49 +75,73 @@ SIGNATURES = {
 
 
 def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
-    """The kernels for this model, or None (with the reason logged) where they cannot be had."""
+    """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had."""
     group_size = config.num_attention_heads // config.num_key_value_heads
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
     try:
+        if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
+            raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         library = ctypes.CDLL(str(compile_library(defines)))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        logger.info("C kernels are off, PyTorch's operations are used: %s", str(reason).strip().splitlines()[0])
+        for name, types in SIGNATURES.items():
+            getattr(library, name).argtypes = types
+            getattr(library, name).restype = None
+    # RuntimeError: there is no home directory. AttributeError: the library is another one.
+    except (OSError, subprocess.SubprocessError, RuntimeError, AttributeError) as error:
+        silent = (
+            f"the C compiler failed: {type(error).__name__}" if isinstance(error, subprocess.SubprocessError) else error
+        )
+        said = str(getattr(error, "stderr", None) or silent).strip()
+        _warn_once(said.splitlines()[0] if said else type(error).__name__)
         return None
-    for name, types in SIGNATURES.items():
-        getattr(library, name).argtypes = types
-        getattr(library, name).restype = None
     library.partial_bytes.restype = INT
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
 
+@cache
+def _warn_once(reason: str) -> None:
+    remedy = "CC names another compiler, enforce_eager=True needs none"
+    logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
+
+
 def compile_library(defines: list[str]) -> Path:
-    """Path of the shared library, made if need be. Two processes may make it at once: each renames a whole file."""
-    compiler = os.environ.get("CC") or shutil.which("cc")
-    if not compiler:
-        raise OSError("there is no C compiler (cc)")
-    key = [*(path.read_text() for path in SOURCES), compiler, *COMPILE, *defines, platform.machine(), _processor()]
+    """Path of the shared library, made if need be. Two processes may make it at once: each renames whole files.
+
+    A file with the library's hash stands beside it: loading a damaged library would end the process.
+    """
+    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
+    if not compiler[0]:
+        raise OSError("there is no C compiler (cc): install gcc or clang")
+    key = [*(path.read_text() for path in SOURCES), *compiler, *COMPILE, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
-    if path.is_file():
+    hash_path = path.with_suffix(".sha256")
+    if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     source = str(Path(__file__).with_name("kernels.c"))  # it includes the others
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        target, made, hashed = (Path(folder, name) for name in ("kernels.o", "kernels.so", "kernels.sha256"))
         for openmp in (["-fopenmp"], []):  # macOS's compiler has no OpenMP
-            target, made = f"{folder}/kernels.o", f"{folder}/kernels.so"
-            compile_command = [compiler, *COMPILE, *openmp, *defines, "-c", source, "-o", target]
-            link_command = [compiler, "-shared", *openmp, target, "-o", made, "-lm"]
+            compile_command = [*compiler, *COMPILE, *openmp, *defines, "-c", source, "-o", str(target)]
+            link_command = [*compiler, "-shared", *openmp, str(target), "-o", str(made), "-lm"]
             try:
                 for command in (compile_command, link_command):
-                    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+                    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=120)
                 break
             except subprocess.CalledProcessError:
                 if not openmp:
                     raise
+        if not made.is_file():
+            raise OSError(f"the C compiler {compiler[0]} made no library")
+        hashed.write_bytes(_hash(made))
         os.replace(made, path)
+        os.replace(hashed, hash_path)
     return path
+
+
+def _hash(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _processor() -> str:
