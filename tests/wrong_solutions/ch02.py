@@ -23,17 +23,7 @@ WRONG = {
             "if chunk.end == len(chunk.seq.tokens)]",
             "logprobs has an entry for each chunk whose samples is True",
         ),
-        Edit(
-            "never_finishes",
-            """
-            if request.finished:  # only now, when stop strings have been looked for in every sample
-                engine.stats.num_finished_requests += 1
-                outputs.append(engine.finish_request(request))
-            elif request.stream:
-            """,
-            "\nif request.stream and not request.finished:\n",
-            "finish_request for every request that is finished",
-        ),
+        Edit("never_finishes", "engine.forget(finished)", "pass", "engine.forget for every request that is finished"),
         Edit("returns_one_output", "return outputs", "return outputs[0] if outputs else []", "a step returns a list"),
         Edit(
             "notes_after_update",
@@ -54,15 +44,15 @@ WRONG = {
         ),
         Edit(
             "ends_with_the_first_sample",
-            "if request.finished:",
-            'if any(sample.seq.status.name == "FINISHED" for sample in request.samples):',
-            "a request is finished when all its samples are",
+            "finished = [request for request in progressed.values() if request.finished]",
+            'finished = [r for r in progressed.values() if any(s.seq.status.name == "FINISHED" for s in r.samples)]',
+            "a request is finished when all",
         ),
         Edit(
             "finishes_once_a_sample",
             "progressed[request.request_id] = request",
             "progressed[seq.seq_id] = request",
-            "finish_request is called once for the request",
+            "two samples of a request that end in one step make one output",
         ),
         Edit(
             "forgets_logprobs",
@@ -72,17 +62,14 @@ WRONG = {
         ),
         Edit(
             "forgets_streams",
-            """
-            elif request.stream:
-                outputs.append(request.output())
-            """,
-            "",
+            " if request.finished or request.stream]",
+            " if request.finished]",
             "what the steps returned",
         ),
         Edit(
             "shows_all_streams",
-            "for request in progressed.values():",
-            "for request in list(engine.requests.values()):",
+            "for request in progressed.values() if request.finished or request.stream]",
+            "for request in engine.requests.values() if request.finished or request.stream]",
             "only requests that got one have an output",
         ),
         Edit(
@@ -95,25 +82,34 @@ WRONG = {
                 if stop is not None:
                     engine.scheduler.finish(seq, "stop", stop)
 
-            outputs = []
-            for request in progressed.values():
-                if request.finished:  # only now, when stop strings have been looked for in every sample
+            # Only now, when stop strings have been looked for in every sample.
+            finished = [request for request in progressed.values() if request.finished]
             """,
             """
-            finished = {}
+            finished = []
             for seq, token_logprobs in zip(sampled, logprobs, strict=True):
                 request = engine.request_of_seq[seq.seq_id]
                 progressed[request.request_id] = request
-                finished[request.request_id] = request.finished
+                finished += [request] if request.finished else []
                 stop = request.take_token(seq, token_logprobs, now)
                 if stop is not None:
                     engine.scheduler.finish(seq, "stop", stop)
-
-            outputs = []
-            for request in progressed.values():
-                if finished[request.request_id]:
             """,
             "ask request.finished after the stop ",
+        ),
+        Edit(
+            "schedules_outside_of_try",
+            """
+            try:
+                output = engine.scheduler.schedule()
+                if not output.chunks:
+            """,
+            """
+            output = engine.scheduler.schedule()
+            try:
+                if not output.chunks:
+            """,
+            "after RuntimeError the sequences",
         ),
         Edit("never_rolls_back", "engine.scheduler.roll_back(output)", "pass", "call scheduler.roll_back"),
         Edit("swallows_the_error", "raise", "return []", "must reach its caller"),
