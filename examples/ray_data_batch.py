@@ -21,8 +21,9 @@ from ray.data.datasource import BlockBasedFileDatasink, SaveMode
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import demo_model_path
-from nanovllm.tools.openai_batch import answer_lines, parse_json, read_custom_id
-from nanovllm.tools.run_batch import CustomIds, read_lines
+from nanovllm.tools.lines import parse_json, read_lines, to_json
+from nanovllm.tools.openai_batch import answer_lines, read_custom_id
+from nanovllm.tools.run_batch import CustomIds
 
 LINES_PER_READ = 10_000
 LINES_PER_BLOCK = 2_048  # what an engine gets at a time
@@ -77,7 +78,7 @@ class Engine:
         lines = zip(batch["number"].tolist(), batch["raw"], strict=True)
         steps = answer_lines(self.llm, lines, self.names, claim_id=claim_id)
         answers = [answer for step in steps for answer in step]
-        return {"record": [json.dumps(answer.record(f"batch_req_{answer.line_number}")) for answer in answers]}
+        return {"record": [to_json(answer.record(f"batch_req_{answer.line_number}")) for answer in answers]}
 
 
 class JSONLines(BlockBasedFileDatasink):

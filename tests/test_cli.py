@@ -104,7 +104,7 @@ def test_bench(checkpoint, capsys):
     assert [row.split("│")[1].strip() for row in rows] == ["1", "3"]
     assert any("█" * 16 in row for row in rows)
     assert cli.main(["bench", "--batch-sizes", "0", *options]) == 2
-    assert "--batch-sizes must be at least 1" in capsys.readouterr().err
+    assert "--batch-sizes must be a whole number between 1" in capsys.readouterr().err
 
 
 def test_measure(llm):

@@ -1,13 +1,17 @@
 """A line of a batch job: what it may ask for, its answer, and the window of lines in flight."""
 
 import json
+import math
 import time
 
+import numpy as np
 import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools import openai_batch
+from nanovllm.tools.lines import to_json
 from nanovllm.tools.openai_batch import Answer, answer_lines
+from nanovllm.tools.run_batch import CustomIds
 
 CHAT, COMPLETIONS = openai_batch.CHAT, openai_batch.COMPLETIONS
 FOX = "the quick brown fox jumps over the lazy dog"
@@ -237,7 +241,7 @@ def test_record():
 
 def test_window(checkpoint, monkeypatch):
     """Lines are read a window ahead, not more; each window is admitted in prefix order."""
-    monkeypatch.setattr(openai_batch, "WINDOW_LINES", 12)
+    monkeypatch.setattr(openai_batch, "WINDOW_SAMPLES", 12)
     llm = LLM(str(checkpoint()), block_size=4, num_gpu_blocks_override=12, max_model_len=40, max_num_seqs=2)
     pulled = answered = 0
     prefixes = [[60 + i] * 16 for i in range(3)]
@@ -283,3 +287,183 @@ def test_leaving_the_loop_drops_the_rest(llm):
     next(steps)
     steps.close()
     assert not llm.engine.has_unfinished_requests()
+
+
+# -- what may happen to a line ----------------------------------------------------------------------------------------
+
+
+class PanicException(BaseException):
+    """As pyo3 raises it for a panic in Rust code."""
+
+
+NUM_LINES, CULPRITS = 30, (7, 20)
+
+
+def some_lines() -> list[bytes]:
+    """The culprits' prompts end with token 300."""
+    ends = {number: [300] for number in CULPRITS}
+    prompts = [[50, 51, 52, 53, 60 + number, *ends.get(number, [])] for number in range(1, NUM_LINES + 1)]
+    return [line(str(i), prompt=p, max_tokens=4, temperature=0, ignore_eos=True) for i, p in enumerate(prompts, 1)]
+
+
+def texts(answers: dict[int, Answer]) -> dict[int, str]:
+    return {number: a.body["choices"][0]["text"] for number, a in answers.items() if a.body}
+
+
+def test_a_panic_while_a_line_is_read(llm, monkeypatch):
+    tokenizer = llm.engine.tokenizer
+
+    class Tokenizer:
+        def __call__(self, text):
+            if "panic" in text:
+                raise PanicException("index out of bounds")
+            if "interrupt" in text:
+                raise KeyboardInterrupt
+            return tokenizer(text)
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+    monkeypatch.setattr(llm.engine, "tokenizer", Tokenizer())
+    answers = answer_all(llm, [line("a", prompt="panic"), line("b", prompt=FOX, max_tokens=1)])
+    assert answers[1].error == "line 1: PanicException: index out of bounds" and answers[2].error is None
+    with pytest.raises(KeyboardInterrupt):
+        answer_all(llm, [line("a", prompt=FOX, max_tokens=1), line("b", prompt="interrupt")])
+    assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule", "enqueue", "take_tokens"])
+@pytest.mark.parametrize("raised", [ValueError("no\n"), MemoryError(), PanicException("no")], ids=type)
+def test_one_culprit_in_a_step_costs_one_record(llm, monkeypatch, where, raised):
+    """Whatever part of a step it is: the other lines of the step are answered as ever."""
+    expected = texts(answer_all(llm, some_lines()))
+    *path, name = where.split(".")
+    owner = llm.engine
+    for part in path:
+        owner = getattr(owner, part)
+    method, engine = getattr(owner, name), llm.engine
+
+    def failing(*arguments):
+        if where == "scheduler.schedule":
+            concerned = [*engine.scheduler.waiting, *engine.scheduler.running]
+        elif where == "enqueue":
+            concerned = [sample.seq for request in arguments[0] for sample in request.samples]
+        else:
+            concerned = [chunk.seq for chunk in arguments[0].chunks]
+        if any(300 in seq.tokens for seq in concerned):
+            raise raised
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
+    answers = answer_all(llm, some_lines())
+    assert len(answers) == NUM_LINES and {n for n, a in answers.items() if a.error} == set(CULPRITS)
+    assert texts(answers) == {n: text for n, text in expected.items() if n not in CULPRITS}
+    assert all(answers[n].error.startswith(f"line {n}: ") for n in CULPRITS)
+
+
+def test_a_line_whose_answer_cannot_be_made(llm, monkeypatch):
+    def failing(custom_id, *rest):
+        if custom_id == "7":
+            raise KeyError("gone")
+        return {"id": custom_id}
+
+    monkeypatch.setattr(openai_batch, "response_body", failing)
+    answers = answer_all(llm, some_lines())
+    assert [n for n, a in answers.items() if a.error] == [7] and answers[7].error == "line 7: KeyError: 'gone'"
+
+
+def test_a_step_that_fails_once_costs_nothing(llm, monkeypatch):
+    expected, run, calls = texts(answer_all(llm, some_lines())), llm.engine.model_runner.run, 0
+
+    def failing(output):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("a fluke")
+        return run(output)
+
+    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
+    assert texts(answer_all(llm, some_lines())) == expected
+    calls = 1
+    assert answer(llm, some_lines()[0]).error is None, "alone or not"
+
+
+def test_an_engine_that_has_ended_is_no_fault_of_a_line(llm, monkeypatch):
+    def failing(output):
+        raise RuntimeError("this engine has ended")
+
+    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
+    with pytest.raises(
+        RuntimeError, match="the engine fails, whatever it is asked: RuntimeError: this engine has ended"
+    ):
+        answer_all(llm, some_lines())
+    assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_signals_while_lines_are_tried_again(llm, monkeypatch, num_signals):
+    run, received, failed = llm.engine.model_runner.run, 0, False
+
+    def failing(output):
+        nonlocal failed, received
+        if not failed:
+            failed, received = True, num_signals
+            raise RuntimeError("a fluke")
+        return run(output)
+
+    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
+    assert [a for step in answer_lines(llm, enumerate(some_lines()), num_signals=lambda: received) for a in step] == []
+
+
+def test_what_an_error_quotes_is_cut(llm):
+    found = answer(llm, line(prompt=FOX, stop=[["x" * 100_000]]))
+    assert "stop must be a list of strings" in found.error and len(found.error) < 3000
+
+
+def test_window_counts_samples_and_tokens(llm, monkeypatch):
+    monkeypatch.setattr(openai_batch, "WINDOW_SAMPLES", 20)
+    monkeypatch.setattr(openai_batch, "WINDOW_TOKENS", 100)
+    for body, num_lines in (
+        (dict(prompt=[5], n=7), 3),
+        (dict(prompt=[[5], [6]], n=5), 2),
+        (dict(prompt=[5]), 20),
+        (dict(prompt=[5] * 30), 4),
+        (dict(prompt=[5] * 30, n=2), 2),
+        (dict(prompt=[5] * 200, n=2), 1),
+        (dict(), 20),
+    ):
+        source = iter(enumerate([line(str(i), max_tokens=1, **body) for i in range(30)], start=1))
+        next(answer_lines(llm, source))
+        assert next(source)[0] == num_lines + 1
+
+
+def test_logprobs_of_a_line(llm):
+    """Each is an object in memory until the line is answered."""
+    body = dict(prompt=[5], n=1024, logprobs=20, temperature=0)
+    error = answer(llm, line(**body, max_tokens=200)).error
+    assert "the number of logprobs in the answer" in error and "between 0 and 2000000, found 4300800" in error
+
+
+def test_infinite_numbers_in_an_answer(llm, monkeypatch):
+    """JSON has none: log(0) is told as OpenAI tells it."""
+    run = llm.engine.model_runner.run
+
+    def infinite(output):
+        token_ids, logprobs = run(output)
+        for entry in logprobs:
+            object.__setattr__(entry, "logprob", -math.inf)
+            object.__setattr__(entry, "top_logprobs", [math.nan for _ in entry.top_logprobs])
+        return token_ids, logprobs
+
+    monkeypatch.setattr(llm.engine.model_runner, "run", infinite)
+    for url, body in ((COMPLETIONS, dict(prompt=FOX, logprobs=1)), (CHAT, dict(messages=USER, logprobs=True))):
+        record = to_json(answer(llm, line(url=url, max_tokens=2, **body)).record("x"))
+        json.loads(record, parse_constant=pytest.fail)
+        assert "-9999.0" in record
+
+
+def test_numbers_of_numpy(llm):
+    """Line numbers out of a data frame are as good as any."""
+    raws, ids = [line(str(i), prompt=FOX, max_tokens=1) for i in range(2)], CustomIds()
+    found = [a for step in answer_lines(llm, zip(np.arange(2), raws, strict=True), claim_id=ids.claim) for a in step]
+    assert [json.loads(to_json(a.record("x")))["error"] for a in found] == [None, None]

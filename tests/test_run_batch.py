@@ -11,18 +11,21 @@ import time
 
 import pytest
 from processes import LIMIT_S
+from safetensors.torch import load_file, save_file
 from test_openai_batch import FOX, line
 
 from nanovllm.config import EngineConfig
-from nanovllm.tools import cli, run_batch
+from nanovllm.tools import cli, lines
+from nanovllm.tools.job import Job, hash_model
+from nanovllm.tools.lines import read_lines
 from nanovllm.tools.openai_batch import Answer
-from nanovllm.tools.run_batch import CustomIds, Job, OutputFile, read_lines
+from nanovllm.tools.run_batch import CustomIds, OutputFile
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_read_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_batch, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
     path = tmp_path / "in"
     path.write_bytes(b"one\n\n  \r\n" + b"x" * 35 + b"\n" + b"y" * 9 + b"\n" + b"z" * 10 + b"\nlast")
     expected = [(1, b"one\n"), (4, b"x" * 10), (5, b"y" * 9 + b"\n"), (6, b"z" * 10), (7, b"last")]
@@ -114,27 +117,44 @@ def test_foreign_output(tmp_path, content, text):
     assert path.read_bytes() == content
 
 
-def test_job_identity(tmp_path, checkpoint):
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for file in checkpoint().iterdir():
-        (directory / file.name).write_bytes(file.read_bytes())
+def test_job_identity(tmp_path, checkpoint, broken):
     path, config = tmp_path / "in", EngineConfig(model="x")
     path.write_bytes(b"one\ntwo\n")
-    job = Job.of(path, directory, config)
+    job = Job.of(path, broken, config)
     assert (job.num_lines, job.last_line) == (2, 2)
     assert Job.of(path, checkpoint(), EngineConfig(model="y", max_num_seqs=3)) == job, "only where it lies has changed"
     for content in (b"one\n\ntwo\n", b"one\ntwo\nthree\n", b"one\ntwp\n"):
         path.write_bytes(content)
-        assert Job.of(path, directory, config).input_hash != job.input_hash
+        assert Job.of(path, broken, config).input_hash != job.input_hash
     path.write_bytes(b"one\ntwo\n")
-    assert Job.of(path, directory, EngineConfig(model="x", dtype="float32")).model_hash != job.model_hash
-    assert Job.of(path, directory, EngineConfig(model="x", seed=3)).model_hash != job.model_hash
-    weights = directory / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    assert Job.of(path, directory, config).model_hash != job.model_hash
+    assert Job.of(path, broken, EngineConfig(model="x", dtype="float32")).model_hash != job.model_hash
+    assert Job.of(path, broken, EngineConfig(model="x", seed=3)).model_hash != job.model_hash
+
+
+def test_model_identity(broken):
+    """Any tensor that changes is seen, even where size and time of the file stay; so is the time alone."""
+    config, weights = EngineConfig(model="x"), broken / "model.safetensors"
+    stat, tensors = weights.stat(), load_file(weights)
+    seen = {hash_model(broken, config)}
+    for name, tensor in tensors.items():
+        changed = tensor.clone()
+        changed[-1] += 1
+        save_file(tensors | {name: changed}, weights, metadata={"format": "pt"})
+        assert weights.stat().st_size == stat.st_size
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        seen.add(hash_model(broken, config))
+    save_file(tensors, weights, metadata={"format": "pt"})
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert len(seen | {hash_model(broken, config)}) == len(tensors) + 2
+    for header in (
+        b"",
+        b"\xff" * 8,
+        (10**6).to_bytes(8, "little"),
+        b"\x02" + b"\0" * 7 + b"{]",
+        b"\x02" + b"\0" * 7 + b"[]",
+    ):
+        weights.write_bytes(header)
+        hash_model(broken, config)  # what is wrong with it, loading says
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

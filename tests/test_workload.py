@@ -111,7 +111,7 @@ def test_command(tmp_path, checkpoint, capsys):
     [
         (["no/such/file"], "is not a file"),
         (["{empty}"], "has no request that can be read"),
-        (["{empty}", "--block-size", "0"], "--block-size must be at least 1"),
+        (["{empty}", "--block-size", "0"], "--block-size must be a whole number between 1"),
         (["{empty}", "--model", "/no/model"], "does not exist"),
     ],
 )

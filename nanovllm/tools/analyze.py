@@ -1,23 +1,25 @@
 """What prefix caching would do for a log of requests: the report of `nanovllm analyze`."""
 
-import json
 import sys
+from numbers import Integral
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.prompts import load_tokenizer
+from nanovllm.tools.lines import explain, parse_json, read_lines
+from nanovllm.tools.screen import Screen
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
+from nanovllm.validation import check_number
 
 BAR_WIDTH = 14
+MAX_BLOCK_SIZE = 65_536
 
 
 def run_analyze(log: Path, model: str, block_size: int) -> int:
-    if block_size < 1:
-        raise ValueError(f"--block-size must be at least 1, found {block_size}")
+    check_number("--block-size", block_size, Integral, 1, MAX_BLOCK_SIZE)
     if not log.is_file():
         raise FileNotFoundError(f"{log} is not a file")
     from nanovllm.checkpoint import resolve_checkpoint
@@ -25,15 +27,12 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
     directory = resolve_checkpoint(model)
     config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)
     workload, num_bad = Workload(block_size), 0
-    with log.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                workload.add(*parse_request(json.loads(line), tokenizer))
-            except ValueError as error:
-                num_bad += 1
-                print(f"{log}:{number}: skipped: {error}", file=sys.stderr)
+    for number, line in read_lines(log):
+        try:
+            workload.add(*parse_request(parse_json(line), tokenizer))
+        except BaseException as error:
+            num_bad += 1
+            print(f"{log}:{number}: skipped: {explain(error)}", file=sys.stderr)
     if not workload.requests:
         raise ValueError(f"{log} has no request that can be read ({num_bad} lines skipped)")
     draw_report(workload, config, num_bad)
@@ -41,7 +40,7 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
 
 
 def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
-    console, report = Console(highlight=False), workload.report()
+    console, report = Screen(), workload.report()
     itemsize = 4 if config.dtype == "float32" else 2
     block_bytes = report.block_size * config.kv_bytes_per_token(itemsize)
 
@@ -66,7 +65,7 @@ def draw_report(workload: Workload, config: ModelConfig, num_bad: int) -> None:
     chart.add_column("blocks", justify="right", no_wrap=True)
     for name, style in (("LRU (this engine)", "green"), ("by frequency", "cyan"), ("optimum", "magenta")):
         chart.add_column(name, style=style, no_wrap=True, width=BAR_WIDTH + 6)
-    sizes = track(workload.pool_sizes(), "simulating", console=Console(stderr=True), transient=True)
+    sizes = track(workload.pool_sizes(), "simulating", console=Screen(stderr=True), transient=True)
     for size, *rates in hit_rates(workload, sizes):
         chart.add_row(f"{size:,}", *(f"{rate:4.0%} {'█' * round(rate * BAR_WIDTH)}" for rate in rates))
     console.print(chart)

@@ -5,10 +5,10 @@ import time
 from dataclasses import dataclass
 from statistics import mean
 
-from rich.console import Console
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.tools.screen import Screen
 
 BAR_WIDTH = 16
 
@@ -37,9 +37,12 @@ def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: in
 
 
 def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int) -> int:
-    console, rows = Console(highlight=False), []
+    console, rows = Screen(), []
+    limit = llm.engine.scheduler.max_model_len
+    if input_len + output_len > limit:
+        raise ValueError(f"--input-len and --output-len are {input_len + output_len} tokens; max_model_len is {limit}")
     measure(llm, max(batch_sizes), input_len, 2, seed=1)  # the first steps wait for memory
-    with Console(stderr=True).status("measuring") as status:
+    with Screen(stderr=True).working("measuring") as status:
         for batch_size in batch_sizes:
             status.update(f"measuring a batch of {batch_size}")
             rows.append(measure(llm, batch_size, input_len, output_len))

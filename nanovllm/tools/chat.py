@@ -1,11 +1,13 @@
 """`nanovllm chat` and `nanovllm generate`: text on the screen as it is generated, and what the cache did for it."""
 
-from rich.console import Console
+from rich.text import Text
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.prompts import Prompt
+from nanovllm.tools.screen import Screen
 
-HELP = "[dim]/reset starts over, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short[/]"
+HELP = Text("/reset starts over, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short", "dim")
+ASK = Text.assemble("\n", ("you", "bold green"), " > ")
 
 
 def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
@@ -13,13 +15,13 @@ def run_generate(llm: LLM, params: SamplingParams, prompt: str) -> int:
 
 
 def run_chat(llm: LLM, params: SamplingParams, system: str | None) -> int:
-    console = Console(highlight=False)
-    console.print(f"Say something. {HELP}")
+    console = Screen()
+    console.print("Say something.", HELP)
     beginning = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
     while True:
         try:
-            question = console.input("\n[bold green]you[/] > ").strip()
+            question = console.input(ASK).strip()
         except (EOFError, KeyboardInterrupt):
             console.print("\nbye")
             return 0
@@ -35,7 +37,8 @@ def run_chat(llm: LLM, params: SamplingParams, system: str | None) -> int:
                 output = _stream(llm, llm.chat_prompt(messages), params)
             except ValueError as error:  # there is no room for it, most likely
                 messages.pop()
-                console.print(f"{error}\n[dim]/reset starts a new conversation[/]", style="red", markup=True)
+                console.print(f"{error}", style="red")
+                console.print("/reset starts a new conversation", style="dim")
                 continue
             messages.append({"role": "assistant", "content": output.outputs[0].text if output else ""})
 
@@ -53,8 +56,9 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput |
     if output is not None:
         num_prompt, metrics = len(output.prompt_token_ids), output.metrics
         rate = f", then {1 / metrics.tpot_s:.0f} tokens/s" if metrics.tpot_s else ""
-        Console(stderr=True, highlight=False).print(
-            f"[dim]{num_prompt} prompt tokens, {output.num_cached_tokens} of them cached; "
-            f"first token after {(metrics.ttft_s or 0) * 1e3:.0f} ms{rate}[/]"
+        Screen(stderr=True).print(
+            f"{num_prompt} prompt tokens, {output.num_cached_tokens} of them cached; "
+            f"first token after {(metrics.ttft_s or 0) * 1e3:.0f} ms{rate}",
+            style="dim",
         )
     return output

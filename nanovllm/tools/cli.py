@@ -3,19 +3,21 @@
 import argparse
 import logging
 import re
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterable
 from dataclasses import Field, fields, replace
+from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from rich.console import Console
-
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
-from nanovllm.tools.demo_model import DemoModelError, demo_model_path
+from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.screen import Screen, standard_streams
+from nanovllm.validation import check_number
 
 OVERVIEW = """\
 An LLM inference engine, small enough to read in an afternoon, from the shell.
@@ -43,31 +45,42 @@ SAMPLING_FLAGS = (
     "temperature top_p top_k min_p max_tokens repetition_penalty presence_penalty frequency_penalty".split()
 )
 MAX_TOKENS = 512
+MAX_BENCH = 65_536
+
+
+# A person's mistake, or a machine's state. What else is raised is ours, and its traceback says where.
+ERRORS = (ValueError, ArithmeticError, OSError, RuntimeError, MemoryError, sqlite3.Error)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
-        args.model = args.model or str(demo_model_path())
-        return COMMANDS[args.command](args)
-    except (ValueError, OSError, DemoModelError, sqlite3.Error) as error:
-        print(f"nanovllm {args.command}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    with standard_streams():
+        args = _parser().parse_args(argv)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        try:
+            _reject_empty(args)
+            args.model = args.model or str(demo_model_path())
+            status = COMMANDS[args.command](args)
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:  # nobody reads on: what a shell says of a program that SIGPIPE ended
+            return 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except ERRORS as error:
+            print(f"nanovllm {args.command}: {error or type(error).__name__}", file=sys.stderr)
+            return 2
 
 
 def _analyze(args: argparse.Namespace) -> int:
     from nanovllm.tools.analyze import run_analyze
 
-    return run_analyze(args.log, args.model, args.block_size)
+    return run_analyze(Path(args.log), args.model, args.block_size)
 
 
 def _run_batch(args: argparse.Namespace) -> int:
     from nanovllm.tools.run_batch import run_batch
 
-    return run_batch(args.input_file, args.output_file, _engine_config(args), tuple(args.served_model_name))
+    return run_batch(Path(args.input_file), Path(args.output_file), _engine_config(args), tuple(args.served_model_name))
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -90,10 +103,10 @@ def _chat(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from nanovllm.tools.bench import run_bench
 
-    sizes = {"--batch-sizes": args.batch_sizes, "--input-len": [args.input_len], "--output-len": [args.output_len]}
-    for name, values in sizes.items():
-        if min(values) < 1:
-            raise ValueError(f"{name} must be at least 1, found {min(values)}")
+    for name in ("batch_sizes", "input_len", "output_len"):
+        values = getattr(args, name)
+        for value in values if isinstance(values, list) else [values]:
+            check_number(_flag(name), value, Integral, 1, MAX_BENCH)
     return run_bench(_load(args), args.batch_sizes, args.input_len, args.output_len)
 
 
@@ -103,9 +116,20 @@ COMMANDS = {"chat": _chat, "generate": _generate, "run-batch": _run_batch, "anal
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
+def _reject_empty(args: argparse.Namespace) -> None:
+    """An empty argument is an unset variable of a shell script, most likely, and never means the default."""
+    for name, value in vars(args).items():
+        if name != "prompt" and "" in (value if isinstance(value, list) else [value]):
+            raise ValueError(f"{_flag(name)} is empty; is a variable of the shell not set?")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _load(args: argparse.Namespace) -> LLM:
     config = _engine_config(args)
-    with Console(stderr=True).status(f"loading {config.model}"):
+    with Screen(stderr=True).working(f"loading {config.model}"):
         return LLM(**vars(config))
 
 
@@ -132,8 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", description="Continues a text, word by word as it is generated.")
     generate.add_argument("prompt", nargs="?", help="the text (default: standard input)")
     batch = commands.add_parser("run-batch", description=RUN_BATCH, formatter_class=raw)
-    batch.add_argument("-i", "--input-file", type=Path, required=True, help="requests, one JSON object a line")
-    batch.add_argument("-o", "--output-file", type=Path, required=True, help="made, or continued")
+    batch.add_argument("-i", "--input-file", required=True, help="requests, one JSON object a line")
+    batch.add_argument("-o", "--output-file", required=True, help="made, or continued")
     batch.add_argument(
         "--served-model-name", nargs="+", default=[], help="what body.model may say, beside the model's own name"
     )
@@ -142,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Reads a log of requests, one JSON object a line: chat `messages`, a `prompt` (text or token ids), "
         "or lines in the OpenAI batch format; `cache_salt` is respected. Loads the tokenizer, not the weights.",
     )
-    analyze.add_argument("log", type=Path, help="requests.jsonl")
+    analyze.add_argument("log", help="requests.jsonl")
     analyze.add_argument("--block-size", type=int, default=16, help="tokens in a block of the KV pool (default: 16)")
     bench = commands.add_parser(
         "bench", description="Random prompts, greedy, EOS ignored; a batch of each size is submitted at once."
@@ -177,7 +201,7 @@ def _add_flags(group: Any, cls: type, chosen: Iterable[Field]) -> None:
         else:
             options |= {"type": kind, "metavar": kind.__name__.upper() if kind is str else "N"}
         short = ["-tp"] if f.name == "tensor_parallel_size" else []
-        group.add_argument(*short, f"--{f.name.replace('_', '-')}", **options)
+        group.add_argument(*short, _flag(f.name), **options)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
-"""Lines of OpenAI's batch format: what a line asks for, and the object that answers it.
+"""Lines of OpenAI's batch format: what a line asks for, and their way through the engine.
 
 answer_lines() is the whole of a batch job apart from files: lines in, answers out, as they finish. `nanovllm run-batch`
 runs it over a file, examples/ray_data_batch.py in the actors of a cluster.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 from numbers import Integral
 from typing import Any
 
 import xxhash
 
-from nanovllm import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.request import Request
+from nanovllm.tools.lines import explain, parse_json
+from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Answer, response_body
 from nanovllm.validation import check_number
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
 # Parameters handed on under their own names, and what else a body may hold. "user" asks nothing of the engine.
 PASSED_ON = {f.name for f in fields(SamplingParams)} - {"logprobs"}
@@ -45,26 +43,11 @@ MEANS_NO: dict[str, Any] = {
 }
 MAX_SAMPLES = 1024  # of one line; one line must not eat the memory of all
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
-WINDOW_LINES, WINDOW_BYTES = 1024, 8_000_000
+MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
+WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one line got: a response body, or the reason why there is none. custom_id is None where it can't be read."""
-
-    line_number: int
-    custom_id: str | None
-    body: dict[str, Any] | None
-    error: str | None = None
-
-    def record(self, record_id: str) -> dict[str, Any]:
-        """The output line. `id` comes first: a resumed job looks there."""
-        response = {"status_code": 200, "request_id": record_id, "body": self.body} if self.body else None
-        error = {"code": "invalid_line", "message": self.error, "line": self.line_number} if self.error else None
-        return {"id": record_id, "custom_id": self.custom_id, "response": response, "error": error}
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Line:
     """A line in the engine: a request for each of its prompts."""
 
@@ -79,6 +62,22 @@ class _Line:
     def has_started(self) -> bool:
         return any(request.metrics.first_scheduled_time is not None for request in self.requests)
 
+    def size(self) -> tuple[int, int]:
+        """Samples, and the tokens that they hold when they begin."""
+        num_tokens = sum(len(request.prompt_token_ids) * request.params.n for request in self.requests)
+        return sum(request.params.n for request in self.requests), num_tokens
+
+    def answer(self) -> Answer:
+        try:
+            outputs = [self.outputs[request.request_id] for request in self.requests]
+            body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
+            return Answer(self.number, self.custom_id, body)
+        except BaseException as error:
+            return self.failed(explain(error))
+
+    def failed(self, reason: str) -> Answer:
+        return Answer(self.number, self.custom_id, None, f"line {self.number}: {reason}")
+
 
 def answer_lines(
     llm: LLM,
@@ -92,55 +91,133 @@ def answer_lines(
 
     Lines enter the engine a window at a time, as soon as the one before is nearly used up, so that memory stays
     bounded and the batch full. A window is admitted in prefix order (LLMEngine.enqueue). A line that cannot be run
-    is answered by an error. A sample without a seed gets one from its line's custom_id, so that it depends neither on
-    the lines beside it nor on where a job was interrupted.
+    is answered by an error, whatever it was that failed. A sample without a seed gets one from its line's custom_id,
+    so that it depends neither on the lines beside it nor on where a job was interrupted.
 
     claim_id raises ValueError for a custom_id that an earlier line has. num_signals: 1 asks to finish what has started
-    and leave the rest, 2 to drop all.
+    and leave the rest, 2 to drop all. Raises what `lines` raises, and RuntimeError when the engine answers nothing
+    any more; the lines that have no answer then are nobody's fault.
     """
-    engine, source, more = llm.engine, iter(lines), True
-    in_flight: dict[str, _Line] = {}
+    # Read one by one: ids are claimed in the order of the lines.
+    source = ((len(raw), _read_line(llm, int(number), raw, served_names, claim_id)) for number, raw in lines)
+    batch, more = _Batch(llm), True
     try:
-        while more or in_flight:
+        while more or batch.lines():
             if num_signals() > 1:
                 return
             if num_signals():
                 more = False
-                for line in [line for line in in_flight.values() if not line.has_started()]:
-                    _drop(llm, line, in_flight)
+                batch.drop_what_has_not_started()
             answers: list[Answer] = []
-            if more and len(engine.scheduler.waiting) < engine.config.max_num_seqs:
-                # Read one by one: ids are claimed in the order of the lines.
-                window = [_read_line(llm, *numbered, served_names, claim_id) for numbered in _window(source)]
+            if more and batch.has_room():
+                window = list(_window(source))
                 more = bool(window)
                 answers = [line for line in window if isinstance(line, Answer)]
-                owner = [(request, line) for line in window if isinstance(line, _Line) for request in line.requests]
-                engine.enqueue([request for request, _ in owner])
-                in_flight.update({request.request_id: line for request, line in owner})
-            for output in engine.step():
-                line = in_flight.pop(output.request_id)
-                line.outputs[output.request_id] = output
-                if len(line.outputs) == len(line.requests):
-                    answers.append(Answer(line.number, line.custom_id, _response(line)))
-            yield answers
+                batch.next = [line for line in window if isinstance(line, _Line)]
+            yield answers + batch.step()
     finally:
-        for line in list(in_flight.values()):
-            _drop(llm, line, in_flight)
+        batch.drop(batch.lines())
 
 
-def _drop(llm: LLM, line: _Line, in_flight: dict[str, _Line]) -> None:
-    for request in line.requests:
-        llm.engine.abort_request(request.request_id)
-        in_flight.pop(request.request_id, None)
-
-
-def _window(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    num_bytes = 0
-    for number, raw in islice(lines, WINDOW_LINES):
-        yield number, raw
-        num_bytes += len(raw)
-        if num_bytes > WINDOW_BYTES:
+def _window(source: Iterator[tuple[int, _Line | Answer]]) -> Iterator[_Line | Answer]:
+    """Lines until there are so many samples, tokens or bytes; an error counts as a sample."""
+    num_samples = num_tokens = num_bytes = 0
+    for length, line in source:
+        yield line
+        samples, tokens = line.size() if isinstance(line, _Line) else (1, 0)
+        num_samples, num_tokens, num_bytes = num_samples + samples, num_tokens + tokens, num_bytes + length
+        if num_samples >= WINDOW_SAMPLES or num_tokens > WINDOW_TOKENS or num_bytes > WINDOW_BYTES:
             return
+
+
+class _Batch:
+    """The lines that have been read and not answered.
+
+    A step that fails may be the doing of one line. So those that had started are tried again, each alone, and one that
+    fails alone is answered by an error: unless the engine can do nothing else either.
+
+    in_flight   request id -> its line
+    suspects    one of them has made a step fail; the first one is in flight, or the next to be
+    next        wait for the suspects, or for the next step
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.engine = llm.engine
+        self.in_flight: dict[str, _Line] = {}
+        self.suspects: list[_Line] = []
+        self.next: list[_Line] = []
+
+    def lines(self) -> list[_Line]:
+        return list(dict.fromkeys([*self.in_flight.values(), *self.suspects, *self.next]))
+
+    def has_room(self) -> bool:
+        is_full = len(self.engine.scheduler.waiting) >= self.engine.config.max_num_seqs
+        return not (is_full or self.suspects or self.next)
+
+    def step(self) -> list[Answer]:
+        try:
+            if not (self.suspects and self.in_flight):
+                new = self.suspects[:1] or self.next
+                self.engine.enqueue([request for line in new for request in line.requests])
+                self.in_flight.update({request.request_id: line for line in new for request in line.requests})
+                self.next = self.next if self.suspects else []
+            outputs = self.engine.step()
+        except BaseException as error:
+            return self._retry(error, explain(error))
+        answers = []
+        for output in outputs:
+            if (line := self.in_flight.pop(output.request_id, None)) is None:
+                continue  # somebody else's
+            line.outputs[output.request_id] = output
+            if len(line.outputs) == len(line.requests):
+                self.suspects = [suspect for suspect in self.suspects if suspect is not line]
+                answers.append(line.answer())
+        return answers
+
+    def drop(self, lines: list[_Line]) -> None:
+        requests = [request for line in lines for request in line.requests]
+        self.engine.abort_requests(requests)
+        for request in requests:
+            self.in_flight.pop(request.request_id, None)
+        dropped = set(lines)
+        self.suspects = [line for line in self.suspects if line not in dropped]
+        self.next = [line for line in self.next if line not in dropped]
+
+    def drop_what_has_not_started(self) -> None:
+        self.drop([line for line in self.lines() if not line.has_started()])
+
+    def _retry(self, error: BaseException, reason: str) -> list[Answer]:
+        """A step has failed. Returns the answer of a line that was alone in it."""
+        if self.suspects:
+            culprit = self.suspects[0]
+            self.drop([culprit])
+            self._check_engine(error, reason)
+            return [culprit.failed(reason)]
+        lines = self.lines()
+        started = [line for line in lines if line.has_started()] or lines
+        self.drop(lines)
+        for line in lines:
+            line.requests, line.outputs = [self._again(request) for request in line.requests], {}
+        self.suspects, suspects = started, set(started)
+        self.next = [line for line in lines if line not in suspects]
+        return []
+
+    def _again(self, request: Request) -> Request:
+        prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
+        return self.engine.make_request(prompt | {"cache_salt": request.samples[0].seq.cache_salt}, request.params)
+
+    def _check_engine(self, error: BaseException, reason: str) -> None:
+        """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
+        request = self.engine.make_request([0], SamplingParams(max_tokens=1, temperature=0.0))
+        try:
+            self.engine.enqueue([request])
+            while not request.finished:
+                self.engine.step()
+        except BaseException as other:
+            explain(other)
+            raise RuntimeError(f"the engine fails, whatever it is asked: {reason}") from error
+        finally:
+            self.engine.abort_requests([request])
 
 
 # -- a line in --------------------------------------------------------------------------------------------------------
@@ -169,19 +246,8 @@ def _read_line(
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
         requests = [llm.engine.make_request(prompt, params) for prompt in prompts]
         return _Line(number, custom_id, url, model, params.logprobs, requests)
-    except ValueError as error:
-        return Answer(number, custom_id, None, f"line {number}: {error}")
-
-
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"a line must be a JSON object, found {type(value).__name__}")
-    return value
+    except BaseException as error:
+        return Answer(number, custom_id, None, f"line {number}: {explain(error)}")
 
 
 def read_custom_id(line: dict[str, Any]) -> str:
@@ -213,12 +279,12 @@ def _read_body(
         # A chat answer ends where the model ends it, if nobody says otherwise.
         limit = llm.engine.model_config.generation.get("max_new_tokens")
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
-        if logprobs not in (None, True, False):
+        if not isinstance(logprobs, bool | None):
             raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
         if "top_logprobs" in body and not logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         logprobs = body.get("top_logprobs", 0) if logprobs else None
-        if (add_generation_prompt := body.get("add_generation_prompt", True)) not in (True, False):
+        if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
             raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
         messages = _plain_messages(body.get("messages"))
         prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"))]
@@ -227,7 +293,13 @@ def _read_body(
     if logprobs is not None:
         check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
     params = replace(llm.default_sampling_params(), **given, logprobs=logprobs)
-    check_number("the number of samples (prompts times n)", params.n * len(prompts), Integral, 1, MAX_SAMPLES)
+    num_samples = params.n * len(prompts)
+    check_number("the number of samples (prompts times n)", num_samples, Integral, 1, MAX_SAMPLES)
+    if logprobs is not None:
+        limit = llm.engine.scheduler.max_model_len
+        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
+        what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
+        check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
     return prompts, params, model
 
 
@@ -253,65 +325,3 @@ def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     names = {True: "prompt_token_ids", False: "prompt"}
     return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]
-
-
-# -- an answer out ----------------------------------------------------------------------------------------------------
-
-
-def _response(line: _Line) -> dict[str, Any]:
-    """A chat completion or a text completion, as OpenAI's API gives it, with vLLM's stop_reason."""
-    outputs = [line.outputs[request.request_id] for request in line.requests]
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    make_choice = _chat_choice if line.url == CHAT else _completion_choice
-    samples = [sample for output in outputs for sample in output.outputs]
-    return {
-        "id": f"{'chatcmpl' if line.url == CHAT else 'cmpl'}-{line.custom_id}",
-        "object": "chat.completion" if line.url == CHAT else "text_completion",
-        "created": int(time.time()),
-        "model": line.model,
-        "choices": [
-            {"index": index, **make_choice(sample, line.num_logprobs)}
-            | {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
-            for index, sample in enumerate(samples)
-        ],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
-        },
-    }
-
-
-def _chat_choice(sample: CompletionOutput, num_top: int | None) -> dict[str, Any]:
-    def entry(logprob: Logprob) -> dict[str, Any]:
-        token = logprob.decoded_token
-        return {"token": token, "logprob": logprob.logprob, "bytes": list(token.encode())}
-
-    message = {"role": "assistant", "content": sample.text, "refusal": None}
-    content = [entry(chosen) | {"top_logprobs": [entry(e) for e in top]} for chosen, top in _logprobs(sample, num_top)]
-    return {"message": message, "logprobs": None if num_top is None else {"content": content}}
-
-
-def _completion_choice(sample: CompletionOutput, num_top: int | None) -> dict[str, Any]:
-    if num_top is None:
-        return {"text": sample.text, "logprobs": None}
-    rows, offsets, offset = _logprobs(sample, num_top), [], 0
-    for chosen, _ in rows:
-        offsets.append(offset)
-        offset += len(chosen.decoded_token)
-    logprobs = {
-        "tokens": [chosen.decoded_token for chosen, _ in rows],
-        "token_logprobs": [chosen.logprob for chosen, _ in rows],
-        # The least likely first: of tokens that look alike (pieces of a character), the most likely one stays.
-        "top_logprobs": [{entry.decoded_token: entry.logprob for entry in reversed(top)} for _, top in rows],
-        "text_offset": offsets,
-    }
-    return {"text": sample.text, "logprobs": logprobs}
-
-
-def _logprobs(sample: CompletionOutput, num_top: int | None) -> list[tuple[Logprob, list[Logprob]]]:
-    """For each token: it, and the most likely ones at its position."""
-    rows = zip(sample.token_ids, sample.logprobs or [], strict=sample.logprobs is not None)
-    return [(entries[token], sorted(entries.values(), key=lambda e: e.rank)[: num_top or 0]) for token, entries in rows]

@@ -15,82 +15,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import xxhash
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
-from nanovllm.tools.openai_batch import Answer, answer_lines, parse_json, read_custom_id
+from nanovllm.tools.job import Job
+from nanovllm.tools.lines import parse_json, to_json
+from nanovllm.tools.openai_batch import Answer, answer_lines, read_custom_id
+from nanovllm.tools.screen import Forgiving, Screen
 
-MAX_LINE_BYTES = 16_000_000
+READ_BYTES = 1_000_000
 SYNC_EVERY_S = 1.0  # at most this much work is lost to a power cut
 REPORT_EVERY_S = 5.0
-WEIGHT_SAMPLES, WEIGHT_SAMPLE_BYTES = 16, 65_536
-MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors")
 SUCCEEDED, FAILED = 1, 2
 
 
-# -- the input --------------------------------------------------------------------------------------------------------
-
-
-def read_lines(path: Path, offset: int = 0, number: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(number, bytes) of each line that is not blank; the first has number + 1 and begins at the offset.
-
-    A line that is too long to be a request is cut short.
-    """
-    with path.open("rb") as file:
-        file.seek(offset)
-        while raw := file.readline(MAX_LINE_BYTES):
-            number += 1
-            if raw.strip():
-                yield number, raw
-            while len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
-                raw = file.readline(MAX_LINE_BYTES)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What must be the same when a job is continued."""
-
-    num_lines: int  # that are not blank
-    last_line: int
-    input_hash: str
-    model_hash: str  # and of the options that change what a model answers
-
-    @property
-    def id_prefix(self) -> str:
-        return f"batch_req_{self.input_hash}_{self.model_hash}_"
-
-    @classmethod
-    def of(cls, input_file: Path, directory: Path, config: EngineConfig) -> "Job":
-        num_lines = number = 0
-        digest = xxhash.xxh3_64()
-        for number, raw in read_lines(input_file):
-            num_lines += 1
-            digest.update(b"%d:" % number)
-            digest.update(raw)
-        return cls(num_lines, number, digest.hexdigest(), _model_hash(directory, config))
-
-
-def _model_hash(directory: Path, config: EngineConfig) -> str:
-    """Of the checkpoint's small files, and of samples of its weights: two fine-tunes differ everywhere."""
-    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed}".encode())
-    for path in sorted(path for path in directory.iterdir() if path.suffix in MODEL_SUFFIXES):
-        size = path.stat().st_size
-        digest.update(f"{path.name},{size};".encode())
-        step = 1 if path.suffix != ".safetensors" else max(size // WEIGHT_SAMPLES // WEIGHT_SAMPLE_BYTES, 1)
-        with path.open("rb") as file:
-            for start in range(0, size, step * WEIGHT_SAMPLE_BYTES):
-                file.seek(start)
-                digest.update(file.read(WEIGHT_SAMPLE_BYTES))
-    return digest.hexdigest()
+# -- custom ids ------------------------------------------------------------------------------------------------------
 
 
 class CustomIds:
@@ -117,7 +63,7 @@ class OutputFile:
     """Records of one job, one a line. Opened by one process at a time.
 
     Raises ValueError, with the file as it was, if it holds anything else than whole records of this job and the
-    beginning of one more.
+    beginning of one more; and, whenever it notices, if somebody else has written to the file, cut or removed it.
 
     status          for each input line: 0, SUCCEEDED or FAILED
     num_answered    lines that have a record
@@ -126,6 +72,7 @@ class OutputFile:
     def __init__(self, path: Path, job: Job) -> None:
         self.path, self.job = path, job
         self.status, self.num_answered = bytearray(job.last_line + 1), 0
+        self._digest = xxhash.xxh3_64()  # of the whole file
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock()
@@ -138,9 +85,9 @@ class OutputFile:
 
     def append(self, answers: list[Answer]) -> None:
         """Write records, all or none. Raises OSError."""
-        # ASCII: an id may have a lone surrogate, a text a line separator that some readers take for an end of line.
-        lines = [json.dumps(answer.record(f"{self.job.id_prefix}{answer.line_number}")) + "\n" for answer in answers]
+        lines = [to_json(answer.record(f"{self.job.id_prefix}{answer.line_number}")) + "\n" for answer in answers]
         data = "".join(lines).encode()
+        self._check_size()
         try:
             written = 0
             while written < len(data):
@@ -150,6 +97,7 @@ class OutputFile:
             hint = f"{error.strerror}. The records in it are whole: make room and run the same command again"
             raise OSError(error.errno, hint, str(self.path)) from error
         self._size += len(data)
+        self._digest.update(data)
         if self._size > self._synced_size and time.monotonic() - self._synced_at > SYNC_EVERY_S:
             os.fsync(self._fd)
             self._synced_size, self._synced_at = self._size, time.monotonic()
@@ -157,10 +105,28 @@ class OutputFile:
             self._note(answer.line_number, answer.error is not None)
 
     def close(self) -> None:
+        """Raises ValueError or OSError if the file does not hold what was written."""
         try:
             os.fsync(self._fd)
+            self._check_size()
+            found, offset = xxhash.xxh3_64(), 0
+            while data := os.pread(self._fd, READ_BYTES, offset):
+                found.update(data)
+                offset += len(data)
+            if found.digest() != self._digest.digest():
+                raise ValueError(f"{self.path} was written to by somebody else while the job ran")
         finally:
             os.close(self._fd)
+
+    def _check_size(self) -> None:
+        ours = os.fstat(self._fd)
+        try:
+            is_there = os.path.samestat(ours, os.stat(self.path))
+        except OSError:
+            is_there = False
+        if not is_there or ours.st_size != self._size:
+            what = f"has {ours.st_size:,} bytes instead of {self._size:,}" if is_there else "was removed or replaced"
+            raise ValueError(f"{self.path} {what} while the job ran; run the same command again to answer what is lost")
 
     def _lock(self) -> None:
         try:
@@ -183,6 +149,7 @@ class OutputFile:
                 ):
                     break
                 self._take(number, line)
+                self._digest.update(line)
                 size += len(line)
         return size
 
@@ -231,17 +198,20 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
     directory = resolve_checkpoint(config.model)
     own_name = Path(config.model).name if Path(config.model).is_dir() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
-    console = Console(stderr=True, highlight=False)
-    with console.status("reading the input"):
+    console = Screen(stderr=True)
+    with console.working("reading the input"):
         job = Job.of(input_file, directory, config)
         output = OutputFile(output_file, job)
     num_skipped = output.num_answered
     try:
         with _signals(console) as signals:
             if num_skipped < job.num_lines:
-                with console.status(f"loading {names[0]}"):
+                with console.working(f"loading {names[0]}"):
                     llm = LLM(**vars(config))
+                job.check_model(directory, config)
                 _answer_all(llm, input_file, output, names, signals, console)
+                if not signals:
+                    job.check_input(input_file)
     finally:
         output.close()
         _closing_table(output, num_skipped)
@@ -249,14 +219,12 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
 
 
 def _answer_all(
-    llm: LLM, input_file: Path, output: OutputFile, names: tuple[str, ...], signals: list[int], console: Console
+    llm: LLM, input_file: Path, output: OutputFile, names: tuple[str, ...], signals: list[int], console: Screen
 ) -> None:
     ids = CustomIds()
 
     def unanswered() -> Iterator[tuple[int, bytes]]:
-        for number, raw in read_lines(input_file):
-            if number > output.job.last_line:
-                return  # somebody is appending to the input
+        for number, raw in output.job.lines(input_file):
             if output.status[number]:
                 _claim(ids, number, raw)
             else:
@@ -276,7 +244,7 @@ def _claim(ids: CustomIds, number: int, raw: bytes) -> None:
 
 
 @contextmanager
-def _signals(console: Console) -> Iterator[list[int]]:
+def _signals(console: Screen) -> Iterator[list[int]]:
     """SIGINT and SIGTERM, as they come. The third of them ends the process at once."""
     received: list[int] = []
 
@@ -298,7 +266,7 @@ def _signals(console: Console) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _progress(llm: LLM, output: OutputFile, console: Console) -> Iterator[Callable[[], None]]:
+def _progress(llm: LLM, output: OutputFile, console: Screen) -> Iterator[Callable[[], None]]:
     """A function to call after every step: it moves a bar, or prints a line now and then where there is no terminal."""
     started = reported = time.monotonic()
     total, before = output.job.num_lines, output.num_answered
@@ -312,7 +280,7 @@ def _progress(llm: LLM, output: OutputFile, console: Console) -> Iterator[Callab
         return f"{done:,}/{total:,}, {rates}{left}"
 
     if console.is_terminal:
-        with Progress(BarColumn(bar_width=12), TextColumn("{task.description}"), console=console) as bar:
+        with Progress(BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), console=console) as bar:
             task = bar.add_task("", total=total, completed=before)
             yield lambda: bar.update(task, completed=output.num_answered, description=state())
         return
@@ -336,4 +304,4 @@ def _closing_table(output: OutputFile, num_skipped: int) -> None:
         ("not answered yet: run the same command again", output.job.num_lines - answered),
     ):
         table.add_row(name, f"{count:,}")
-    Console(highlight=False).print(table)
+    Screen(Forgiving(sys.stdout)).print(table)  # the records are the result, not this

@@ -157,15 +157,16 @@ def serve(fd: int, rank: int) -> None:
     connection, lock = Connection(fd), Lock()
 
     def send(kind: str, content: Any = None) -> None:
-        with lock:
-            connection.send_bytes(pickle.dumps((kind, content)))
+        data = pickle.dumps((kind, content))
+        try:
+            with lock:
+                connection.send_bytes(data)
+        except OSError:
+            os._exit(1)  # the driver has gone, and there is nobody to tell
 
     def beat() -> None:
         while True:
-            try:
-                send("alive")
-            except OSError:
-                os._exit(1)  # the driver has gone
+            send("alive")
             time.sleep(HEARTBEAT_S)
 
     Thread(target=beat, daemon=True).start()

@@ -1,0 +1,109 @@
+"""A batch job's input and model: what must be the same when it is continued, and stay the same while it runs."""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from nanovllm.config import EngineConfig
+from nanovllm.tools.lines import read_lines
+
+MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors")
+TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES = 16, 4_096  # a tensor of up to 64 KiB is read whole: norms and biases are
+
+
+@dataclass(frozen=True)
+class Job:
+    """The input and the model as they are when the job begins.
+
+    num_lines     that are not blank
+    model_hash    of the checkpoint, and of the options that change what a model answers
+    line_hashes   by line number; 0 for a blank one
+    input_stat    device, inode, size and time of the input
+    """
+
+    num_lines: int
+    last_line: int
+    input_hash: str
+    model_hash: str
+    line_hashes: array = field(default_factory=lambda: array("Q"), repr=False)
+    input_stat: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def id_prefix(self) -> str:
+        return f"batch_req_{self.input_hash}_{self.model_hash}_"
+
+    @classmethod
+    def of(cls, input_file: Path, directory: Path, config: EngineConfig) -> "Job":
+        stat, hashes = _stat(input_file), _hash_lines(input_file)
+        num_lines, last_line = len(hashes) - hashes.count(0), len(hashes) - 1
+        return cls(num_lines, last_line, xxhash.xxh3_64_hexdigest(hashes), hash_model(directory, config), hashes, stat)
+
+    def lines(self, input_file: Path) -> Iterator[tuple[int, bytes]]:
+        """Read the input once more. ValueError for a line that has changed: its answer would answer something else."""
+        for number, raw in read_lines(input_file):
+            if number > self.last_line:
+                return
+            if self.line_hashes[number] != xxhash.xxh3_64_intdigest(raw):
+                raise ValueError(f"line {number} of {input_file} has changed since the job began")
+            yield number, raw
+
+    def check_input(self, input_file: Path) -> None:
+        """Raise ValueError if the input is not what it was: lines may be lost or have come, and are not answered."""
+        try:
+            same = _stat(input_file) == self.input_stat or _hash_lines(input_file) == self.line_hashes
+        except OSError:
+            same = False
+        if not same:
+            raise ValueError(f"{input_file} has changed since the job began; the records answer what it held then")
+
+    def check_model(self, directory: Path, config: EngineConfig) -> None:
+        """Raise ValueError if the checkpoint is not what it was: the records' ids would name another one."""
+        if hash_model(directory, config) != self.model_hash:
+            raise ValueError(f"the checkpoint {directory} has changed since the job began")
+
+
+def hash_model(directory: Path, config: EngineConfig) -> str:
+    """Of name, size and time of each file of a checkpoint, of what the small ones hold and of parts of every tensor."""
+    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed}".encode())
+    for path in sorted(path for path in directory.rglob("*") if path.suffix in MODEL_SUFFIXES and path.is_file()):
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            digest.update(b"%s,%d,%d;" % (os.fsencode(path.relative_to(directory)), stat.st_size, stat.st_mtime_ns))
+            if path.suffix != ".safetensors":
+                digest.update(file.read())
+                continue
+            for start, end in _parts(file.fileno(), stat.st_size):
+                step = max((end - start) // TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES)
+                for offset in (*range(start, end, step), max(start, end - TENSOR_SAMPLE_BYTES)):
+                    digest.update(os.pread(file.fileno(), min(TENSOR_SAMPLE_BYTES, end - offset), offset))
+    return digest.hexdigest()
+
+
+def _parts(fd: int, size: int) -> list[tuple[int, int]]:
+    """Where a safetensors file has its header and its tensors; the file as one part if its header can't be read."""
+    begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
+    try:
+        header = json.loads(os.pread(fd, min(begin, size) - 8, 8))
+        offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        tensors = [(begin + start, begin + end) for start, end in sorted(offsets)]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
+        return [(0, size)]  # loading it will fail, and say why
+    return [(0, begin), *((start, end) for start, end in tensors if 0 < start < end <= size)]
+
+
+def _stat(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _hash_lines(path: Path) -> array:
+    hashes = array("Q", [0])
+    for number, raw in read_lines(path):
+        hashes.extend([0] * (number - len(hashes)))
+        hashes.append(xxhash.xxh3_64_intdigest(raw))
+    return hashes
