@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.core.block_hash import HASH_FUNCTIONS
-from nanovllm.validation import check_number, reject_unknown
+from nanovllm.validation import MAX_INT32, Bounds, check_choice, check_fields, reject_unknown, shorten, tuple_of
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "triton", "flash_attn", "cuda_graphs")
+
+NUMBERS: dict[str, Bounds] = {
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
+    "max_model_len": (Integral, 2, MAX_INT32),
+    "kv_cache_memory_bytes": (Integral, 1),
+    "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
+    "tensor_parallel_size": (Integral, 1, MAX_INT32),
+    "gpu_memory_utilization": (Real, 0.01, 1.0),
+    "seed": (Integral,),
+}
 
 
 @dataclass(frozen=True)
@@ -56,33 +66,19 @@ class EngineConfig:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", str(self.model))
+        if not isinstance(self.model, str | os.PathLike) or not str(self.model):
+            raise ValueError(f"model must be a checkpoint's directory or a hub id, found {shorten(self.model)}")
+        check_fields(self, NUMBERS)
         dtype = str(self.dtype).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, found {self.dtype!r}")
-        object.__setattr__(self, "dtype", DTYPES[dtype])
-        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
-            check_number(name, getattr(self, name), Integral, 1)
-        for name in ("block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), Integral, 1)
-        if self.max_model_len is not None:
-            check_number("max_model_len", self.max_model_len, Integral, 2)
-        check_number("gpu_memory_utilization", self.gpu_memory_utilization, Real, 0.01, 1.0)
-        check_number("seed", self.seed, Integral)
-        if self.prefix_caching_hash_algo not in HASH_FUNCTIONS:
-            known = ", ".join(HASH_FUNCTIONS)
-            raise ValueError(
-                f"prefix_caching_hash_algo must be one of {known}, found {self.prefix_caching_hash_algo!r}"
-            )
-        for name in self.optimizations:
-            if name not in OPTIMIZATIONS:
-                raise ValueError(f"optimizations are {', '.join(OPTIMIZATIONS)}, found {name!r}")
-        for name in ("enable_prefix_caching", "enforce_eager"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, found {getattr(self, name)!r}")
+        check_choice("dtype", dtype, DTYPES)
+        check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_FUNCTIONS)
+        optimizations = tuple_of(self.optimizations, str, "optimizations", "names")
+        for name in optimizations:
+            check_choice("optimizations", name, OPTIMIZATIONS)
         if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
-            object.__setattr__(self, "optimizations", ())
+            optimizations = ()
+        for name, value in dict(model=str(self.model), dtype=DTYPES[dtype], optimizations=optimizations).items():
+            object.__setattr__(self, name, value)
 
 
 def cache_folder() -> Path:

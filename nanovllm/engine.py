@@ -9,7 +9,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
+from nanovllm.checkpoint import ModelConfig, check_eos, resolve_checkpoint
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
@@ -41,8 +41,9 @@ class LLMEngine:
         runner_class = ModelRunner if config.tensor_parallel_size == 1 else ParallelRunner
         self.model_runner: Any = runner_class(config, model_config)
         self.tokenizer = load_tokenizer(directory)
-        if not model_config.eos_token_ids and self.tokenizer.eos_token_id is not None:
-            model_config = replace(model_config, eos_token_ids=frozenset([self.tokenizer.eos_token_id]))
+        if not model_config.eos_token_ids:
+            eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
+            model_config = replace(model_config, eos_token_ids=eos)
         self.config, self.model_config = config, model_config
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)

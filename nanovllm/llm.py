@@ -7,6 +7,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 from nanovllm.config import EngineConfig
@@ -116,14 +117,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
-        generation = self.engine.model_config.generation
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        chosen = {name: generation[name] for name in names if generation.get(name) is not None}
-        if generation.get("max_new_tokens") is not None:
-            chosen["max_tokens"] = generation["max_new_tokens"]
-        if generation.get("do_sample") is False:
-            chosen["temperature"] = 0.0
-        return SamplingParams(**chosen)
+        return SamplingParams(**self.engine.model_config.generation)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
@@ -185,7 +179,7 @@ def _as_list(prompts: Any) -> list[Any]:
     """A list of token ids is one prompt, any other list is many."""
     if not isinstance(prompts, list | tuple):
         return [prompts]
-    is_token_ids = bool(prompts) and all(isinstance(p, int) for p in prompts)
+    is_token_ids = bool(prompts) and all(isinstance(p, Integral) for p in prompts)
     return [list(prompts)] if is_token_ids else list(prompts)
 
 

@@ -4,23 +4,32 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nanovllm.validation import reject_unknown
+from nanovllm.checkpoint import read_json
+from nanovllm.time_limit import call_with_limit
+from nanovllm.validation import reject_unknown, shorten
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+TEMPLATE_LIMIT_S = 10.0  # for one conversation; an ordinary template takes less than a millisecond
 
 
 def load_tokenizer(directory: Path) -> Any:
     """The checkpoint's tokenizer. FileNotFoundError or ValueError when there is none that works."""
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
+    if (directory / "tokenizer_config.json").is_file():
+        read_json(directory / "tokenizer_config.json")  # refuses one that asks to run code
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(directory))
-    except Exception as error:
-        raise ValueError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        tokenizer.decode(tokenizer("a").input_ids)
+        return tokenizer
+    except BaseException as error:
+        if isinstance(error, Exception) or _is_panic(error):
+            raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
+        raise
 
 
 def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
@@ -37,17 +46,28 @@ def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int],
     if token_ids is not None:
         types = set(map(type, token_ids)) if isinstance(token_ids, list | tuple) else {str}
         if not all(issubclass(t, Integral) and t is not bool for t in types):
-            raise ValueError(f"prompt token ids must be a list of whole numbers, found {_shorten(token_ids)}")
+            raise ValueError(f"prompt token ids must be a list of whole numbers, found {shorten(token_ids)}")
         return text, [int(t) for t in token_ids], salt
     if text is None:
         raise ValueError(
             "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
-            f"found {_shorten(prompt)}"
+            f"found {shorten(prompt)}"
         )
+    return text, _tokenize(tokenizer, text), salt
+
+
+def _tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
     try:
-        return text, tokenizer(text).input_ids, salt
-    except (TypeError, UnicodeError) as error:
-        raise ValueError(f"the prompt is not valid Unicode text: {_shorten(text)}") from error
+        return tokenizer(text, **options).input_ids
+    except BaseException as error:  # but not what a signal handler raises meanwhile
+        if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or _is_panic(error):
+            raise ValueError(f"the prompt is not text that the tokenizer takes: {shorten(text)} ({error})") from error
+        raise
+
+
+def _is_panic(error: BaseException) -> bool:
+    """The tokenizers' Rust code has given up. Python sees no Exception then, and has no name for the class."""
+    return type(error).__name__ == "PanicException"
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -61,28 +81,28 @@ def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -
         )
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
-        raise ValueError(f"token id {token_ids[at]} at position {at} is outside {vocabulary}")
+        raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")
 
 
 def render_chat(tokenizer: Any, messages: Any, add_generation_prompt: bool = True) -> dict[str, Any]:
     """One conversation as a prompt, by the checkpoint's chat template. Raises ValueError if the template refuses it."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"a conversation is a list of messages, not empty; found {_shorten(messages)}")
+        raise ValueError(f"a conversation is a list of messages, not empty; found {shorten(messages)}")
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise ValueError(
-                f"message {index} must be a dict with strings 'role' and 'content', found {_shorten(message)}"
+                f"message {index} must be a dict with strings 'role' and 'content', found {shorten(message)}"
             )
     if not tokenizer.chat_template:
         raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-        # The template has written the special tokens already.
-        return {"prompt": text, "prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids}
-    except Exception as error:  # whatever the checkpoint's template raises
-        raise ValueError(f"the chat template does not take these messages: {error}") from error
 
+    def render() -> str:
+        options = dict(tokenize=False, add_generation_prompt=add_generation_prompt)
+        try:
+            return tokenizer.apply_chat_template(messages, **options)
+        except Exception as error:  # whatever the checkpoint's template raises
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
 
-def _shorten(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= limit else text[:limit] + '...'}"
+    text = call_with_limit(render, TEMPLATE_LIMIT_S, "the chat template")
+    # The template has written the special tokens already.
+    return {"prompt": text, "prompt_token_ids": _tokenize(tokenizer, text, add_special_tokens=False)}

@@ -8,7 +8,22 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.validation import check_number, reject_unknown
+from nanovllm.validation import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_fields, reject_unknown, tuple_of
+
+NUMBERS: dict[str, Bounds] = {
+    "n": (Integral, 1, 16_384),  # vLLM's limit
+    "temperature": (Real, 0.0),
+    "top_p": (Real, MIN_POSITIVE, 1.0),
+    "top_k": (Integral, -1),
+    "min_p": (Real, 0.0, 1.0),
+    "seed": (Integral,),
+    "max_tokens": (Integral, 1),
+    "min_tokens": (Integral, 0),
+    "logprobs": (Integral, 0),
+    "repetition_penalty": (Real, MIN_POSITIVE, MAX_POSITIVE),
+    "presence_penalty": (Real, -2.0, 2.0),
+    "frequency_penalty": (Real, -2.0, 2.0),
+}
 
 
 @dataclass(frozen=True)
@@ -55,41 +70,11 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        check_number("n", self.n, Integral, 1)
-        check_number("temperature", self.temperature, Real, 0.0)
-        check_number("top_p", self.top_p, Real, 0.0, 1.0)
-        check_number("top_k", self.top_k, Integral, -1)
-        check_number("min_p", self.min_p, Real, 0.0, 1.0)
-        if self.seed is not None:
-            check_number("seed", self.seed, Integral)
-        if self.max_tokens is not None:
-            check_number("max_tokens", self.max_tokens, Integral, 1)
-        check_number("min_tokens", self.min_tokens, Integral, 0)
+        check_fields(self, NUMBERS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
-        if self.logprobs is not None:
-            check_number("logprobs", self.logprobs, Integral, 0)
-        check_number("repetition_penalty", self.repetition_penalty, Real, 0.0)
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) == 0:
-                raise ValueError(f"{name} must be above 0, found 0; 1.0 turns it off")
-        check_number("presence_penalty", self.presence_penalty, Real, -2.0, 2.0)
-        check_number("frequency_penalty", self.frequency_penalty, Real, -2.0, 2.0)
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be True or False, found {self.ignore_eos!r}")
         # Kept as tuples, so that the scheduler and the detokenizer never look at None or at a bare string.
-        object.__setattr__(self, "stop", _tuple_of(self.stop, str, "stop", "strings"))
-        object.__setattr__(self, "stop_token_ids", _tuple_of(self.stop_token_ids, Integral, "stop_token_ids", "ids"))
+        object.__setattr__(self, "stop", tuple_of(self.stop, str, "stop", "strings"))
+        object.__setattr__(self, "stop_token_ids", tuple_of(self.stop_token_ids, Integral, "stop_token_ids", "ids"))
         if "" in self.stop:  # type: ignore[operator]
             raise ValueError("stop holds an empty string, which would end every text at once")
-
-
-def _tuple_of(value: Any, kind: type, name: str, noun: str) -> tuple:
-    if value is None:
-        return ()
-    if isinstance(value, str) and kind is str:
-        return (value,)
-    items = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (None,)
-    if any(not isinstance(item, kind) or isinstance(item, bool) for item in items):
-        raise ValueError(f"{name} must be a list of {noun}, found {value!r}")
-    return items

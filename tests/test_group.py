@@ -24,7 +24,7 @@ class Recorder:
 
 class RecordedSlice:
     def __init__(self, part):
-        self.part, self.get_shape = part, part.get_shape
+        self.part, self.get_shape, self.get_dtype = part, part.get_shape, part.get_dtype
 
     def __getitem__(self, share):
         tensor = self.part[share]

@@ -73,4 +73,4 @@ def test_index_that_names_a_missing_file(broken):
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
     expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)
     (broken / "model.safetensors.index.json").write_text("{}")
-    expect("is not an index", LLM, str(broken), num_gpu_blocks_override=64)
+    expect("may only name safetensors files beside it", LLM, str(broken), num_gpu_blocks_override=64)

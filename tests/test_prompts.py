@@ -43,7 +43,7 @@ def test_chat_uses_the_template(llm):
         ({"promt": "x"}, "did you mean 'prompt'"),
         ({"prompt": 3}, "prompt must be a string, found int"),
         ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a string that is not empty"),
-        ("half a pair: \ud83d", "not valid Unicode"),
+        ("half a pair: \ud83d", "is not text that the tokenizer takes"),
     ],
 )
 def test_prompts(llm, prompt, text):

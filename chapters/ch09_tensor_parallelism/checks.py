@@ -392,7 +392,7 @@ class StudentFile:
 class StudentSlice:
     def __init__(self, file: StudentFile, name: str) -> None:
         self.file, self.name, self.part = file, name, CountedSlice(file.file.get_slice(name))
-        self.get_shape = self.part.get_shape
+        self.get_shape, self.get_dtype = self.part.get_shape, self.part.get_dtype
 
     def __getitem__(self, shares: tuple[tuple[slice, Group], ...]) -> Tensor:
         group, config = shares[0][1], self.file.config

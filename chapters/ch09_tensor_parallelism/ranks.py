@@ -147,6 +147,9 @@ class CountedSlice:
     def get_shape(self) -> list[int]:
         return self._part.get_shape()
 
+    def get_dtype(self) -> str:
+        return self._part.get_dtype()
+
     def __getitem__(self, share: Any) -> Tensor:
         tensor = self._part[share]
         self.num_read += tensor.numel()

@@ -277,7 +277,7 @@ def _read_body(
     logprobs = body.get("logprobs")
     if url == CHAT:
         # A chat answer ends where the model ends it, if nobody says otherwise.
-        limit = llm.engine.model_config.generation.get("max_new_tokens")
+        limit = llm.engine.model_config.generation.get("max_tokens")
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
         if not isinstance(logprobs, bool | None):
             raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")

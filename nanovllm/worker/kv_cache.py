@@ -1,13 +1,17 @@
 """The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import cdiv
+from nanovllm.validation import check_number
 from nanovllm.worker.cpu.memory import lazy_zeros
+
+MAX_NUM_BLOCKS = 2**24  # each is a Python object of the block manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,20 @@ def num_blocks_for_pool(
 ) -> int:
     """Blocks of the pool. free_bytes: memory that may be used for it, as measured by the caller.
 
-    Raises ValueError when not one block fits.
+    Raises ValueError when not one block fits, or more are asked for than any machine holds.
     """
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
     block_bytes = block_size * model.kv_bytes_per_token(dtype.itemsize)
     pool_bytes = free_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
     num_blocks = pool_bytes // block_bytes
-    if num_blocks < 1:
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    elif num_blocks < 1:
         raise ValueError(
             f"the KV pool gets {pool_bytes / 1e6:.1f} MB and one block of {block_size} tokens needs "
             f"{block_bytes / 1e6:.1f} MB; free some memory or raise kv_cache_memory_bytes"
         )
-    if config.kv_cache_memory_bytes is not None:
-        return num_blocks
-    # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
-    return min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))
+    elif config.kv_cache_memory_bytes is None:
+        # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
+        num_blocks = min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))
+    check_number("the size of the KV pool in bytes", num_blocks * block_bytes, Integral)
+    return check_number("the size of the KV pool in blocks", num_blocks, Integral, 1, MAX_NUM_BLOCKS)

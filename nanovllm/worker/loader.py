@@ -4,19 +4,22 @@ Files are memory-mapped, and each tensor is copied once, from the map into its p
 dtypes differ). No second copy of the weights ever exists in anonymous memory.
 """
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from nanovllm.checkpoint import ModelConfig
+from nanovllm.checkpoint import ModelConfig, read_json
+from nanovllm.validation import shorten
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.model import Decoder
 
 # Written by old exporters; computed here from the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
 def load_model(
@@ -27,25 +30,37 @@ def load_model(
     ValueError lists missing, extra and wrongly shaped tensors.
     """
     files = _tensor_files(directory)
-    model = _uninitialised(shard_config(config, group.size), dtype, device, group)
     whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in whole if name not in files]
     problems += [f"not part of a {config.architecture}: {name}" for name in extra]
     for name in whole.keys() & files.keys():
-        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
-        if found != expected:
-            problems.append(f"wrong shape: {name} is {found}, config.json implies {expected}")
+        stored, expected = files[name].get_slice(name), list(whole[name].shape)
+        if stored.get_shape() != expected:
+            problems.append(f"wrong shape: {name} is {stored.get_shape()}, config.json implies {expected}")
+        if stored.get_dtype() not in WEIGHT_DTYPES:
+            problems.append(f"wrong dtype: {name} is {stored.get_dtype()}, only {', '.join(WEIGHT_DTYPES)} are read")
     if problems:
         shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
         raise ValueError(f"the tensors in {directory} do not fit its config.json:\n  {shown}")
 
+    # A rank on a GPU has one of its own; those on a CPU share its memory.
+    on_gpu = device.type == "cuda"
+    memory = torch.cuda.mem_get_info(device)[0] * group.size if on_gpu else PHYSICAL_MEMORY
+    needed = sum(tensor.numel() for tensor in whole.values()) * dtype.itemsize
+    if needed > memory:
+        raise ValueError(f"the weights in {directory} need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory")
+
+    model = _uninitialised(shard_config(config, group.size), dtype, device, group)
     with torch.no_grad():
         for name, place in model.checkpoint_tensors():
             sizes = zip(whole[name].shape, place.shape, strict=True)
             share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
             place.copy_(files[name].get_slice(name)[share])
+            # One fast pass; the sum itself may overflow, in float16.
+            if not place.sum().isfinite() and not place.isfinite().all():
+                raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {dtype}")
     return model.eval().requires_grad_(False)
 
 
@@ -64,11 +79,13 @@ def _tensor_files(directory: Path) -> dict[str, Any]:
     """{tensor name: the open file that holds it}."""
     index_path = directory / "model.safetensors.index.json"
     if index_path.is_file():
-        try:
-            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-            paths = sorted({directory / name for name in weight_map.values()})
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{index_path} is not an index of safetensors files: {error!r}") from error
+        weight_map = read_json(index_path).get("weight_map")
+        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]
+        if outside := [name for name in names if name != Path(name).name or not name.endswith(".safetensors")]:
+            raise ValueError(
+                f"{index_path}: weight_map may only name safetensors files beside it, not {shorten(outside[0])}"
+            )
+        paths = [directory / name for name in names]
     else:
         single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
         paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))

@@ -62,8 +62,7 @@ class ModelRunner:
         self.weight_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
         if self.device.type == "cpu" and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
-        limit = self.model_config.max_position_embeddings
-        self.rotary = RotaryEmbedding(self.model_config, limit, self.dtype, self.device)
+        self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self._logits = torch.empty(0)
         self._graphs: DecodeGraphs | None = None
 
