@@ -70,7 +70,7 @@ def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
 
     1. Make a number u, 0 <= u < 1, of these three of its sequence, and of nothing else:
 
-           seq.seed                    an int, also negative or very large. (seq.sampling_params.seed may be None.)
+           seq.seed                    an int of up to 63 bits and a sign. (seq.sampling_params.seed may be None.)
            seq.sample_index            which of the n samples of its request it is
            seq.num_generated_tokens    the position in the output of the token that is chosen now
 

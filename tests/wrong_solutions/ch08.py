@@ -197,7 +197,7 @@ WRONG = {
             """,
             """
             token_ids = []
-            generator = torch.Generator().manual_seed(seqs[0].seed % 2**63)
+            generator = torch.Generator().manual_seed(seqs[0].seed)
             for row in probs:
                 u = float(torch.rand((), generator=generator))
             """,
