@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.core.block_hash import HASH_FUNCTIONS
-from nanovllm.validation import MAX_INT32, Bounds, check_choice, check_fields, reject_unknown, shorten, tuple_of
+from nanovllm.validation import MAX_INT32, SEED, Bounds, check_choice, check_fields, reject_unknown, shorten, tuple_of
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "triton", "flash_attn", "cuda_graphs")
@@ -19,7 +19,7 @@ NUMBERS: dict[str, Bounds] = {
     "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
     "tensor_parallel_size": (Integral, 1, MAX_INT32),
     "gpu_memory_utilization": (Real, 0.01, 1.0),
-    "seed": (Integral,),
+    "seed": SEED,
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.validation import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_fields, reject_unknown, tuple_of
+from nanovllm.validation import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, check_fields, reject_unknown, tuple_of
 
 NUMBERS: dict[str, Bounds] = {
     "n": (Integral, 1, 16_384),  # vLLM's limit
@@ -16,7 +16,7 @@ NUMBERS: dict[str, Bounds] = {
     "top_p": (Real, MIN_POSITIVE, 1.0),
     "top_k": (Integral, -1),
     "min_p": (Real, 0.0, 1.0),
-    "seed": (Integral,),
+    "seed": SEED,
     "max_tokens": (Integral, 1),
     "min_tokens": (Integral, 0),
     "logprobs": (Integral, 0),

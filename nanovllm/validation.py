@@ -17,6 +17,7 @@ MAX_FLOAT = 3.4e38  # float32 holds a little more
 MIN_POSITIVE, MAX_POSITIVE = 1e-10, 1e10
 
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
+SEED: Bounds = (Integral, -(2**63), 2**64 - 1)  # as torch.manual_seed: it is hashed, and enters no tensor
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
