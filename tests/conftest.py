@@ -14,8 +14,8 @@ from processes import Processes
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
-# Fixtures that make a test slow: real weights, and engines in processes of their own.
-SLOW_FIXTURES = {"demo_checkpoint", "processes"}
+# Fixtures that make a test slow: real weights, engines in processes of their own, C kernels that are compiled anew.
+SLOW_FIXTURES = {"demo_checkpoint", "processes", "empty_cache"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

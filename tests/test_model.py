@@ -1,4 +1,4 @@
-"""The decoder and its layers: logits at every position, against transformers."""
+"""model.py and layers.py: logits at every position, against transformers."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Request and its samples, up to the RequestOutput: n, stop strings and tokens, lengths, logprobs."""
+"""request.py and outputs.py: a request and its samples, up to the RequestOutput."""
 
 import math
 
