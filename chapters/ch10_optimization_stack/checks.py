@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch10_optimization_stack import solution
-from chapters.ch10_optimization_stack.lab import TILE, KeyReader, Memory, paged_attention_by
+from chapters.ch10_optimization_stack.tiles import TILE, KeyReader, Memory, paged_attention_by
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
@@ -60,18 +60,28 @@ def close(a: Any, b: Tensor) -> bool:
     return isinstance(a, Tensor) and a.shape == b.shape and torch.allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def few(x: Any) -> Any:
-    """A short form of a tensor, for a report."""
-    if not isinstance(x, Tensor):
-        return repr(x)
-    numbers = [round(value, 4) if isinstance(value, float) else value for value in x.flatten()[:6].tolist()]
-    return f"{', '.join(map(str, numbers))}{', ...' if x.numel() > 6 else ''} (shape {list(x.shape)})"
+def difference(expected: Tensor, got: Any) -> dict[str, str]:
+    """expected and got of a report: some numbers of each, from the first on that differs."""
+    if not isinstance(got, Tensor):
+        return {"expected": f"a tensor of shape {list(expected.shape)}", "got": repr(got)}
+    if got.shape != expected.shape:
+        return {"expected": f"shape {list(expected.shape)}", "got": f"shape {list(got.shape)}"}
+    differs = ~torch.isclose(got.to(expected.dtype), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    first = int(differs.flatten().nonzero()[0])
+    place = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(first), expected.shape))
+
+    def numbers(x: Tensor) -> str:
+        found = [f"{value:.4f}" for value in x.flatten()[first : first + 6].tolist()]
+        return f"{', '.join(found)}{', ...' if x.numel() > first + 6 else ''} (from [{place}] of {list(x.shape)})"
+
+    return {"expected": numbers(expected), "got": numbers(got)}
 
 
 # -- fold -------------------------------------------------------------------------------------------------------------
 
 Fold = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 State = tuple[Tensor, Tensor, Tensor]
+STATE = ("running_max", "running_sum", "acc")
 
 
 @contextmanager
@@ -87,9 +97,9 @@ def fresh(heads: int, rows: int, head_dim: int) -> State:
 
 def exact(scores: Tensor, values: Tensor) -> State:
     """What the state means, from all scores at once, in float64."""
-    top = scores.amax(-1)
-    weights = (scores.double() - top.masked_fill(top == -INF, 0.0)[..., None]).exp()
-    return top, weights.sum(-1).float(), (weights @ values.double()).float()
+    largest = scores.amax(-1)
+    weights = (scores.double() - largest.masked_fill(largest == -INF, 0.0)[..., None]).exp()
+    return largest, weights.sum(-1).float(), (weights @ values.double()).float()
 
 
 def compare_fold(function: Fold, scores: Tensor, values: Tensor, sizes: list[int], what: str) -> None:
@@ -101,74 +111,81 @@ def compare_fold(function: Fold, scores: Tensor, values: Tensor, sizes: list[int
         copies = tuple(x.clone() for x in given)
         got = function(*copies)
         if not isinstance(got, tuple | list) or len(got) != 3:
-            raise Wrong("return three tensors: top, total, acc", got=repr(got))
-        for name, before, after in zip(("top", "total", "acc", "scores", "values"), given, copies, strict=True):
+            raise Wrong("return three tensors: running_max, running_sum, acc", got=repr(got))
+        for name, before, after in zip(
+            ("running_max", "running_sum", "acc", "scores", "values"), given, copies, strict=True
+        ):
             if not torch.equal(before, after):
                 raise Wrong(f"{name}, which you were given, has been changed: return new tensors")
         at += size
         expected = exact(scores[..., :at], values[:, :at])
         where = f"{what}, after tile {number} of {len(sizes)}"
-        for name, e, g in zip(("top", "total", "acc"), expected, got, strict=True):
+        for name, e, g in zip(STATE, expected, got, strict=True):
             if not close(g, e):
-                raise Wrong(f"{name} ({where}): {_why_fold(name, given, expected, g)}", expected=few(e), got=few(g))
+                raise Wrong(f"{name} ({where}): {_why_fold(name, given, expected, g)}", **difference(e, g))
         state = expected
 
 
 def _why_fold(name: str, given: tuple[Tensor, ...], expected: State, got: Any) -> str:
     """The likely mistake. given: what the function was given; expected: the state afterwards."""
-    top, total, acc, scores, values = given
-    new_top = expected[0]
-    if (
-        not isinstance(got, Tensor)
-        or got.shape != dict(zip(("top", "total", "acc"), expected, strict=True))[name].shape
-    ):
+    running_max, running_sum, acc, scores, values = given
+    new_max = expected[0]
+    if not isinstance(got, Tensor) or got.shape != dict(zip(STATE, expected, strict=True))[name].shape:
         return "a tensor of another shape is expected"
-    if name == "top":
+    if name == "running_max":
         if close(got, scores.amax(-1)):
             return "that is the largest of the new scores; an earlier one may be larger"
         return "the largest score so far, of the keys before and of the new ones"
     if not got.isfinite().all():
-        if new_top.isfinite().all() and new_top.abs().max() > 80:
-            return "exp() of a large number is inf: subtract the new top from every score before exp()"
-        if (new_top == -INF).any() and got[new_top == -INF].isnan().any():
-            return "a row that has seen no key yet has top -inf, and -inf - (-inf) is nan"
+        if new_max.isfinite().all() and new_max.abs().max() > 80:
+            return "exp() of a large number is inf: subtract the new maximum from every score before exp()"
+        if (new_max == -INF).any() and got[new_max == -INF].isnan().any():
+            return "a row that has seen no key yet has running_max -inf, and -inf - (-inf) is nan"
         if (scores.amax(-1) == -INF).any() and got[scores.amax(-1) == -INF].isnan().any():
             return "a row that sees none of the new keys got nan: its largest score stays what it was, and is not -inf"
-        if ((top == -INF) & (new_top != -INF)).any() and got[(top == -INF) & (new_top != -INF)].isnan().any():
-            return "at a row's first key the old top is -inf and the new one is not; exp(-inf - new) is 0, not nan"
-        return "exp() of a large number is inf: subtract the new top from every score before exp()"
-    base = new_top.masked_fill(new_top == -INF, 0.0)
+        if ((running_max == -INF) & (new_max != -INF)).any() and got[
+            (running_max == -INF) & (new_max != -INF)
+        ].isnan().any():
+            return (
+                "at a row's first key the old running_max is -inf and the new one is not; exp(-inf - new) is 0, not nan"
+            )
+        return "exp() of a large number is inf: subtract the new maximum from every score before exp()"
+    base = new_max.masked_fill(new_max == -INF, 0.0)
     weights = (scores - base[..., None]).exp()
-    shrink = (top - base).exp()
-    olds = {"total": total, "acc": acc}
-    news = {"total": weights.sum(-1), "acc": weights @ values}
+    rescale = (running_max - base).exp()
+    olds = {"running_sum": running_sum, "acc": acc}
+    news = {"running_sum": weights.sum(-1), "acc": weights @ values}
     old, new = olds[name], news[name]
 
     def times(x: Tensor, factor: Tensor) -> Tensor:
         return x * (factor[..., None] if name == "acc" else factor)
 
-    has_moved = bool((shrink[top != -INF] < 1).any())
+    has_moved = bool((rescale[running_max != -INF] < 1).any())
     if has_moved and close(got, old + new):
         return (
-            "what was summed up before belongs to the old top. When the top moves, it has to shrink by "
-            "exp(old top - new top)"
+            "what was summed up before belongs to the old maximum. When that moves, it has to be multiplied by "
+            "exp(old maximum - new maximum)"
         )
     if close(got, new):
-        return "the keys before are forgotten; the new ones come on top of them"
-    if (shrink > 0).any() and close(got, times(old, (base - top).exp().nan_to_num(0, 0, 0)) + new):
-        return "it has been multiplied by exp(new top - old top); it must shrink, by exp(old top - new top)"
+        return "the keys before are forgotten; the new ones are added to them"
+    if (rescale > 0).any() and close(got, times(old, (base - running_max).exp().nan_to_num(0, 0, 0)) + new):
+        return (
+            "it has been multiplied by exp(new maximum - old maximum); it must shrink: exp(old maximum - new maximum)"
+        )
     if name == "acc" and close(got, expected[2] / expected[1][..., None]):
-        return "it has been divided by total already; the caller does that once, at the end"
-    if has_moved and close(got, times(old + new, shrink)):
-        return "only what was there before shrinks; the new keys are measured from the new top already"
+        return "it has been divided by running_sum already; the caller does that once, at the end"
+    if has_moved and close(got, times(old + new, rescale)):
+        return "only what was there before shrinks; the new keys are relative to the new maximum already"
     own = (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0, 0, 0)
-    own_new = own.sum(-1) if name == "total" else own @ values
-    if close(got, times(old, shrink) + own_new) or close(got, old + own_new):
-        return "the new scores count from the new top, which may be an earlier key's, not from their own maximum"
-    raw = scores.exp().sum(-1) if name == "total" else scores.exp() @ values
-    if close(got, old + raw) or close(got, times(old, shrink) + raw):
-        return "subtract the new top from every score before exp(): exp(score - top)"
-    return "the sum over all keys so far of exp(score - top)" + (" times value" if name == "acc" else "")
+    own_new = own.sum(-1) if name == "running_sum" else own @ values
+    if close(got, times(old, rescale) + own_new) or close(got, old + own_new):
+        return (
+            "the new scores count from the new running_max, which may be an earlier key's, not from their own maximum"
+        )
+    raw = scores.exp().sum(-1) if name == "running_sum" else scores.exp() @ values
+    if close(got, old + raw) or close(got, times(old, rescale) + raw):
+        return "subtract the new maximum from every score before exp(): exp(score - running_max)"
+    return "the sum over all keys so far of exp(score - running_max)" + (" times value" if name == "acc" else "")
 
 
 def example(heads: int, rows: int, count: int, head_dim: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -333,8 +350,8 @@ def compare_attend(function: Attend, what: str, *sizes: Any, **more: Any) -> Non
     if close(got, expected):
         return
     if not isinstance(got, Tensor) or got.shape != q.shape:
-        raise Wrong(f"{what}: a tensor of q's shape is expected", expected=list(q.shape), got=few(got))
-    raise Wrong(f"{what}: {_why_attend(q, k, v, got)}", expected=few(expected), got=few(got))
+        raise Wrong(f"{what}: a tensor of q's shape is expected", **difference(expected, got))
+    raise Wrong(f"{what}: {_why_attend(q, k, v, got)}", **difference(expected, got))
 
 
 def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
@@ -366,7 +383,7 @@ def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
             return f"the last {num_keys - whole} keys, a tile that is not full, are missing"
         if rows == 1 and close(got, dense(q, k[-(num_keys - whole or TILE) :], v[-(num_keys - whole or TILE) :])):
             return "only the last tile counts: tiles have to be folded together"
-        return "right within one tile, not over several: check what happens to top, total and acc between two tiles"
+        return "right within one tile, not over several: check what happens to the running numbers between two tiles"
     return "softmax(q·k * head_dim ** -0.5) v, over the keys that the row sees"
 
 
@@ -418,7 +435,7 @@ def check_memory(function: Attend, bench: Bench) -> None:
     # Numbers of the positions may grow, 8 bytes a key; scores, K and V may not.
     if many_bytes > few_bytes + 8 * 64 * TILE + 1024:
         few_keys, many_keys = peaks
-        hint = "what you hold grows with the number of keys: fold each tile into top, total and acc, and let it go"
+        hint = "what you hold grows with the number of keys: fold each tile into the running numbers, and let it go"
         got = f"{few_bytes:,} bytes with {few_keys} keys, {many_bytes:,} with {many_keys:,}"
         raise Wrong(hint, expected="about the same with few keys and with many", got=got)
 

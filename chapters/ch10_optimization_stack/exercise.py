@@ -7,30 +7,35 @@ its decode steps as CUDA graphs want them (no GPU is needed).
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
-from chapters.ch10_optimization_stack.lab import TILE, KeyReader  # noqa: F401 (you will need TILE)
+from chapters.ch10_optimization_stack.tiles import TILE, KeyReader  # noqa: F401 (you will need TILE)
 from nanovllm.worker.batch import Batch
 
 
-def fold(top: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One round of the online softmax: take in the next keys of every row. Returns the new (top, total, acc).
+def fold(
+    running_max: Tensor, running_sum: Tensor, acc: Tensor, scores: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One round of the online softmax: take in the next keys of every row. Returns the new (running_max, running_sum,
+    acc).
 
     All are float32. There are `heads` KV heads, `rows` query rows for each of them, and `count` new keys:
 
-        top     [heads, rows]             the largest score that each row has seen so far; -inf before the first
-        total   [heads, rows]             the sum of exp(score - top) over the keys so far; 0 before the first
-        acc     [heads, rows, head_dim]   the sum of exp(score - top) * value over the keys so far; 0 before the first
-        scores  [heads, rows, count]      of the new keys, scaled and masked: -inf where a row must not see a key
-        values  [heads, count, head_dim]  of the new keys
+        running_max  [heads, rows]             the largest score that each row has seen so far
+        running_sum  [heads, rows]             the sum of exp(score - running_max) over the keys so far
+        acc          [heads, rows, head_dim]   the sum of exp(score - running_max) * value over the keys so far
+        scores       [heads, rows, count]      of the new keys, scaled and masked: -inf where a row must not see a key
+        values       [heads, count, head_dim]  of the new keys
 
-    Afterwards the same three statements hold with the new keys among "the keys so far", and with the new top. Nothing
-    is divided here: when all keys are in, the caller computes acc / total.
+    Before the first key they are -inf, 0 and 0. Afterwards the same three statements hold with the new keys among "the
+    keys so far", and with the new maximum. Nothing is divided here: when all keys are in, the caller computes
+    acc / running_sum.
 
     A row may see none of the new keys (all its scores are -inf). If it has seen others before, nothing changes for it.
     If it has not, it stays at (-inf, 0, 0), without nan. Scores may be as large as 1e4 or as small as -1e4. Return new
     tensors and leave the five that you got as they are. No loops are needed.
 
-    Example, one head, one row, head_dim 1: top 1, total 1, acc 10 (one key so far, score 1, value 10), then scores
-    [3, 1] with values [20, 30] -> top 3, total e^-2 + e^0 + e^-2 = 1.2707, acc 10 e^-2 + 20 + 30 e^-2 = 25.4134.
+    Example, one head, one row, head_dim 1: running_max 1, running_sum 1, acc 10 (one key so far, score 1, value 10),
+    then scores [3, 1] with values [20, 30] -> running_max 3, running_sum e^-2 + e^0 + e^-2 = 1.2707,
+    acc 10 e^-2 + 20 + 30 e^-2 = 25.4134.
     """
     raise NotImplementedError
 

@@ -1,203 +1,63 @@
-"""Lab 10: what each optimization of this engine saves on this machine, and FlashAttention built up in six steps.
+"""Lab 10: FlashAttention built up in six steps, and what each optimization of this engine saves on this machine.
 
-One engine serves every measurement: its weights are laid out and its kernels swapped between steps. The attention
-steps work on the K and V that the engine wrote.
+First what can be counted (bytes, operations, memory), then what has to be measured. One engine serves all of it: its
+weights are laid out and its kernels swapped between steps (setups.py). The steps of attention are in tiles.py.
 """
 
-import logging
-import math
-import os
-import random
-import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import pairwise
 
 import torch
 from rich.text import Text
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters import draw
-from chapters.patching import replaced
+from chapters.ch10_optimization_stack import solution
+from chapters.ch10_optimization_stack.setups import (
+    BATCH,
+    CONTEXT,
+    MAX_ROUNDS,
+    NUM_OUTPUT,
+    NUM_OWN,
+    NUM_REQUESTS,
+    NUM_SHARED,
+    Setup,
+    Times,
+    World,
+    in_turn,
+)
+from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, paged_attention_by, rows_read
 from chapters.story import Story
-from nanovllm import LLM, SamplingParams
+from nanovllm import SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu.kernels import load_cpu_kernels
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import Linear, reorder_weights
+from nanovllm.worker.kernels import TORCH_KERNELS
 
-TILE = 32  # keys that are looked at together
-TILE_ROWS = 16  # query rows that are
-CONTEXT = 256  # tokens of a sequence when its decode steps begin to be timed
-PROMPT = 256  # tokens of the prompt that is timed
-BATCH = 16
-ROUNDS, STEPS = 2, 3  # every setup gets its turn ROUNDS times, each time with STEPS timed decode steps
-PATIENCE_S = 2  # a measurement's rounds end when this is over
 BAR = 40  # cells of the longest bar
+DECODES = {"1 decode": 1, f"{BATCH} decodes": BATCH}
+KINDS = {  # (sequences, rows of each, keys of each)
+    **{kind: (num_seqs, 1, CONTEXT) for kind, num_seqs in DECODES.items()},
+    f"prompt of {CONTEXT}": (1, CONTEXT, CONTEXT),
+}
+
+make_table = partial(draw.make_table, width=11, first=28)
 
 
-# -- setups -----------------------------------------------------------------------------------------------------------
+def tell(story: Story) -> None:
+    world = World(story.load)
+    tell_bytes(story, world)
+    tell_operations(story, world)
+    tell_ladder(story)
+    tell_paged(story, world)
+    tell_hierarchy(story)
+    tell_shares(story, world)
+    tell_workload(story, world)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How the engine computes a step: the layout of its weights ("plain", "oneDNN" or "C") and its kernels."""
-
-    name: str
-    weights: str
-    kernels: Kernels
-
-
-def setups(c_kernels: Kernels | None) -> tuple[list[Setup], list[Setup]]:
-    """(plain, then each optimization alone; plain, then one after another on top). They share what they can. Without C
-    kernels two are left of each."""
-    plain = Setup("plain PyTorch", "plain", TORCH_KERNELS)
-    reordered = Setup("reordered weights (oneDNN)", "oneDNN", TORCH_KERNELS)
-    alone, in_order = [plain, reordered], [plain, reordered]
-    if c_kernels is None:
-        return alone, in_order
-    alone.append(Setup("C: matrix products", "C", TORCH_KERNELS))
-    in_order.append(alone[-1])
-    swaps = {"attention": "paged_attention", "rotary + write": "rotary_and_write", "add + norm": "add_rms_norm"}
-    for title, field in (swaps | {"silu * up": "silu_and_mul"}).items():
-        swap: dict[str, Any] = {field: getattr(c_kernels, field)}
-        alone.append(Setup(f"C: {title}", "plain", replace(TORCH_KERNELS, **swap)))
-        in_order.append(Setup(f"C: {title}", "C", replace(in_order[-1].kernels, **swap)))
-    return alone, in_order
-
-
-class World:
-    """An engine whose way to compute can be changed between two steps."""
-
-    def __init__(self, story: Story) -> None:
-        sizes = {"max_num_seqs": BATCH, "max_num_batched_tokens": 2048, "max_model_len": 1024}
-        self.llm: LLM = story.load(
-            **sizes, num_gpu_blocks_override=512, block_size=16, optimizations=("c_kernels",), dtype="auto"
-        )
-        self.engine, self.rng = self.llm.engine, random.Random(10)
-        self.runner = self.engine.model_runner
-        self.config, self.itemsize = self.engine.model_config, self.runner.dtype.itemsize
-        self.c_kernels = None if self.runner.kernels is TORCH_KERNELS else self.runner.kernels
-        self.linears = [module for module in self.runner.model.modules() if isinstance(module, Linear)]
-        self.layouts = {"plain": [(layer.weight, layer.product) for layer in self.linears]}
-        for name, kernels in (("oneDNN", TORCH_KERNELS), ("C", self.c_kernels)):
-            if kernels is not None and self.runner.device.type == "cpu":
-                self._lay_out("plain")
-                reorder_weights(self.runner.model, kernels)
-                self.layouts[name] = [(layer.weight, layer.product) for layer in self.linears]
-        self.alone, self.in_order = setups(self.c_kernels)
-
-    @property
-    def all_on(self) -> Setup:
-        return self.in_order[-1]
-
-    @property
-    def c_products(self) -> bool:
-        """Whether the products are C's: cpu/linear.c leaves some dtypes and processors to oneDNN."""
-        return self.c_kernels is not None and any(product is self.c_kernels.linear for _, product in self.layouts["C"])
-
-    def use(self, setup: Setup) -> None:
-        self._lay_out(setup.weights)
-        self.runner.kernels = setup.kernels
-
-    def _lay_out(self, name: str) -> None:
-        for layer, (weight, product) in zip(self.linears, self.layouts.get(name, self.layouts["plain"]), strict=True):
-            del layer.weight
-            layer.weight, layer.product = weight, product
-
-    def random_prompt(self, num_tokens: int) -> list[int]:
-        return [self.rng.randrange(self.config.vocab_size) for _ in range(num_tokens)]
-
-    def add(self, prompt: list[int], num_output: int) -> str:
-        return self.engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True))
-
-    def step_ms(self) -> float:
-        started = time.perf_counter()
-        self.engine.step()
-        return (time.perf_counter() - started) * 1e3
-
-    @contextmanager
-    def decoding(self, num_seqs: int) -> Iterator[None]:
-        """With so many sequences in the middle of their answers, each with a context of CONTEXT tokens and more."""
-        self.use(self.all_on)
-        ids = [self.add(self.random_prompt(CONTEXT), 500) for _ in range(num_seqs)]
-        while any(seq.num_generated_tokens == 0 for seq in self.engine.scheduler.running) or self.waiting():
-            self.engine.step()
-        yield
-        for request_id in ids:
-            self.engine.abort_request(request_id)
-
-    def waiting(self) -> int:
-        return len(self.engine.scheduler.waiting)
-
-    def decode_ms(self, num_seqs: int) -> dict[int, float]:
-        """Milliseconds of a decode step in each setup (by id): its fastest."""
-        with self.decoding(num_seqs):
-            return self._in_turn(lambda: [self.step_ms() for _ in range(STEPS + 1)][1:])
-
-    def prefill_ms(self) -> dict[int, float]:
-        def once() -> list[float]:
-            self.add(self.random_prompt(PROMPT), 1)
-            return [self.step_ms()]
-
-        return self._in_turn(once)
-
-    def _in_turn(self, measure: Callable[[], list[float]]) -> dict[int, float]:
-        """In turn, so that a busy moment of the machine does not hit one setup alone."""
-        everything = {id(setup): setup for setup in [*self.alone, *self.in_order]}
-        times: dict[int, list[float]] = {key: [] for key in everything}
-        started = time.perf_counter()
-        for number in range(ROUNDS):
-            if number and time.perf_counter() - started > PATIENCE_S:
-                break
-            for key, setup in everything.items():
-                self.use(setup)
-                times[key] += measure()
-        return {key: min(values) for key, values in times.items()}
-
-    def num_operations(self, setup: Setup) -> int:
-        """PyTorch operations in the next step. A C kernel is none; what makes room for its result is one."""
-        self.use(setup)
-        with CountedOperations() as counted:
-            self.engine.step()
-        return counted.num_operations
-
-    def workload_s(self, setup: Setup, *, at_once: int, caching: bool) -> tuple[float, int]:
-        """Eight questions about one text: seconds, and tokens computed."""
-        self.use(setup)
-        self.llm.reset_prefix_cache()
-        text, before = self.random_prompt(208), self.computed()
-        manager, scheduler = self.engine.scheduler.block_manager, self.engine.scheduler
-        for _ in range(8):
-            self.add(text + self.random_prompt(16), 8)
-        started = time.perf_counter()
-        with replaced(manager, "enable_prefix_caching", caching), replaced(scheduler, "max_num_seqs", at_once):
-            while self.engine.has_unfinished_requests():
-                self.engine.step()
-        return time.perf_counter() - started, self.computed() - before
-
-    def computed(self) -> int:
-        return self.engine.stats.num_prefill_tokens + self.engine.stats.num_decode_tokens
-
-
-class CountedOperations(TorchDispatchMode):
-    """Counts the PyTorch operations that run inside it."""
-
-    num_operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num_operations += 1
-        return func(*args, **(kwargs or {}))
-
-
-# -- on paper ---------------------------------------------------------------------------------------------------------
+# -- counted ----------------------------------------------------------------------------------------------------------
 
 
 def bytes_of_parts(config: ModelConfig, itemsize: int, num_seqs: int, rows: int, keys: int) -> dict[str, list[float]]:
@@ -225,305 +85,27 @@ def bytes_of_parts(config: ModelConfig, itemsize: int, num_seqs: int, rows: int,
     return {name: [number * itemsize / 1e6 for number in pair] for name, pair in numbers.items()}
 
 
-def read_rates() -> list[tuple[str, float]]:
-    """(size of a tensor, GB a second) when one thread reads it over and over."""
-    rates, num_threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    for size in (2 << 20, 256 << 20):
-        matrix, vector = torch.ones(size // (4 << 10), 1 << 10), torch.ones(1 << 10)  # their product reads each once
-        times: list[float] = []
-        until = time.perf_counter() + 0.15
-        while time.perf_counter() < until or len(times) < 3:
-            started = time.perf_counter()
-            torch.mv(matrix, vector)
-            times.append(time.perf_counter() - started)
-        rates.append((f"{size >> 10:,} KiB", matrix.nbytes / min(times) / 1e9))
-    torch.set_num_threads(num_threads)
-    return rates
-
-
-def stream_rate() -> float:
-    """GB a second that all threads together read from memory."""
-    data = torch.ones(64 << 20)
-    times: list[float] = []
-    for _ in range(4):
-        started = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - started)
-    return data.nbytes / min(times) / 1e9
-
-
-# -- attention in six steps -------------------------------------------------------------------------------------------
-
-
-class KeyReader:
-    """Hands out K and V of one layer by slot, at most TILE tokens at a time, and counts them."""
-
-    def __init__(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]."""
-        _, self.block_size, self.num_kv_heads, _ = k_cache.shape
-        self._k, self._v = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-        self.num_read = 0
-
-    def read(self, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """K and V in these slots, each [len(slots), num_kv_heads, head_dim], float32."""
-        if len(slots) > TILE:
-            raise ValueError(f"{len(slots)} slots at once; a tile has {TILE}")
-        self.num_read += len(slots)
-        index = torch.tensor(slots, dtype=torch.int64, device=self._k.device)
-        return self._k[index].float().cpu(), self._v[index].float().cpu()
-
-
-Attend = Callable[[Tensor, list[int], int, KeyReader], Tensor]
-
-
-def paged_attention_by(attend: Attend) -> Callable[[Tensor, Tensor, Tensor, Batch], Tensor]:
-    """paged_attention() of the engine from a function for one sequence: tiles of query rows, one after another."""
-
-    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
-        outs = []
-        for b, rows in enumerate(q.split(batch.query_lens)):
-            table, num_before = batch.block_tables[b].tolist(), batch.key_lens[b] - len(rows)
-            for first in range(0, len(rows), TILE_ROWS):
-                tile = rows[first : first + TILE_ROWS].float().cpu()
-                outs.append(attend(tile, table, num_before + first + len(tile), KeyReader(k_cache, v_cache)))
-        return torch.cat(outs).to(q)  # back to its dtype, and on a GPU to its memory
-
-    return paged_attention
-
-
-class Memory(TorchDispatchMode):
-    """Watches what the operations inside it make: every tensor's bytes, and the most that were alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak_bytes = 0
-        self._made: list[tuple[int, weakref.ref[Tensor]]] = []
-        self._alive: list[tuple[int, weakref.ref[Tensor]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
-        for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in given:  # a view makes nothing
-                self._made.append((x.nbytes, weakref.ref(x)))
-                self._alive.append(self._made[-1])
-        self._alive = [(nbytes, ref) for nbytes, ref in self._alive if ref() is not None]
-        self.peak_bytes = max(self.peak_bytes, sum(nbytes for nbytes, _ in self._alive))
-        return result
-
-    def largest_bytes(self, result: Tensor) -> int:
-        """Of the largest tensor beside the result."""
-        return max(nbytes for nbytes, ref in self._made if ref() is not result)
-
-
-# One head: q, k and v are [n, head_dim]. Row i sees the keys 0 to i. Each step is checked against the one before.
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scores = q @ k.T * q.shape[1] ** -0.5
-    later = torch.arange(len(k)) > torch.arange(len(q))[:, None]
-    return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
-
-
-def row_by_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = torch.empty_like(q)
-    for i in range(len(q)):
-        scores = k[: i + 1] @ q[i] * q.shape[1] ** -0.5
-        weights = (scores - scores.max()).exp()
-        out[i] = weights @ v[: i + 1] / weights.sum()
-    return out
-
-
-def two_passes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = torch.zeros_like(q)
-    for i in range(len(q)):
-        row = q[i] * q.shape[1] ** -0.5
-        top, total = -math.inf, 0.0
-        for first in range(0, i + 1, TILE):  # the online softmax: its maximum and its sum, a tile at a time
-            scores = k[first : min(first + TILE, i + 1)] @ row
-            new_top = max(top, scores.max().item())
-            total = total * math.exp(top - new_top) + (scores - new_top).exp().sum().item()
-            top = new_top
-        for first in range(0, i + 1, TILE):  # and the weighted values, from the same scores computed again
-            keys = slice(first, min(first + TILE, i + 1))
-            out[i] += (k[keys] @ row - top).exp() / total @ v[keys]
-    return out
-
-
-def one_pass(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = torch.zeros_like(q)
-    for i in range(len(q)):
-        row = q[i] * q.shape[1] ** -0.5
-        top, total, acc = -math.inf, 0.0, torch.zeros_like(row)
-        for first in range(0, i + 1, TILE):
-            keys = slice(first, min(first + TILE, i + 1))
-            scores = k[keys] @ row
-            new_top = max(top, scores.max().item())
-            shrink, weights = math.exp(top - new_top), (scores - new_top).exp()
-            total = total * shrink + weights.sum().item()
-            acc = acc * shrink + weights @ v[keys]
-            top = new_top
-        out[i] = acc / total
-    return out
-
-
-def tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = torch.empty_like(q)
-    for start in range(0, len(q), TILE_ROWS):
-        rows = q[start : start + TILE_ROWS] * q.shape[1] ** -0.5
-        position = torch.arange(start, start + len(rows))[:, None]
-        top, total = torch.full((len(rows), 1), -torch.inf), torch.zeros(len(rows), 1)
-        acc = torch.zeros_like(rows)
-        for first in range(0, start + len(rows), TILE):
-            keys = slice(first, min(first + TILE, start + len(rows)))
-            later = torch.arange(keys.start, keys.stop) > position
-            scores = (rows @ k[keys].T).masked_fill(later, -torch.inf)
-            new_top = torch.maximum(top, scores.amax(1, keepdim=True))
-            shrink, weights = (top - new_top).exp(), (scores - new_top).exp()
-            total = total * shrink + weights.sum(1, keepdim=True)
-            acc = acc * shrink + weights @ v[keys]
-            top = new_top
-        out[start : start + len(rows)] = acc / total
-    return out
-
-
-LADDER: list[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = [
-    ("(a) dense", dense),
-    ("(b) row by row", row_by_row),
-    ("(c) online softmax, 2 passes", two_passes),
-    ("(d) one pass, an accumulator", one_pass),
-    ("(e) tiles of queries, too", tiles_of_queries),
-]
-
-
-def rows_read(name: str, n: int) -> int:
-    """How many rows of K and of V a step reads for n queries."""
-    by_row = n * (n + 1) // 2
-    by_tile = sum(min(start + TILE_ROWS, n) for start in range(0, n, TILE_ROWS))
-    return {"a": 2 * n, "b": 2 * by_row, "c": 3 * by_row, "d": 2 * by_row, "e": 2 * by_tile}[name[1]]
-
-
-# -- the story --------------------------------------------------------------------------------------------------------
-
-
-make_table = partial(draw.make_table, width=11, first=28)
-
-
-def draw_waterfall(rows: list[tuple[str, float]], unit: str) -> Text:
-    """A bar for each row: solid is what is left, thin what this row has taken away (or added: nothing thin)."""
-    longest, before, text = max(value for _, value in rows), rows[0][1], Text()
-    for name, value in rows:
-        cells = max(1, round(BAR * value / longest))
-        saved = max(0, round(BAR * before / longest) - cells)
-        text.append(f"{name:<28}{value:>8.1f} {unit} ").append("█" * cells, "cyan").append("▏" * saved, "yellow")
-        text.append("  (measured)\n", "dim")
-        before = value
-    text.rstrip()
-    return text
-
-
-def tell(story: Story) -> None:
-    world = World(story)
-    tell_hierarchy(story)
-    tell_compiler(story, world)
-    promised = tell_bytes(story, world)
-    tell_operations(story, world)
-    tell_shares(story, world, promised)
-    tell_workload(story, world)
-    tell_ladder(story, world)
-    tell_paged(story, world)
-
-
-def tell_hierarchy(story: Story) -> None:
-    story.part("How far away is a number?")
-    story.say(
-        "One thread reads a tensor over and over. The first fits into the caches of most processors, the other not:"
-    )
-    table = make_table("size of the tensor", "GB/s")
-    for size, rate in read_rates():
-        table.add_row(size, f"{rate:.0f}", "(measured)")
-    story.show(table)
-
-
-def tell_compiler(story: Story, world: World) -> None:
-    story.part("The C kernels, compiled here")
-    arguments = world.config, world.runner.dtype
-    with tempfile.TemporaryDirectory() as folder, _environment(XDG_CACHE_HOME=folder):
-        times = []
-        for _ in range(2):
-            started = time.perf_counter()
-            kernels = load_cpu_kernels(*arguments)
-            times.append((time.perf_counter() - started) * 1e3)
-    if kernels is None:
-        story.say("There is no C compiler here, so the rows of C are missing below: PyTorch does the work.")
-    else:
-        story.say(f"With an empty cache folder: {times[0]:.0f} ms. Once more: {times[1]:.1f} ms.", measured=True)
-    story.say("And with a compiler that does not exist, the engine's log says:")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _environment(XDG_CACHE_HOME=folder, CC="no-cc"),
-        _log_lines() as lines,
-    ):
-        kernels = load_cpu_kernels(*arguments)
-    story.say(f"  {lines[0]}")
-    story.say(f"load_cpu_kernels returned {kernels}; the model runner takes TORCH_KERNELS instead.")
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextmanager
-def _log_lines() -> Iterator[list[str]]:
-    """What the engine's logger says meanwhile."""
-    lines: list[str] = []
-    logger, handler = logging.getLogger("nanovllm"), logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    with replaced(logger, "propagate", False), replaced(logger, "level", logging.INFO):
-        logger._cache.clear()  # type: ignore[attr-defined]  # what it remembers of its level
-        logger.addHandler(handler)
-        try:
-            yield lines
-        finally:
-            logger.removeHandler(handler)
-            logger._cache.clear()  # type: ignore[attr-defined]
-
-
-KINDS = {  # (sequences, rows of each, keys of each)
-    "1 decode": (1, 1, CONTEXT),
-    f"{BATCH} decodes": (BATCH, 1, CONTEXT),
-    f"prompt of {PROMPT}": (1, PROMPT, PROMPT),
-}
-
-
-def tell_bytes(story: Story, world: World) -> dict[tuple[str, str], float]:
-    """Returns what should be saved, in ms a step, by (part, kind of step)."""
-    story.part("What each optimization should save, in bytes")
+def tell_bytes(story: Story, world: World) -> None:
+    story.part("Counted: the bytes that each optimization should save")
     story.say(
         f"Megabytes that a step reads and writes, counted from the ModelConfig; decodes at a context of {CONTEXT}. "
         "Left of the arrow PyTorch's operations, each reading its inputs and writing its result, right of it one "
         "kernel that keeps what lies between:"
     )
     table = make_table("part", *KINDS, width=18)
-    parts = {kind: bytes_of_parts(world.config, world.itemsize, *sizes) for kind, sizes in KINDS.items()}
-    for name in parts["1 decode"]:
-        table.add_row(name, *(f"{parts[kind][name][0]:.1f} -> {parts[kind][name][1]:.1f}" for kind in KINDS))
+    for name, cells in counted_bytes(world).items():
+        table.add_row(name, *(f"{plain:.1f} -> {fused:.1f}" for plain, fused in cells.values()))
     story.show(table)
-    rate = stream_rate()
-    story.say(f"All threads together read {rate:.0f} GB/s from memory here.", measured=True)
-    return {(name, kind): (pair[0] - pair[1]) / rate for kind in KINDS for name, pair in parts[kind].items()}
+
+
+def counted_bytes(world: World) -> dict[str, dict[str, list[float]]]:
+    """[part][kind of step]: (plain, optimized) megabytes."""
+    kinds = {kind: bytes_of_parts(world.config, world.itemsize, *sizes) for kind, sizes in KINDS.items()}
+    return {part: {kind: parts[part] for kind, parts in kinds.items()} for part in kinds["1 decode"]}
 
 
 def tell_operations(story: Story, world: World) -> None:
-    story.part("How many operations a step has")
+    story.part("Counted: the operations of a step")
     story.say("Every PyTorch operation costs some microseconds before it does anything. One decode step makes:")
     table = make_table("one after another", "operations", "fewer")
     with world.decoding(1):
@@ -535,59 +117,8 @@ def tell_operations(story: Story, world: World) -> None:
     story.show(table)
 
 
-def tell_shares(story: Story, world: World, promised: dict[tuple[str, str], float]) -> None:
-    story.part("What each one saves, measured")
-    if not world.c_products and world.c_kernels is not None:
-        story.say("cpu/linear.c leaves this dtype or this processor to oneDNN: C's matrix products are oneDNN's here.")
-    times = {kind: world.prefill_ms() if rows > 1 else world.decode_ms(n) for kind, (n, rows, _) in KINDS.items()}
-    story.say("Each alone, everything else plain. Milliseconds of the fastest step:")
-    table = make_table("alone", *KINDS)
-    for setup in world.alone:
-        table.add_row(setup.name, *(f"{times[kind][id(setup)]:.1f}" for kind in KINDS), "(measured)")
-    story.show(table)
-    story.say("What the bytes promised and what was saved alone, in ms a step (promised, saved; 0.0: nothing):")
-    table = make_table("part", *KINDS, width=14)
-    for setup in world.alone[2 if world.c_kernels else 1 :]:
-        name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
-        plain = world.alone[0]
-        saved = {kind: max(0.0, times[kind][id(plain)] - times[kind][id(setup)]) for kind in KINDS}
-        table.add_row(name, *(f"{promised[name, kind]:.1f}, {saved[kind]:.1f}" for kind in KINDS), "(measured)")
-    story.show(table)
-    story.say("One after another. Solid: the step as it is now. Thin: what this row took away.")
-    for kind in KINDS:
-        story.say(f"{kind}:")
-        story.show(draw_waterfall([(setup.name, times[kind][id(setup)]) for setup in world.in_order], "ms"))
-    first, last = id(world.in_order[0]), id(world.all_on)
-    ratios = ", ".join(f"{kind} {times[kind][first] / times[kind][last]:.1f} times" for kind in KINDS)
-    story.say(f"All together: {ratios} as fast.", measured=True)
-
-
-def tell_workload(story: Story, world: World) -> None:
-    story.part("The control plane in the same picture")
-    story.say(
-        "Eight requests about the same text: 208 tokens in common, 16 of their own, 8 tokens of answer. Below the "
-        "kernels, what chapters 5 and 7 do:"
-    )
-    plain, reordered, fast = world.in_order[0], world.in_order[1], world.all_on
-    stages = [
-        ("plain, one by one", plain, 1, False),
-        ("+ reordered weights", reordered, 1, False),
-        ("+ C kernels", fast, 1, False),
-        ("+ batching", fast, 8, False),
-        ("+ prefix caching", fast, 8, True),
-    ]
-    if world.c_kernels is None:
-        stages.pop(2)
-    runs = [(name, *world.workload_s(setup, at_once=n, caching=on)) for name, setup, n, on in stages]
-    story.show(draw_waterfall([(name, seconds * 1e3) for name, seconds, _ in runs], "ms"))
-    table = make_table("", "tokens computed")
-    for name, _, num_tokens in runs:
-        table.add_row(name, f"{num_tokens:,}")
-    story.show(table)
-
-
-def tell_ladder(story: Story, world: World) -> None:
-    story.part("FlashAttention in five steps, one head")
+def tell_ladder(story: Story) -> None:
+    story.part("Counted: FlashAttention in five steps, one head")
     story.say(
         f"float32, head_dim 64, {TILE} keys a tile, {TILE_ROWS} query rows a tile. Each step must agree with the one "
         "before. The largest tensor that each makes beside its result, in bytes, as PyTorch reports it:"
@@ -618,9 +149,7 @@ def tell_ladder(story: Story, world: World) -> None:
 
 
 def tell_paged(story: Story, world: World) -> None:
-    from chapters.ch10_optimization_stack import solution  # it imports this file
-
-    story.part("(f) Over the block table, in the engine")
+    story.part("Counted: (f) over the block table, in the engine")
     ours, differences = paged_attention_by(solution.attend), []
 
     def both(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
@@ -645,3 +174,148 @@ def tell_paged(story: Story, world: World) -> None:
     story.say(f"Largest difference {max(differences):.1e}.", measured=True)
     story.say(f"The model said: {(outputs[0].prompt or '') + outputs[0].outputs[0].text!r}", measured=True)
     world.use(world.all_on)
+
+
+# -- measured ---------------------------------------------------------------------------------------------------------
+
+
+def read_rates() -> list[tuple[str, float]]:
+    """(size of a tensor, GB a second) when one thread reads it over and over."""
+    rates, num_threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    for size in (2 << 20, 256 << 20):
+        matrix, vector = torch.ones(size // (4 << 10), 1 << 10), torch.ones(1 << 10)  # their product reads each once
+        times: list[float] = []
+        until = time.perf_counter() + 0.15
+        while time.perf_counter() < until or len(times) < 3:
+            started = time.perf_counter()
+            torch.mv(matrix, vector)
+            times.append(time.perf_counter() - started)
+        rates.append((f"{size >> 10:,} KiB", matrix.nbytes / min(times) / 1e9))
+    torch.set_num_threads(num_threads)
+    return rates
+
+
+def stream_rate() -> float:
+    """GB a second that all threads together read from memory."""
+    data = torch.ones(64 << 20)
+    times: list[float] = []
+    for _ in range(4):
+        started = time.perf_counter()
+        data.sum()
+        times.append(time.perf_counter() - started)
+    return data.nbytes / min(times) / 1e9
+
+
+def tell_hierarchy(story: Story) -> None:
+    story.part("Measured: how far away is a number?")
+    story.say(
+        "One thread reads a tensor over and over. The first fits into the caches of most processors, the other not:"
+    )
+    table = make_table("size of the tensor", "GB/s")
+    for size, rate in read_rates():
+        table.add_row(size, f"{rate:.0f}", "(measured)")
+    story.show(table)
+
+
+def draw_waterfall(rows: list[tuple[str, Times]]) -> Text:
+    """A bar for each row: solid is what is left, thin what this row has taken away (or added: nothing thin)."""
+    longest, before, text = max(times.best for _, times in rows), rows[0][1].best, Text()
+    for name, times in rows:
+        cells = max(1, round(BAR * times.best / longest))
+        saved = max(0, round(BAR * before / longest) - cells)
+        text.append(f"{name:<27}{times.best:>7.1f} to {times.median:>6.1f} ms ")
+        text.append("█" * cells, "cyan").append("▏" * saved, "yellow").append("  (measured)\n", "dim")
+        before = times.best
+    text.rstrip()
+    return text
+
+
+def say_noise(story: Story, names: list[str]) -> None:
+    """Which rows of what was shown are not clearly faster than what they are compared with."""
+    story.say(f"Below the noise: {'; '.join(names) if names else 'nothing'}.", measured=True)
+
+
+def tell_shares(story: Story, world: World) -> None:
+    story.part("Measured: what each one saves")
+    if not world.c_products and world.c_kernels is not None:
+        story.say("cpu/linear.c leaves this dtype or this processor to oneDNN: C's matrix products are oneDNN's here.")
+    rate = stream_rate()
+    story.say(f"All threads together read {rate:.0f} GB/s from memory here.", measured=True)
+    times = {kind: world.decode_ms(num_seqs) for kind, num_seqs in DECODES.items()}
+    rounds = ", ".join(f"{kind} {len(times[kind][world.all_on].rounds)}" for kind in DECODES)
+    story.say(
+        "The setups take turns, one step each a round, so that a busy moment does not hit one of them alone. A saving "
+        "is the difference between the fastest steps. It counts if the faster one won more than three of four rounds; "
+        "otherwise it is below the noise."
+    )
+    story.say(f"Rounds: {rounds}.", measured=True)
+    tell_each_alone(story, world, times, rate)
+    story.say(
+        "One after another: the fastest step and the median. Solid: the fastest step as it is now. Thin: what this row "
+        "took away."
+    )
+    for kind in DECODES:
+        story.say(f"{kind}:")
+        rows = [(setup.name, times[kind][setup]) for setup in world.in_order]
+        story.show(draw_waterfall(rows))
+        say_noise(story, not_faster(rows))
+    ratios = (f"{kind} {times[kind][world.in_order[0]].best / times[kind][world.all_on].best:.1f}" for kind in DECODES)
+    story.say(f"All together: {', '.join(f'{ratio} times' for ratio in ratios)} as fast.", measured=True)
+
+
+def not_faster(rows: list[tuple[str, Times]]) -> list[str]:
+    """Names of the rows that are not clearly faster than the row before them."""
+    return [name for (_, before), (name, times) in pairwise(rows) if not times.is_faster_than(before)]
+
+
+def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Times]], rate: float) -> None:
+    plain, parts, noise = world.alone[0], counted_bytes(world), []
+    story.say(
+        "Each alone, everything else plain, in ms a step: what the bytes promised, and what was saved (0.0 if that is "
+        "below the noise):"
+    )
+    table = make_table("part", *DECODES, width=14)
+    for setup in world.alone[2 if world.c_kernels else 1 :]:
+        name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
+        cells = []
+        for kind in DECODES:
+            before, after = parts[name][kind]
+            cells.append(f"{(before - after) / rate:.1f}, {times[kind][setup].saved(times[kind][plain]):.1f}")
+            if not times[kind][setup].is_faster_than(times[kind][plain]):
+                noise.append(f"{name} ({kind})")
+        table.add_row(name, *cells, "(measured)")
+    story.show(table)
+    say_noise(story, noise)
+
+
+def tell_workload(story: Story, world: World) -> None:
+    story.part("Measured: the control plane in the same picture")
+    story.say(
+        f"{NUM_REQUESTS} requests about the same text: {NUM_SHARED} tokens in common, {NUM_OWN} of their own, "
+        f"{NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do:"
+    )
+    plain, reordered, fast = world.in_order[0], world.in_order[1], world.all_on
+    stages = {
+        "plain, one by one": (plain, 1, False),
+        "+ reordered weights": (reordered, 1, False),
+        "+ C kernels": (fast, 1, False),
+        "+ batching": (fast, NUM_REQUESTS, False),
+        "+ prefix caching": (fast, NUM_REQUESTS, True),
+    }
+    if world.c_kernels is None:
+        del stages["+ C kernels"]
+    computed: dict[str, int] = {}
+
+    def turn(name: str) -> float:
+        setup, at_once, caching = stages[name]
+        milliseconds, computed[name] = world.workload_ms(setup, at_once=at_once, caching=caching)
+        return milliseconds
+
+    rows = list(in_turn({name: partial(turn, name) for name in stages}, 2, MAX_ROUNDS).items())
+    story.show(draw_waterfall(rows))
+    say_noise(story, not_faster(rows))
+    table = make_table("", "tokens computed")
+    for name, num_tokens in computed.items():
+        table.add_row(name, f"{num_tokens:,}")
+    story.show(table)

@@ -4,17 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chapters.ch10_optimization_stack.lab import TILE, KeyReader
+from chapters.ch10_optimization_stack.tiles import TILE, KeyReader
 from nanovllm.worker.batch import Batch
 
 
-def fold(top: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    new_top = torch.maximum(top, scores.amax(-1))
+def fold(
+    running_max: Tensor, running_sum: Tensor, acc: Tensor, scores: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    new_max = torch.maximum(running_max, scores.amax(-1))
     # A row without any key yet: -inf - -inf would be nan, -inf - 0 is -inf, and exp of that is 0.
-    base = new_top.masked_fill(new_top == -torch.inf, 0.0)
-    shrink = (top - base).exp()  # what was summed up under the old maximum, seen from the new one
+    base = new_max.masked_fill(new_max == -torch.inf, 0.0)
+    rescale = (running_max - base).exp()  # what was summed up under the old maximum, seen from the new one
     weights = (scores - base[..., None]).exp()
-    return new_top, total * shrink + weights.sum(-1), acc * shrink[..., None] + weights @ values
+    return new_max, running_sum * rescale + weights.sum(-1), acc * rescale[..., None] + weights @ values
 
 
 def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) -> Tensor:
@@ -24,14 +26,14 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
     # The query heads of a group become rows of their KV head: [heads, group * rows, head_dim].
     q = (q * head_dim**-0.5).view(rows, heads, group, head_dim).permute(1, 2, 0, 3).reshape(heads, -1, head_dim)
     position = torch.arange(num_keys - rows, num_keys).repeat(group)[:, None]  # the last key that each row sees
-    top, total, acc = q.new_full(q.shape[:2], -torch.inf), q.new_zeros(q.shape[:2]), torch.zeros_like(q)
+    running_max, running_sum, acc = q.new_full(q.shape[:2], -torch.inf), q.new_zeros(q.shape[:2]), torch.zeros_like(q)
     for first in range(0, num_keys, TILE):
         keys = range(first, min(first + TILE, num_keys))
         k, v = reader.read([block_table[i // block_size] * block_size + i % block_size for i in keys])
         scores = q @ k.permute(1, 2, 0)
         scores = scores.masked_fill(torch.tensor(keys) > position, -torch.inf)
-        top, total, acc = fold(top, total, acc, scores, v.transpose(0, 1))
-    return (acc / total[..., None]).view(heads, group, rows, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
+        running_max, running_sum, acc = fold(running_max, running_sum, acc, scores, v.transpose(0, 1))
+    return (acc / running_sum[..., None]).view(heads, group, rows, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def pad_decode(batch: Batch, size: int) -> Batch:
