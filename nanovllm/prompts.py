@@ -61,7 +61,7 @@ def _tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
         return tokenizer(text, **options).input_ids
     except BaseException as error:  # but not what a signal handler raises meanwhile
         if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or _is_panic(error):
-            raise ValueError(f"the prompt is not text that the tokenizer takes: {shorten(text)} ({error})") from error
+            raise ValueError(f"the prompt is not valid Unicode, or not for the tokenizer: {shorten(text)}") from error
         raise
 
 

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from checkpoints import LLAMA3_ROPE, SIZES, make_tokenizer
 from errors import expect
+from transformers import LlamaConfig
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checkpoint import ModelConfig
 
 
 def edit(path, **changes) -> None:
@@ -56,6 +59,25 @@ def test_missing_files(broken, files, text):
         ),
         (dict(rope_parameters={"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor, high_freq_factor"),
         (dict(dtype="int8"), "dtype of the weights must be one of float, half, float32"),
+        (dict(auto_map={"AutoModelForCausalLM": "modeling.Llama"}), "auto_map asks to run the checkpoint's own code"),
+        (dict(architectures="LlamaForCausalLM"), "architectures must be a list, found 'LlamaForCausalLM'"),
+        (dict(architectures=[["x"]]), "architecture must be one of"),
+        (dict(tie_word_embeddings=1), "tie_word_embeddings must be a bool, found 1"),
+        (dict(vocab_size=10**400), "vocab_size must be a whole number between 1 and 16777216, found 1000"),
+        (dict(num_hidden_layers=10**9), "num_hidden_layers must be a whole number between 1 and 4096"),
+        (dict(num_key_value_heads=0), "num_key_value_heads must be a whole number between 1"),
+        (dict(rms_norm_eps=float("nan")), "rms_norm_eps must be a number between"),
+        (dict(rope_parameters={"rope_theta": float("nan")}), "rope_theta must be a number between 1e-10"),
+        (dict(rope_parameters={"rope_theta": 0}), "rope_theta must be a number from 1e-10, found 0"),
+        (dict(rope_parameters=None, rope_theta=-1e4), "rope_theta must be a number from 1e-10, found -10000.0"),
+        (dict(rope_parameters={"full_attention": {}}), "['full_attention'] of the rotary scaling is not supported"),
+        (dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5"),
+        (dict(rope_parameters={"rope_type": "linear", "factor": 1e-300}), "factor must be a number between 1e-10"),
+        (dict(rope_parameters=LLAMA3_ROPE | {"low_freq_factor": 4.0}), "low_freq_factor of the rotary scaling must be"),
+        (dict(quantization_config="awq"), "quantized ('awq')"),
+        (dict(layer_types=5), "layer_types must be a list"),
+        (dict(head_dim=17), "head_dim is 17; it must be even"),
+        (dict(hidden_size=2, head_dim=None), "head_dim is 0; it must be even"),
         (dict(intermediate_size=100), "wrong shape: model.layers.0.mlp.gate_proj.weight is [96, 64]"),
         (dict(num_hidden_layers=3), "missing: model.layers.2."),
         (dict(num_hidden_layers=1), "not part of a LlamaForCausalLM: model.layers.1."),
@@ -64,6 +86,55 @@ def test_missing_files(broken, files, text):
 def test_config(broken, changes, text):
     edit(broken / "config.json", **changes)
     expect(text, LLM, str(broken), num_gpu_blocks_override=64)
+
+
+def test_eos(broken):
+    generation = broken / "generation_config.json"
+    for eos, text in [(320, "320"), ([1, -1], "-1"), ("1", "'1'"), (True, "True"), ([[1]], "[1]"), ({}, "{}")]:
+        edit(generation, eos_token_id=eos)
+        expect(f"eos_token_id must be a whole number between 0 and 319, found {text} (", LLM, str(broken))
+    edit(generation, eos_token_id=None)  # not said: then config.json's
+    assert ModelConfig.from_directory(broken).eos_token_ids == {1}
+    edit(broken / "config.json", eos_token_id=None)  # nor there: then the tokenizer's, which may be outside, too
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([f"<|{i}|>" for i in range(321)])
+    tokenizer.eos_token = "<|320|>"
+    tokenizer.save_pretrained(broken)
+    expect("eos_token_id must be a whole number between 0 and 319, found", LLM, str(broken))
+
+
+def test_generation_config(broken):
+    for name, value in dict(temperature="hot", top_k=2**63, top_p=1e-50, max_new_tokens=0, do_sample="no").items():
+        edit(broken / "generation_config.json", **{name: value})
+        expect(f"generation_config.json: {name} must be a", LLM, str(broken))
+        edit(broken / "generation_config.json", **{name: None})
+    edit(broken / "generation_config.json", do_sample=False, max_new_tokens=7, top_k=5)
+    assert ModelConfig.from_directory(broken).generation == {"max_tokens": 7, "top_k": 5, "temperature": 0.0}
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_code_of_a_checkpoint_never_runs(broken, monkeypatch, file):
+    """Not even after a question: whoever runs a job in a terminal is not asked."""
+    (broken / "code.py").write_text(f"open({str(broken / 'was_here')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    edit(broken / file, auto_map={"AutoTokenizer": ["code.Slow", None], "AutoConfig": "code.Config"})
+    expect(f"{file}: auto_map asks to run", LLM, str(broken), num_gpu_blocks_override=64)
+    assert not (broken / "was_here").exists()
+
+
+def test_odd_heads_are_refused_as_by_transformers(broken):
+    """Rotary embedding turns pairs of numbers: what transformers computes for an odd head, if anything, is not that."""
+    with pytest.raises(Exception, match="even rotary dimension"):
+        LlamaConfig(**SIZES, head_dim=15)
+    edit(broken / "config.json", head_dim=15)
+    expect("head_dim is 15; it must be even", LLM, str(broken))
+
+
+def test_rotary_table_has_the_positions_that_can_occur(broken):
+    edit(broken / "config.json", max_position_embeddings=2**20)
+    llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=64)
+    assert llm.engine.model_runner.rotary.table.shape[1] == 64
+    assert len(llm.generate([[5] * 60], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 4
 
 
 def test_old_spellings_of_a_config(broken):

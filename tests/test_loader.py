@@ -8,9 +8,19 @@ import pytest
 import torch
 from checkpoints import make_checkpoint, reference_logits
 from errors import expect
+from safetensors.torch import load_file, save_file
 from test_model import logits_of
 
 from nanovllm import LLM
+from nanovllm.worker import loader
+
+WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+
+def edit_weight(folder, change) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {WEIGHT: change(weights[WEIGHT])}, folder / "model.safetensors")
+
 
 # Anonymous memory while the weights are read, sampled by a thread, against their size.
 MEASURE = """
@@ -66,6 +76,39 @@ def test_unreadable_files(broken):
     expect("cannot be read as JSON", LLM, str(broken))
     (broken / "config.json").write_text("[]")
     expect("must hold a JSON object", LLM, str(broken))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bool])
+def test_weights_of_other_dtypes(broken, dtype):
+    edit_weight(broken, lambda weight: weight.to(dtype))
+    expect(f"wrong dtype: {WEIGHT} is ", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [("nan", "auto"), ("-inf", "auto"), ("1e30", "float16")])
+def test_weights_that_are_not_finite(broken, number, dtype):
+    def spoil(weight):
+        weight[7, 5] = float(number)
+        return weight
+
+    edit_weight(broken, spoil)
+    text = f"{WEIGHT} in {broken} has numbers that are NaN, or infinite in torch.float"
+    expect(text, LLM, str(broken), num_gpu_blocks_override=64, dtype=dtype)
+
+
+def test_float16_weights_whose_sum_is_not_finite(broken):
+    edit_weight(broken, lambda weight: torch.full_like(weight, 60_000.0))
+    assert LLM(str(broken), num_gpu_blocks_override=64, dtype="float16").generate([[5]])
+
+
+def test_weights_beyond_memory(broken, monkeypatch):
+    monkeypatch.setattr(loader, "PHYSICAL_MEMORY", 100_000)
+    expect("need 0.0 GB of 0.0 GB of memory", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "config.json", None])
+def test_index_that_leads_elsewhere(broken, name):
+    (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    expect("may only name safetensors files beside it, not", LLM, str(broken), num_gpu_blocks_override=64)
 
 
 def test_index_that_names_a_missing_file(broken):

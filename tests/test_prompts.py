@@ -1,5 +1,9 @@
 """Every form of a prompt, the chat template, and what neither takes."""
 
+import threading
+import time
+
+import numpy as np
 import pytest
 from errors import expect
 from test_llm import TEXT, sampled
@@ -43,7 +47,7 @@ def test_chat_uses_the_template(llm):
         ({"promt": "x"}, "did you mean 'prompt'"),
         ({"prompt": 3}, "prompt must be a string, found int"),
         ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a string that is not empty"),
-        ("half a pair: \ud83d", "is not text that the tokenizer takes"),
+        ("half a pair: \ud83d", "not valid Unicode"),
     ],
 )
 def test_prompts(llm, prompt, text):
@@ -52,7 +56,38 @@ def test_prompts(llm, prompt, text):
     assert not llm.engine.has_unfinished_requests() and llm.stats()["num_steps"] == 0
 
 
-def test_messages(llm):
+def test_a_tokenizer_that_gives_up(llm, monkeypatch):
+    """Its Rust code panics, which Python sees as a BaseException; what a signal handler raises passes as it is."""
+
+    class PanicException(BaseException):
+        pass
+
+    for error, seen in [
+        (PanicException, ValueError),
+        (TimeoutError, TimeoutError),
+        (ZeroDivisionError, ZeroDivisionError),
+    ]:
+        with monkeypatch.context() as patch, pytest.raises(seen):
+            patch.setattr(type(llm.get_tokenizer()), "__call__", raising(error()))
+            llm.generate("the fox")
+
+
+def raising(error):
+    def call(*args, **kwargs):
+        raise error
+
+    return call
+
+
+def test_numpy_integers_are_token_ids(llm):
+    ids = [5, 6, 7]
+    others = llm.generate([ids, [np.int64(i) for i in ids], {"prompt_token_ids": [np.uint8(i) for i in ids]}])
+    assert all(output.prompt_token_ids == ids and type(output.prompt_token_ids[0]) is int for output in others)
+    assert len(llm.generate([np.int64(i) for i in ids])) == 1, "a flat list is one prompt"
+    expect("token id 1000", llm.generate, [[5, 10**400]])
+
+
+def test_messages(llm, monkeypatch):
     user = {"role": "user", "content": "hi"}
     expect("at most 9 messages", llm.chat, [user] * 10)
     expect(
@@ -62,5 +97,13 @@ def test_messages(llm):
     expect("message 0 must be a dict with strings 'role' and 'content'", llm.chat, [{"role": "user"}])
     expect("message 0 must be a dict", llm.chat, [{"role": "user", "content": ["hi"]}])
     expect("not empty", llm.chat, [])
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(llm.get_tokenizer(), "chat_template", loop)
+    monkeypatch.setattr("nanovllm.prompts.TEMPLATE_LIMIT_S", 0.2)
+    num_threads = threading.active_count()
+    expect("the chat template has not ended after 0.2 s", llm.chat, [user])
+    deadline = time.monotonic() + 10
+    while threading.active_count() > num_threads:  # and its thread ends, too
+        assert time.monotonic() < deadline
     llm.get_tokenizer().chat_template = None
     expect("no chat template", llm.chat, [user])
