@@ -1,11 +1,14 @@
 """The `nanovllm` command as its user runs it; run-batch and analyze have tests of their own."""
 
+import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 import pytest
 from processes import LIMIT_S
@@ -94,6 +97,112 @@ def test_chat_in_a_terminal(checkpoint, processes):
     found = re.findall(r"(\d+) prompt tokens, (\d+) of them cached", shown)
     assert len(found) == 2 and int(found[0][1]) == 0
     assert 0 < int(found[1][1]) < 32, "of the second conversation the system message alone was known"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "x", "--model", ""],
+        ["chat", "--model", "m", "--system", ""],
+        ["bench", "--dtype", "", "--model", "m"],
+        ["analyze", "", "--model", "m"],
+        ["run-batch", "-i", "", "-o", "o", "--model", "m"],
+        ["run-batch", "-i", "i", "-o", "", "--model", "m"],
+        ["run-batch", "-i", "i", "-o", "o", "--model", "m", "--served-model-name", "a", ""],
+    ],
+)
+def test_empty_arguments(arguments, capsys):
+    """A variable of the shell that is not set: never the default, least of all the demo model."""
+    assert cli.main(arguments) == 2
+    assert "is empty; is a variable of the shell not set?" in capsys.readouterr().err
+
+
+MARKUP = "[/foo] [bold]b[/] :smile:"
+
+
+def test_text_is_shown_as_it_is(checkpoint, tmp_path, capsys, monkeypatch):
+    """What files and users say is not rich's markup, nor is a file's name."""
+    model, folder = str(checkpoint()), tmp_path / MARKUP.replace("/", "")
+    folder.mkdir()
+    source, target = folder / "in", folder / "out[]"
+    request = {"custom_id": MARKUP, "method": "POST", "url": "/v1/completions", "body": {"prompt": MARKUP}}
+    source.write_text(json.dumps(request) + "\n" + json.dumps(MARKUP))
+    assert cli.main(["run-batch", "-i", str(source), "-o", str(target), "--model", model]) == 1
+    assert "out[]" in capsys.readouterr().out
+    assert cli.main(["analyze", str(source), "--model", model]) == 0
+    assert f"{source}:2: skipped" in capsys.readouterr().err
+    assert cli.main(["generate", "x", "--model", f"/{MARKUP}"]) == 2
+    assert f"'/{MARKUP}' does not exist" in capsys.readouterr().err
+    said = [MARKUP * 20, MARKUP]
+    monkeypatch.setattr("builtins.input", lambda: said.pop() if said else "/quit")
+    assert cli.main(["chat", "--system", MARKUP, "--model", model, "--max-model-len", "200", "--max-tokens", "2"]) == 0
+    assert "max_model_len is 200" in capsys.readouterr().out.replace("\n", " ")
+
+
+def closed_pipe() -> TextIO:
+    """Writing to it fails, as it does when the program behind `|` has ended."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    return os.fdopen(theirs, "w")
+
+
+def full_disk() -> TextIO:
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(
+    ("command", "streams", "status", "said"),
+    [
+        ("run-batch", {"stdout": closed_pipe}, 0, ""),
+        ("run-batch", {"stdout": closed_pipe, "stderr": closed_pipe}, 0, ""),
+        ("run-batch", {"stdout": full_disk, "stderr": full_disk}, 0, ""),
+        ("run-batch", {"stdin": lambda: None, "stdout": lambda: None, "stderr": lambda: None}, 0, ""),
+        ("chat", {"stdin": lambda: None}, 0, ""),
+        ("chat", {"stdin": lambda: None, "stdout": lambda: None, "stderr": lambda: None}, 0, ""),
+        ("generate", {"stdin": lambda: None}, 2, "the prompt is empty: there is nothing to continue\n"),
+        ("generate x", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+        ("generate x", {"stdout": full_disk}, 2, "No space left on device\n"),
+        ("generate x", {"stderr": closed_pipe}, 0, ""),
+        ("analyze LOG", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+        ("bench --input-len 9 --output-len 2 --batch-sizes 1", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+    ],
+)
+def test_streams_that_are_closed(checkpoint, tmp_path, capsys, monkeypatch, command, streams, status, said):
+    """Of a batch job the file is the result, of the others what they print. Python has None for a closed stream."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
+    source.write_text(json.dumps(request))
+    files = ["-i", str(source), "-o", str(target)] if command == "run-batch" else []
+    with monkeypatch.context() as patch:
+        for name, open_stream in streams.items():
+            patch.setattr(sys, name, open_stream())
+        assert cli.main([*command.replace("LOG", str(source)).split(), *files, "--model", str(checkpoint())]) == status
+        for name in streams:
+            if stream := getattr(sys, name):
+                stream.close()  # as the interpreter does at its end: nothing is left that it could not write
+    printed = capsys.readouterr().err
+    assert printed.endswith(said) if said else "nanovllm" not in printed
+    assert not files or target.read_text().count("\n") == 1
+
+
+def test_exit_code_of_a_process_whose_output_nobody_reads(checkpoint, processes, tmp_path):
+    (tmp_path / "in").write_text("{nope")
+    cli_call = 'set -o pipefail; "$0" -m nanovllm.tools.cli run-batch -i "$1/in" -o "$1/out" --model "$2" 2>&1 | true'
+    command = ["bash", "-c", cli_call, sys.executable, str(tmp_path), str(checkpoint())]
+    assert subprocess.run(command, timeout=LIMIT_S).returncode == 1 and (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_too_large(checkpoint, capsys):
+    model = ["--model", str(checkpoint())]
+    for arguments in (
+        ["generate", "x", "--seed", f"1{'0' * 400}"],
+        ["generate", "x", "--top-k", f"1{'0' * 400}"],
+        ["bench", "--batch-sizes", "1", f"1{'0' * 400}"],
+        ["bench", "--input-len", "60000"],
+        ["analyze", __file__, "--block-size", f"1{'0' * 30}"],
+    ):
+        assert cli.main([*arguments, *model]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_bench(checkpoint, capsys):

@@ -311,20 +311,16 @@ def texts(answers: dict[int, Answer]) -> dict[int, str]:
 
 
 def test_a_panic_while_a_line_is_read(llm, monkeypatch):
-    tokenizer = llm.engine.tokenizer
+    make_request = llm.engine.make_request
 
-    class Tokenizer:
-        def __call__(self, text):
-            if "panic" in text:
-                raise PanicException("index out of bounds")
-            if "interrupt" in text:
-                raise KeyboardInterrupt
-            return tokenizer(text)
+    def failing(prompt, params, **options):
+        if "panic" in str(prompt):
+            raise PanicException("index out of bounds")
+        if "interrupt" in str(prompt):
+            raise KeyboardInterrupt
+        return make_request(prompt, params, **options)
 
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-    monkeypatch.setattr(llm.engine, "tokenizer", Tokenizer())
+    monkeypatch.setattr(llm.engine, "make_request", failing)
     answers = answer_all(llm, [line("a", prompt="panic"), line("b", prompt=FOX, max_tokens=1)])
     assert answers[1].error == "line 1: PanicException: index out of bounds" and answers[2].error is None
     with pytest.raises(KeyboardInterrupt):

@@ -14,8 +14,9 @@ from processes import LIMIT_S
 from safetensors.torch import load_file, save_file
 from test_openai_batch import FOX, line
 
+from nanovllm import LLM
 from nanovllm.config import EngineConfig
-from nanovllm.tools import cli, lines
+from nanovllm.tools import cli, lines, openai_batch, run_batch
 from nanovllm.tools.job import Job, hash_model
 from nanovllm.tools.lines import read_lines
 from nanovllm.tools.openai_batch import Answer
@@ -234,6 +235,120 @@ def test_served_model_name(job):
     job.write([line("a", prompt=FOX, max_tokens=1, model="gpt-4o")])
     assert job.run("--served-model-name", "mine", "gpt-4o") == 0
     assert b'"model": "gpt-4o"' in job.target.read_bytes()
+
+
+def after_loading(monkeypatch, change) -> None:
+    """Somebody does this while the model is loaded."""
+
+    def load(**options):
+        llm = LLM(**options)
+        change()
+        return llm
+
+    monkeypatch.setattr(run_batch, "LLM", load)
+
+
+def after_records(monkeypatch, change) -> None:
+    """Somebody does this when some records have been written."""
+    append = OutputFile.append
+
+    def append_then_change(output, answers):
+        before = output.num_answered
+        append(output, answers)
+        if before < 8 <= output.num_answered:
+            change()
+
+    monkeypatch.setattr(OutputFile, "append", append_then_change)
+
+
+MOMENTS = pytest.mark.parametrize("moment", [after_loading, after_records])
+
+
+@pytest.fixture
+def long_job(job):
+    job.write([line(str(i), prompt=FOX, max_tokens=1 + i % 7, temperature=0) for i in range(40)])
+    return job
+
+
+@MOMENTS
+@pytest.mark.parametrize("how", ["replaced", "rewritten", "shortened", "blanked", "one more", "deleted"])
+def test_input_that_changes(long_job, monkeypatch, capsys, moment, how):
+    """No record answers another line than that of the input's hash, and the exit code says that something is wrong."""
+    job, content = long_job, long_job.source.read_bytes()
+    other = content.replace(b'"max_tokens": 3', b'"max_tokens": 9')
+
+    def change():
+        if how == "replaced":
+            job.source.with_suffix(".new").write_bytes(other)
+            job.source.with_suffix(".new").rename(job.source)
+        elif how == "rewritten":
+            job.source.write_bytes(other)
+        elif how == "shortened":
+            os.truncate(job.source, len(content) // 2)
+        elif how == "blanked":
+            job.source.write_bytes(content[: content.rstrip().rindex(b"\n") + 1].ljust(len(content)))
+        elif how == "one more":
+            job.source.write_bytes(content + line("more", prompt=FOX))
+        else:
+            job.source.unlink()
+
+    monkeypatch.setattr(openai_batch, "WINDOW_SAMPLES", 4)
+    moment(monkeypatch, change)
+    assert job.run("--max-num-seqs", "4") == 2
+    error = capsys.readouterr().err
+    assert "since the job began" in error or "No such file" in error
+    monkeypatch.undo()
+    found = job.answers() if job.target.exists() else {}
+    job.source.write_bytes(content)
+    assert job.run() == 0, "with the input as it was the job goes on"
+    again = job.answers()
+    assert len(again) == 40 and found.items() <= again.items()
+    job.target.unlink()
+    assert job.run() == 0 and job.answers() == again
+
+
+def test_input_that_is_only_touched(long_job, monkeypatch):
+    after_loading(monkeypatch, long_job.source.touch)
+    assert long_job.run() == 0
+
+
+def test_model_that_changes(long_job, monkeypatch, broken, capsys):
+    after_loading(monkeypatch, (broken / "model.safetensors").touch)
+    assert long_job.run("--model", str(broken)) == 2
+    assert f"the checkpoint {broken} has changed since the job began" in capsys.readouterr().err and not long_job.size()
+
+
+@pytest.mark.parametrize(
+    ("how", "moment"),
+    [(how, after_records) for how in ("deleted", "truncated", "replaced", "written to", "overwritten")]
+    + [("deleted", after_loading), ("written to", after_loading)],
+)
+def test_output_that_changes(long_job, monkeypatch, capsys, moment, how):
+    """It is not said that lines have succeeded whose records are gone."""
+    job = long_job
+
+    def change():
+        if how == "deleted":
+            job.target.unlink()
+        elif how == "truncated":
+            os.truncate(job.target, job.size() // 2)
+        elif how == "replaced":
+            job.target.with_suffix(".new").write_bytes(job.target.read_bytes())
+            job.target.with_suffix(".new").rename(job.target)
+        else:
+            with job.target.open("r+b") as file:
+                file.seek(0, os.SEEK_END if how == "written to" else os.SEEK_SET)
+                file.write(b"x")
+
+    moment(monkeypatch, change)
+    assert job.run() == 2
+    printed = capsys.readouterr()
+    assert "while the job ran" in printed.err and "succeeded" not in printed.out
+    monkeypatch.undo()
+    if how in ("deleted", "truncated", "replaced"):
+        assert job.run() == 0 and len(job.answers()) == 40, "what is lost is answered again"
+    else:
+        assert job.run() == 2 and "was not written by run-batch" in capsys.readouterr().err
 
 
 def test_command_errors(job, capsys, tmp_path):

@@ -5,6 +5,7 @@ import json
 import random
 from functools import cache
 
+import numpy as np
 import pytest
 
 from nanovllm.tools import cli
@@ -71,6 +72,35 @@ def test_optimum_equals_exhaustive_search(seed):
 
     workload = make([list(r) for r in requests], block_size=1)
     assert workload.optimal_hits(num_blocks) == best(0, frozenset())
+
+
+def test_requests_that_break_something(tmp_path, checkpoint, capsys):
+    """Each line is read or skipped, whatever it holds; a file in another encoding is refused whole."""
+    lines = [b"[" * 99_999, b'{"a":' * 99_999, b'{"prompt": [5, 6]}', b'{"prompt": [-1, 9]}', b'{"prompt": [1e999]}']
+    lines += [f'{{"prompt": [5, 1{"0" * 400}]}}'.encode(), b'{"prompt": "\\ud800"}', b"1" * 5000]
+    log = tmp_path / "log"
+    log.write_bytes(b"\n".join(lines))
+    command = ["analyze", str(log), "--model", str(checkpoint()), "--block-size", "2"]
+    assert cli.main(command) == 0
+    printed = capsys.readouterr()
+    assert (
+        printed.err.count(": skipped: ") == len(printed.err.strip().splitlines()) == 7
+        and "1 (7 lines skipped)" in printed.out
+    )
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        log.write_text('{"prompt": "x"}', encoding=encoding)
+        assert cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert f"is {encoding.upper()} text; convert it" in error and error.count("\n") == 1
+    log.write_text('{"prompt": "x"}', encoding="utf-8-sig")
+    assert cli.main(command) == 0
+
+
+def test_numbers_of_numpy():
+    requests = [list(np.array([1, 2, 3, 4])), list(np.array([1, 2, 3, 5]))]
+    workload = make(requests, np.int64(2))
+    assert workload.report() == make([[1, 2, 3, 4], [1, 2, 3, 5]]).report()
+    assert workload.lru_hits(np.int64(4)) == 1
 
 
 def test_command(tmp_path, checkpoint, capsys):

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except ERRORS as error:
-            print(f"nanovllm {args.command}: {error or type(error).__name__}", file=sys.stderr)
+            print(f"nanovllm {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
             return 2
 
 
