@@ -30,4 +30,4 @@ def call_with_limit(function: Callable[[], Any], limit_s: float, what: str) -> A
         raise ValueError(f"{what} has not ended after {limit_s:g} s")
     finally:
         if thread.ident and not result.done():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(TimeoutError))
