@@ -1,8 +1,8 @@
 /* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
  *
- * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is too
- * little work for all cores, the keys are cut into parts. attend() computes one part of a task for one KV head, a chunk
- * of keys at a time (attention_chunk.c). combine() joins the parts.
+ * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
+ * too little work for all cores, the keys are cut into parts. attend() computes one part of a task for one KV head, a
+ * chunk of keys at a time (attention_chunk.c). combine() joins the parts.
  */
 
 /* Rows first_row to first_row + num_rows - 1 of q. The first of them sees num_keys keys, the next one key more. */
