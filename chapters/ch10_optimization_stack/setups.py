@@ -5,7 +5,7 @@ The weights are laid out and the kernels swapped between steps.
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,7 +78,7 @@ class Times:
         return other.best - self.best if self.is_faster_than(other) else 0.0
 
 
-def in_turn(turns: dict[Any, Callable[[], float]], min_rounds: int, max_rounds: int) -> dict[Any, Times]:
+def in_turn(turns: Mapping[Any, Callable[[], float]], min_rounds: int, max_rounds: int) -> dict[Any, Times]:
     """Everything once, then everything again: a busy moment of the machine does not hit one setup alone."""
     rounds: dict[Any, list[float]] = {key: [] for key in turns}
     started = time.perf_counter()
