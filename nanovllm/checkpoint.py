@@ -16,7 +16,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
 SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
-NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**12))
+NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
 NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
 FACTOR: Bounds = (Real, MIN_POSITIVE, MAX_POSITIVE)
 LLAMA3 = dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR)

@@ -81,6 +81,9 @@ class LLMEngine:
         check_token_ids(token_ids, vocab_size, self.scheduler.max_model_len)
         for token_id in params.stop_token_ids or ():
             check_number("a stop token id", token_id, Integral, 0, vocab_size - 1)
+        stop_ids = {*(params.stop_token_ids or ()), *self.model_config.eos_token_ids}
+        if params.min_tokens > 1 and len(stop_ids) == vocab_size:
+            raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")
         if params.logprobs is not None:
             check_number("logprobs", params.logprobs, Integral, 0, vocab_size)
 

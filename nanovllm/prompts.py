@@ -61,7 +61,8 @@ def _tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
         return tokenizer(text, **options).input_ids
     except BaseException as error:  # but not what a signal handler raises meanwhile
         if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or _is_panic(error):
-            raise ValueError(f"the prompt is not valid Unicode, or not for the tokenizer: {shorten(text)}") from error
+            reason = f"not valid Unicode text for the tokenizer ({type(error).__name__}: {error})"
+            raise ValueError(f"the prompt is {reason}: {shorten(text)}") from error
         raise
 
 
@@ -101,7 +102,8 @@ def render_chat(tokenizer: Any, messages: Any, add_generation_prompt: bool = Tru
         try:
             return tokenizer.apply_chat_template(messages, **options)
         except Exception as error:  # whatever the checkpoint's template raises
-            raise ValueError(f"the chat template does not take these messages: {error}") from error
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"the chat template does not take these messages: {reason}") from error
 
     text = call_with_limit(render, TEMPLATE_LIMIT_S, "the chat template")
     # The template has written the special tokens already.

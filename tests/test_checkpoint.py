@@ -64,7 +64,7 @@ def test_missing_files(broken, files, text):
         (dict(architectures=[["x"]]), "architecture must be one of"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings must be a bool, found 1"),
         (dict(vocab_size=10**400), "vocab_size must be a whole number between 1 and 16777216, found 1000"),
-        (dict(num_hidden_layers=10**9), "num_hidden_layers must be a whole number between 1 and 4096"),
+        (dict(num_hidden_layers=10**9), "num_hidden_layers must be a whole number between 1 and 1024"),
         (dict(num_key_value_heads=0), "num_key_value_heads must be a whole number between 1"),
         (dict(rms_norm_eps=float("nan")), "rms_norm_eps must be a number between"),
         (dict(rope_parameters={"rope_theta": float("nan")}), "rope_theta must be a number between 1e-10"),

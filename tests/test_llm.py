@@ -91,6 +91,8 @@ def test_all_bad_prompts_are_listed_and_nothing_is_started(llm):
     assert str(info.value).splitlines()[1].startswith("prompts[2]: ")
     with pytest.raises(ValueError, match="and 80 more"):
         llm.generate([""] * 100)
+    everything = SamplingParams(min_tokens=2, stop_token_ids=list(range(320)))
+    expect("before min_tokens=2, so many stop_token_ids leave no token", llm.generate, ["a"], everything)
     expect("2 prompts need 2 sampling_params", llm.generate, ["a", "b"], [SamplingParams()])
     expect("must be a SamplingParams, found dict", llm.generate, ["a"], {"temperature": 0})
     expect(

@@ -322,7 +322,7 @@ def test_a_panic_while_a_line_is_read(llm, monkeypatch):
 
     monkeypatch.setattr(llm.engine, "make_request", failing)
     answers = answer_all(llm, [line("a", prompt="panic"), line("b", prompt=FOX, max_tokens=1)])
-    assert answers[1].error == "line 1: PanicException: index out of bounds" and answers[2].error is None
+    assert "PanicException: index out of bounds" in (answers[1].error or "") and answers[2].error is None
     with pytest.raises(KeyboardInterrupt):
         answer_all(llm, [line("a", prompt=FOX, max_tokens=1), line("b", prompt="interrupt")])
     assert not llm.engine.has_unfinished_requests()

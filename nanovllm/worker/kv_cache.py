@@ -11,7 +11,7 @@ from nanovllm.core.block_manager import cdiv
 from nanovllm.validation import check_number
 from nanovllm.worker.cpu.memory import lazy_zeros
 
-MAX_NUM_BLOCKS = 2**24  # each is a Python object of the block manager
+MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager
 
 
 @dataclass(frozen=True, slots=True)

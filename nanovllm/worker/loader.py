@@ -93,7 +93,7 @@ def _tensor_files(directory: Path) -> dict[str, Any]:
         others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
         raise FileNotFoundError(f"{directory} has no *.safetensors file, only {others}; other formats are not read")
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise FileNotFoundError(f"{index_path} names files that are not there: {', '.join(missing)}")
+        raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     return {name: file for file in map(open_file, paths) for name in list(file.keys())}
 
 
