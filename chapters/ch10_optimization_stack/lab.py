@@ -36,7 +36,7 @@ from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 
-BAR = 40  # cells of the longest bar
+BAR = 36  # cells of the longest bar
 DECODES = {"1 decode": 1, f"{BATCH} decodes": BATCH}
 KINDS = {  # (sequences, rows of each, keys of each)
     **{kind: (num_seqs, 1, CONTEXT) for kind, num_seqs in DECODES.items()},
@@ -224,7 +224,7 @@ def draw_waterfall(rows: list[tuple[str, Times]]) -> Text:
     for name, times in rows:
         cells = max(1, round(BAR * times.best / longest))
         saved = max(0, round(BAR * before / longest) - cells)
-        text.append(f"{name:<27}{times.best:>7.1f} to {times.median:>6.1f} ms ")
+        text.append(f"{name:<27}{times.best:>8.1f} to {times.median:>8.1f} ms ")
         text.append("█" * cells, "cyan").append("▏" * saved, "yellow").append("  (measured)\n", "dim")
         before = times.best
     text.rstrip()
