@@ -111,7 +111,7 @@ WRONG = {
             "range(num_keys)",
             "a tile has 32 at most",
         ),
-        Edit("without_mask", MASK, "False", "causal masking is missing"),
+        Edit("without_mask", MASK, "torch.tensor(keys) > num_keys", "causal masking is missing"),
         Edit(
             "masks_full_tiles_only",
             "scores = scores.masked_fill(torch.tensor(keys) > position, -torch.inf)",
@@ -119,11 +119,11 @@ WRONG = {
             "causal masking is missing",
         ),
         Edit("sees_one_too_many", MASK, "torch.tensor(keys) > position + 1", "one key too many"),
-        Edit("not_to_itself", MASK, "torch.tensor(keys) > position - (rows > 1)", "a token attends to itself, too"),
+        Edit("not_to_itself", MASK, "torch.tensor(keys) > position - int(rows > 1)", "a token attends to itself, too"),
         Edit(
             "rows_from_zero",
             "torch.arange(num_keys - rows, num_keys)",
-            "torch.arange(rows) + (num_keys - 1 if rows == 1 else 0)",
+            "(torch.arange(rows) if rows > 1 else torch.tensor([num_keys - 1]))",
             "row i stands at position num_keys - rows + i",
         ),
         (other_groups, "query head h uses KV head h // group"),
