@@ -40,8 +40,9 @@ def test_offline_inference(run):
     assert lines[0].startswith("'The capital of France is' -> ' ")
 
 
-def test_chat(run):
-    out = run("chat.py", stdin="What is the capital of France?\nAnd of Italy?\n")
+def test_chat(run, demo_in_float32):
+    """In float32: in bfloat16 the first token's two best logits are equal on some processors."""
+    out = run("chat.py", str(demo_in_float32), stdin="What is the capital of France?\nAnd of Italy?\n")
     cached = [int(n) for n in re.findall(r"(\d+) of them cached", out)]
     assert "Paris" in out and len(cached) == 2 and cached[0] == 0 and cached[1] >= 32
 
