@@ -20,7 +20,8 @@ SLOW_FIXTURES = {"demo_checkpoint", "processes", "empty_cache"}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):
+        interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
+        if interpreted or SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):
             item.add_marker("slow")
 
 
