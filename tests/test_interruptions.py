@@ -74,6 +74,11 @@ def enqueued(llm):
     return requests
 
 
+def streamed(requests):
+    """The text as it grew, token by token."""
+    return [sample.detokenizer.text for request in requests for sample in request.samples]
+
+
 def finish(engine):
     """Step until all is done; a step that raises is tried again."""
     while engine.requests:
@@ -152,11 +157,12 @@ def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
 
 
 def test_requests_that_live_on_are_answered_as_ever(llm, expected):
-    enqueued(llm)
+    clean = enqueued(llm)
     for line in lines_to_try(lambda: finish(llm.engine)):
         requests = enqueued(llm)
         interrupted_at({line}, lambda: finish(llm.engine))
         assert [request.output().outputs for request in requests] == expected, f"after an exception at line {line}"
+        assert streamed(requests) == streamed(clean), f"after an exception at line {line}"
     assert_as_fresh(llm, expected)
 
 
