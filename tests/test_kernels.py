@@ -167,7 +167,7 @@ def path_of(folder) -> list[str]:
 
 
 def compile_one(_) -> str:
-    return cpu_kernels.compile_library(["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
+    return cpu_kernels.compile_library("kernels.c", ["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
 
 
 def test_compiled_once_also_when_several_start_at_once(empty_cache):
@@ -234,7 +234,7 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cpu_kernels.Path, "home", no_home)
     elif breakage == "another library":
-        monkeypatch.setattr(cpu_kernels, "compile_library", lambda defines: ctypes.util.find_library("m"))
+        monkeypatch.setattr(cpu_kernels, "compile_library", lambda source, defines: ctypes.util.find_library("m"))
     else:
         compiler = tmp_path / "cc"
         compiler.write_text(f"#!/bin/sh\n{BROKEN_COMPILERS[breakage]}\n")

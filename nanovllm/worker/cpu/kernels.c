@@ -1,5 +1,6 @@
 /* The small operations of a decoder layer, for CPUs (chapter 10). The rest is in the files that are included below:
  *
+ *     pool.h              work for all cores
  *     vectors.h           number and vector types
  *     attention_chunk.c   attention to one chunk of keys
  *     attention.c         attention over the block table
@@ -12,6 +13,7 @@
  */
 #include <math.h>
 
+#include "pool.h"
 #include "vectors.h"
 
 /* residual += delta (unless it is NULL), out = residual / rms(residual) * weight; rows of `size` numbers. */

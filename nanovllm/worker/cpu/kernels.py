@@ -32,7 +32,7 @@ SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
-COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11"]
+COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11", "-pthread"]
 if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 PARTS_PER_THREAD = 4  # threads that are done early find another part
@@ -82,7 +82,10 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
-        library = ctypes.CDLL(str(compile_library(defines)))
+        pool = ctypes.CDLL(str(compile_library("pool.c", [])))
+        library = ctypes.CDLL(str(compile_library("kernels.c", defines)))
+        PTR.in_dll(library, "parallel_for").value = ctypes.cast(pool.parallel_for, PTR).value
+        pool.set_num_threads(torch.get_num_threads())
         for name, types in SIGNATURES.items():
             getattr(library, name).argtypes = types
             getattr(library, name).restype = None
@@ -105,33 +108,27 @@ def _warn_once(reason: str) -> None:
     logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
 
 
-def compile_library(defines: list[str]) -> Path:
-    """Path of the shared library, made if need be. Two processes may make it at once: each renames whole files.
+def compile_library(source: str, defines: list[str]) -> Path:
+    """Path of the shared library of a source file, made if need be. Two processes may make it at once: each renames whole files.
 
     A file with the library's hash stands beside it: loading a damaged library would end the process.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
     if not compiler[0]:
         raise OSError("there is no C compiler (cc): install gcc or clang")
-    key = [*(path.read_text() for path in SOURCES), *compiler, *COMPILE, *defines, platform.machine(), _processor()]
+    key = [*(path.read_text() for path in SOURCES), *compiler, *COMPILE, source, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
     hash_path = path.with_suffix(".sha256")
     if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    source = str(Path(__file__).with_name("kernels.c"))  # it includes the others
+    source_path = str(Path(__file__).with_name(source))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target, made, hashed = (Path(folder, name) for name in ("kernels.o", "kernels.so", "kernels.sha256"))
-        for openmp in (["-fopenmp"], []):  # macOS's compiler has no OpenMP
-            compile_command = [*compiler, *COMPILE, *openmp, *defines, "-c", source, "-o", str(target)]
-            link_command = [*compiler, "-shared", *openmp, str(target), "-o", str(made), "-lm"]
-            try:
-                for command in (compile_command, link_command):
-                    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=120)
-                break
-            except subprocess.CalledProcessError:
-                if not openmp:
-                    raise
+        compile_command = [*compiler, *COMPILE, *defines, "-c", source_path, "-o", str(target)]
+        link_command = [*compiler, "-shared", "-pthread", str(target), "-o", str(made), "-lm"]
+        for command in (compile_command, link_command):
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=120)
         if not made.is_file():
             raise OSError(f"the C compiler {compiler[0]} made no library")
         hashed.write_bytes(_hash(made))

@@ -1,0 +1,198 @@
+/* A pool of threads for the C kernels (chapter 10). A library of its own: however many models a process runs, there is
+ * one pool.
+ *
+ * The thread that calls parallel_for() publishes a job: a function and a number of chunks. Helpers, and the caller, too,
+ * claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a helper
+ * itself: on a machine that is busy with other programs the system may not run a helper for many milliseconds, and then
+ * the caller simply computes everything alone. (In an OpenMP region every thread has to arrive.)
+ *
+ * Who waits spins for a short time, since sleeping and waking take several microseconds, and then sleeps, so that a
+ * core is free for others: above all for the helper whose chunk is awaited.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#ifdef __linux__
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+typedef void work_function(const void *args, int64_t chunk);
+
+enum {
+    SPIN_NS = 100000,      /* longer than the Python code between two kernels of a step takes */
+    STACK_BYTES = 8 << 20, /* of a helper; attention needs more than the 512 KB that macOS provides */
+    CACHE_LINE = 128,      /* Apple's; others have 64 */
+};
+
+static struct {
+    /* generation << 32 | number of chunks that nobody has claimed. One number, so that a helper that was stopped after
+     * it had read a job's fields cannot claim a chunk of a later job: its compare-and-swap fails. */
+    _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
+    /* The job. Written only while all chunks of the one before are done. */
+    _Atomic(work_function *) work;
+    _Atomic(const void *) args;
+    _Atomic uint32_t num_chunks;
+
+    _Alignas(CACHE_LINE) _Atomic uint32_t num_done; /* chunks */
+    _Atomic uint32_t caller_sleeps;                 /* until num_done is num_chunks */
+    _Atomic uint32_t num_sleeping;                  /* helpers, until num_wakeups changes */
+    _Atomic uint32_t num_wakeups;
+    _Atomic uint32_t num_threads;                   /* that may compute; the caller is one of them */
+    _Atomic uint32_t busy;                          /* a thread is in parallel_for() */
+    uint32_t num_started;                           /* helpers; belongs to the thread that made `busy` 1 */
+} pool = {.num_threads = 1};
+
+/* -- waiting ----------------------------------------------------------------------------------------------------- */
+
+#ifdef __linux__
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+#else
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+    pthread_mutex_lock(&mutex);
+    while (atomic_load(word) == value)
+        pthread_cond_wait(&changed, &mutex);
+    pthread_mutex_unlock(&mutex);
+}
+static void wake_all(_Atomic uint32_t *word) {
+    (void)word;
+    pthread_mutex_lock(&mutex);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mutex);
+}
+#endif
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static void pause_briefly(void) {
+    for (int i = 0; i < 16; i++)
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#else
+        __asm__ volatile("");
+#endif
+}
+
+static uint32_t num_unclaimed(void) { return (uint32_t)atomic_load(&pool.ticket); }
+
+/* -- working ----------------------------------------------------------------------------------------------------- */
+
+/* Claim and compute chunks until none is left. */
+static void work_on_job(void) {
+    uint64_t ticket = atomic_load(&pool.ticket);
+    while ((uint32_t)ticket > 0) {
+        work_function *work = atomic_load_explicit(&pool.work, memory_order_relaxed);
+        const void *args = atomic_load_explicit(&pool.args, memory_order_relaxed);
+        const uint32_t num_chunks = atomic_load_explicit(&pool.num_chunks, memory_order_relaxed);
+        if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1))
+            continue; /* `ticket` is the new one now, and the fields may be another job's */
+        work(args, num_chunks - (uint32_t)ticket);
+        if (atomic_fetch_add(&pool.num_done, 1) + 1 == num_chunks && atomic_load(&pool.caller_sleeps))
+            wake_all(&pool.num_done);
+        ticket = atomic_load(&pool.ticket);
+    }
+}
+
+static void *help(void *index) {
+    for (;;) {
+        uint32_t num_threads;
+        while ((uintptr_t)index >= (num_threads = atomic_load(&pool.num_threads)))
+            sleep_while(&pool.num_threads, num_threads);
+        for (const int64_t until = now_ns() + SPIN_NS; !num_unclaimed() && now_ns() < until;)
+            pause_briefly();
+        /* The caller publishes a job and then looks whether somebody sleeps; here it is the other way round, so that
+         * one of the two always sees the other. */
+        atomic_fetch_add(&pool.num_sleeping, 1);
+        const uint32_t num_wakeups = atomic_load(&pool.num_wakeups);
+        if (!num_unclaimed())
+            sleep_while(&pool.num_wakeups, num_wakeups);
+        atomic_fetch_sub(&pool.num_sleeping, 1);
+        work_on_job();
+    }
+    return NULL;
+}
+
+static void forget_helpers(void) { /* in the child of a fork: it has a copy of the memory, but not of the threads */
+    atomic_store(&pool.busy, 0);
+    atomic_store(&pool.num_sleeping, 0);
+    atomic_store(&pool.caller_sleeps, 0);
+    atomic_store(&pool.ticket, 0);
+    pool.num_started = 0;
+}
+
+static void start_helpers(void) {
+    static int registered;
+    if (!registered)
+        registered = !pthread_atfork(NULL, NULL, forget_helpers);
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    while (pool.num_started + 1 < atomic_load(&pool.num_threads)) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, help, (void *)(uintptr_t)(pool.num_started + 1)))
+            atomic_store(&pool.num_threads, pool.num_started + 1); /* the system allows no more */
+        else
+            pool.num_started++;
+    }
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* -- what others call -------------------------------------------------------------------------------------------- */
+
+/* From now on at most this many threads compute a job, its caller included. */
+void set_num_threads(uint32_t num_threads) {
+    if (atomic_exchange(&pool.num_threads, num_threads) != num_threads)
+        wake_all(&pool.num_threads);
+}
+
+/* See pool.h. If the pool works for another thread, the caller computes alone. */
+void parallel_for(work_function *work, const void *args, int64_t num_chunks) {
+    const uint32_t num_threads = atomic_load(&pool.num_threads);
+    if (num_chunks < 2 || num_chunks > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
+        for (int64_t chunk = 0; chunk < num_chunks; chunk++)
+            work(args, chunk);
+        return;
+    }
+    if (pool.num_started + 1 < num_threads)
+        start_helpers();
+    atomic_store_explicit(&pool.work, work, memory_order_relaxed);
+    atomic_store_explicit(&pool.args, args, memory_order_relaxed);
+    atomic_store_explicit(&pool.num_chunks, num_chunks, memory_order_relaxed);
+    atomic_store_explicit(&pool.num_done, 0, memory_order_relaxed);
+    const uint64_t generation = (atomic_load(&pool.ticket) >> 32) + 1;
+    atomic_store(&pool.ticket, generation << 32 | (uint64_t)num_chunks);
+    if (atomic_load(&pool.num_sleeping)) {
+        atomic_fetch_add(&pool.num_wakeups, 1);
+        wake_all(&pool.num_wakeups);
+    }
+    work_on_job();
+    for (const int64_t until = now_ns() + SPIN_NS; atomic_load(&pool.num_done) < num_chunks && now_ns() < until;)
+        pause_briefly();
+    atomic_store(&pool.caller_sleeps, 1);
+    for (uint32_t num_done; (num_done = atomic_load(&pool.num_done)) < num_chunks;)
+        sleep_while(&pool.num_done, num_done);
+    atomic_store(&pool.caller_sleeps, 0);
+    atomic_store(&pool.busy, 0);
+}
