@@ -173,10 +173,14 @@ class VllmEngine:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         if name.startswith("nanovllm"):
             from nanovllm import LLM, SamplingParams
+            options: dict[str, Any] = {}
         else:
             from vllm import LLM, SamplingParams  # type: ignore[no-redef]
+
+            options = {"gpu_memory_utilization": 0.5}  # of the machine's memory: otherwise it wants nearly all
         self.params_class: Any = SamplingParams
-        options: dict[str, Any] = {"enforce_eager": True} if name.endswith("eager") else {}
+        if name.endswith("eager"):
+            options["enforce_eager"] = True
         if name.endswith("no C compiler"):
             options = {"optimizations": ("reordered_weights",)}
         if name.endswith(("int8", "int4")):
