@@ -161,18 +161,24 @@ static void combine(const attention_args *args, const attention_task *task, int6
 
 int64_t partial_bytes(void) { return sizeof(partial); }
 
+static void attend_items(const void *args, int64_t first, int64_t end) {
+    const attention_args *a = args;
+    const int64_t num_items = a->num_tasks * a->num_kv_heads * a->num_parts;
+    for (int64_t reversed = first; reversed < end; reversed++) { /* the last rows of a prompt take longest */
+        const int64_t i = num_items - 1 - reversed;
+        const int64_t part = i % a->num_parts, kv_head = i / a->num_parts % a->num_kv_heads;
+        const attention_task *task = a->tasks + i / a->num_parts / a->num_kv_heads;
+        const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */
+        partial alone, *result = a->num_parts > 1 ? a->scratch + i : &alone;
+        attend(result, a, task, kv_head, num_keys * part / a->num_parts, num_keys * (part + 1) / a->num_parts);
+        if (a->num_parts == 1)
+            combine(a, task, kv_head, result, 1);
+    }
+}
+
 void paged_attention(const attention_args *args) {
     const int64_t num_parts = args->num_parts, num_heads = args->num_kv_heads, num_items = args->num_tasks * num_heads;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = num_items * num_parts - 1; i >= 0; i--) { /* the last rows of a prompt take longest */
-        const int64_t part = i % num_parts, kv_head = i / num_parts % num_heads;
-        const attention_task *task = args->tasks + i / num_parts / num_heads;
-        const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */
-        partial alone, *result = num_parts > 1 ? args->scratch + i : &alone;
-        attend(result, args, task, kv_head, num_keys * part / num_parts, num_keys * (part + 1) / num_parts);
-        if (num_parts == 1)
-            combine(args, task, kv_head, result, 1);
-    }
+    parallel_for(attend_items, args, num_items * num_parts, 1);
     if (num_parts > 1)
         for (int64_t i = 0; i < num_items; i++)
             combine(args, args->tasks + i / num_heads, i % num_heads, args->scratch + i * num_parts, num_parts);

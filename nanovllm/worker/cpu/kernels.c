@@ -16,36 +16,60 @@
 #include "pool.h"
 #include "vectors.h"
 
+/* So many rows that a thread claims at a time; so few numbers that a decode of some rows stays in one thread. */
+static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
+
+typedef struct {
+    num *out, *residual;
+    const num *delta, *weight;
+    int64_t size;
+    float eps;
+} norm_args;
+
+static void add_rms_norm_rows(const void *args, int64_t first, int64_t end) {
+    const norm_args a = *(const norm_args *)args;
+    for (int64_t r = first; r < end; r++) {
+        num *x = a.residual + r * a.size;
+        num *y = a.out + r * a.size;
+        if (a.delta)
+            for (int64_t i = 0; i < a.size; i++)
+                x[i] = store(load(x[i]) + load(a.delta[r * a.size + i]));
+        float sum = 0;
+        for (int64_t i = 0; i < a.size; i++)
+            sum += load(x[i]) * load(x[i]);
+        const float scale = 1.0f / sqrtf(sum / a.size + a.eps);
+        for (int64_t i = 0; i < a.size; i++)
+            y[i] = store(load(x[i]) * scale * load(a.weight[i]));
+    }
+}
+
 /* residual += delta (unless it is NULL), out = residual / rms(residual) * weight; rows of `size` numbers. */
 void add_rms_norm(num *out, num *residual, const num *delta, const num *weight, int64_t rows, int64_t size, float eps) {
-#pragma omp parallel for if (rows > 16)
-    for (int64_t r = 0; r < rows; r++) {
-        num *x = residual + r * size;
-        num *y = out + r * size;
-        if (delta)
-            for (int64_t i = 0; i < size; i++)
-                x[i] = store(load(x[i]) + load(delta[r * size + i]));
-        float sum = 0;
-        for (int64_t i = 0; i < size; i++)
-            sum += load(x[i]) * load(x[i]);
-        const float scale = 1.0f / sqrtf(sum / size + eps);
-        for (int64_t i = 0; i < size; i++)
-            y[i] = store(load(x[i]) * scale * load(weight[i]));
+    parallel_for(add_rms_norm_rows, &(norm_args){out, residual, delta, weight, size, eps}, rows, rows_a_chunk(size));
+}
+
+typedef struct {
+    num *restrict out;
+    const num *restrict gate_up;
+    int64_t size;
+} silu_args;
+
+static void silu_and_mul_rows(const void *args, int64_t first, int64_t end) {
+    const silu_args a = *(const silu_args *)args;
+    for (int64_t r = first; r < end; r++) {
+        const num *gate = a.gate_up + r * 2 * a.size;
+        const num *up = gate + a.size;
+        for (int64_t i = 0; i < a.size; i++) {
+            const float g = load(gate[i]);
+            const float e = exp_negative(-fabsf(g)); /* exp(-|g|) never overflows */
+            a.out[r * a.size + i] = store(g * (g < 0 ? e : 1.0f) / (1.0f + e) * load(up[i]));
+        }
     }
 }
 
 /* out = silu(gate) * up, from rows that hold gate and then up. */
 void silu_and_mul(num *restrict out, const num *restrict gate_up, int64_t rows, int64_t size) {
-#pragma omp parallel for if (rows > 4)
-    for (int64_t r = 0; r < rows; r++) {
-        const num *gate = gate_up + r * 2 * size;
-        const num *up = gate + size;
-        for (int64_t i = 0; i < size; i++) {
-            const float g = load(gate[i]);
-            const float e = exp_negative(-fabsf(g)); /* exp(-|g|) never overflows */
-            out[r * size + i] = store(g * (g < 0 ? e : 1.0f) / (1.0f + e) * load(up[i]));
-        }
-    }
+    parallel_for(silu_and_mul_rows, &(silu_args){out, gate_up, size}, rows, rows_a_chunk(2 * size));
 }
 
 /* Rotate one head in place. */
@@ -72,12 +96,10 @@ typedef struct {
     int64_t num_rows, num_kv_heads, block_size;
 } rotary_args;
 
-/* Rotate q and k in place, then write k and v to their slots. */
-void rotary_and_write(const rotary_args *args) {
-    const rotary_args a = *args; /* the compiler knows that no store changes a copy */
+static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) {
+    const rotary_args a = *(const rotary_args *)args; /* the compiler knows that no store changes a copy */
     const int64_t row_size = a.num_kv_heads * HEAD_DIM;
-#pragma omp parallel for if (a.num_rows > 16)
-    for (int64_t r = 0; r < a.num_rows; r++) {
+    for (int64_t r = first; r < end; r++) {
         const num *cos = a.cos + r * HEAD_DIM / 2, *sin = a.sin + r * HEAD_DIM / 2;
         num *q = a.q + r * a.q_stride, *k = a.k + r * a.k_stride, *v = a.v + r * a.v_stride;
         for (int64_t head = 0; head < a.num_kv_heads * GROUP; head++)
@@ -91,6 +113,12 @@ void rotary_and_write(const rotary_args *args) {
             memcpy(a.v_cache + offset, v, row_size * sizeof(num));
         }
     }
+}
+
+/* Rotate q and k in place, then write k and v to their slots. */
+void rotary_and_write(const rotary_args *args) {
+    const int64_t row_size = args->num_kv_heads * (GROUP + 2) * HEAD_DIM;
+    parallel_for(rotary_and_write_rows, args, args->num_rows, rows_a_chunk(row_size));
 }
 
 #include "attention_chunk.c"

@@ -109,14 +109,15 @@ def _warn_once(reason: str) -> None:
 
 
 def compile_library(source: str, defines: list[str]) -> Path:
-    """Path of the shared library of a source file, made if need be. Two processes may make it at once: each renames whole files.
+    """Path of a source file's shared library, made if need be. Two processes may make it at once: each renames files.
 
     A file with the library's hash stands beside it: loading a damaged library would end the process.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
     if not compiler[0]:
         raise OSError("there is no C compiler (cc): install gcc or clang")
-    key = [*(path.read_text() for path in SOURCES), *compiler, *COMPILE, source, *defines, platform.machine(), _processor()]
+    texts = [path.read_text() for path in SOURCES]
+    key = [source, *texts, *compiler, *COMPILE, *defines, platform.machine(), _processor()]
     path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
     hash_path = path.with_suffix(".sha256")
     if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):

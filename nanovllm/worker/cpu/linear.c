@@ -11,7 +11,11 @@
  *     x[row]       | x        | x        | ... | x         |    PAIR numbers of the row, the same for all columns
  *     sum[row]     | y0       | y1       | ... | y31       |    += weight * x
  */
-enum { ROWS = STEP / 2, COLS = 2 * LANES };
+enum {
+    ROWS = STEP / 2,
+    COLS = 2 * LANES,
+    CHUNK_BYTES = 100 << 10, /* of weights, at least, that a thread claims at a time */
+};
 
 typedef struct {
     num *reordered;
@@ -19,13 +23,13 @@ typedef struct {
     int64_t k;
 } reorder_args;
 
-static void reorder_block(const void *args, int64_t block) {
-    const reorder_args *a = args;
-    num *to = a->reordered + block * COLS * a->k;
-    const num *from = a->weight + block * COLS * a->k;
-    for (int64_t i = 0; i < a->k; i += PAIR)
-        for (int c = 0; c < COLS; c++)
-            memcpy(to + i * COLS + c * PAIR, from + c * a->k + i, PAIR * sizeof(num));
+static void reorder_blocks(const void *args, int64_t first, int64_t end) {
+    const reorder_args a = *(const reorder_args *)args;
+    for (int64_t block = first * COLS; block < end * COLS; block += COLS)
+        for (int64_t i = 0; i < a.k; i += PAIR)
+            for (int c = 0; c < COLS; c++)
+                memcpy(a.reordered + block * a.k + i * COLS + c * PAIR, a.weight + (block + c) * a.k + i,
+                       PAIR * sizeof(num));
 }
 
 /* Reorder a weight [n][k] as [n / COLS][k / PAIR][COLS][PAIR]. Returns 0, with nothing done, where PyTorch's libraries
@@ -36,7 +40,7 @@ int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t 
 #endif
     if (n % COLS || k % PAIR)
         return 0;
-    parallel_for(reorder_block, &(reorder_args){reordered, weight, k}, n / COLS);
+    parallel_for(reorder_blocks, &(reorder_args){reordered, weight, k}, n / COLS, 1);
     return 1;
 }
 
@@ -76,21 +80,19 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
 typedef struct {
     num *out;
     const num *x, *reordered, *bias;
-    int64_t m, n, k, num_chunks;
+    int64_t m, n, k;
 } linear_args;
 
-/* A chunk is a run of blocks of columns. */
-static void linear_chunk(const void *args, int64_t chunk) {
-    const linear_args *l = args;
-    const int64_t num_blocks = l->n / COLS, end = num_blocks * (chunk + 1) / l->num_chunks, k = l->k;
-    const int64_t num_tiles = (l->m + ROWS - 1) / ROWS;
-    for (int64_t block = num_blocks * chunk / l->num_chunks; block < end; block++) {
-        const int64_t c = block * COLS;
-        const num *weight = l->reordered + c * k;
-        tile_args a = {l->out + c, l->x, weight, l->bias ? l->bias + c : NULL, (const char *)(weight + COLS * k), 0, l->n, k};
-        a.ahead_bytes = COLS * PAIR * sizeof(num) / num_tiles; /* all tiles: the next block, once */
-        for (int64_t r = 0; r < l->m; r += ROWS) {
-            switch (l->m - r < ROWS ? l->m - r : ROWS) { /* `rows` is a constant, so that the sums stay in registers */
+static void linear_blocks(const void *args, int64_t first, int64_t end) {
+    const linear_args l = *(const linear_args *)args;
+    const int64_t num_tiles = (l.m + ROWS - 1) / ROWS;
+    const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / num_tiles; /* all tiles: the next block, once */
+    for (int64_t c = first * COLS; c < end * COLS; c += COLS) {
+        const num *weight = l.reordered + c * l.k, *bias = l.bias ? l.bias + c : NULL;
+        const char *next_block = (const char *)(weight + COLS * l.k);
+        tile_args a = {l.out + c, l.x, weight, bias, next_block, ahead_bytes, l.n, l.k};
+        for (int64_t r = 0; r < l.m; r += ROWS) {
+            switch (l.m - r < ROWS ? l.m - r : ROWS) { /* `rows` is a constant, so that the sums stay in registers */
             case 1: compute_tile(1, &a); break;
             case 2: compute_tile(2, &a); break;
             case 3: compute_tile(3, &a); break;
@@ -102,19 +104,15 @@ static void linear_chunk(const void *args, int64_t chunk) {
             case 8: compute_tile(8, &a); break;
 #endif
             }
-            a.out += ROWS * l->n;
-            a.x += ROWS * k;
-            a.ahead += a.ahead_bytes * (k / PAIR);
+            a.out += ROWS * l.n;
+            a.x += ROWS * l.k;
+            a.ahead += a.ahead_bytes * (l.k / PAIR);
         }
     }
 }
 
 /* out [m][n] = x [m][k] times the reordered weight, + bias (unless it is NULL). */
 void linear(num *out, const num *x, const num *reordered, const num *bias, int64_t m, int64_t n, int64_t k) {
-    enum { CHUNK_BYTES = 1 << 17 }; /* of weights, at least */
-    const int64_t num_blocks = n / COLS, num_chunks = n * k * (int64_t)sizeof(num) / CHUNK_BYTES;
-    linear_args args = {out, x, reordered, bias, m, n, k, num_chunks < 1 ? 1 : num_chunks};
-    if (args.num_chunks > num_blocks)
-        args.num_chunks = num_blocks;
-    parallel_for(linear_chunk, &args, args.num_chunks);
+    const linear_args args = {out, x, reordered, bias, m, n, k};
+    parallel_for(linear_blocks, &args, n / COLS, 1 + CHUNK_BYTES / (COLS * k * sizeof(num)));
 }

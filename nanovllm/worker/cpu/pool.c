@@ -1,8 +1,8 @@
 /* A pool of threads for the C kernels (chapter 10). A library of its own: however many models a process runs, there is
  * one pool.
  *
- * The thread that calls parallel_for() publishes a job: a function and a number of chunks. Helpers, and the caller, too,
- * claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a helper
+ * The thread that calls parallel_for() publishes a job: a function and its items, in chunks. Helpers, and the caller,
+ * too, claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a helper
  * itself: on a machine that is busy with other programs the system may not run a helper for many milliseconds, and then
  * the caller simply computes everything alone. (In an OpenMP region every thread has to arrive.)
  *
@@ -23,7 +23,7 @@
 #include <unistd.h>
 #endif
 
-typedef void work_function(const void *args, int64_t chunk);
+typedef void work_function(const void *args, int64_t first, int64_t end);
 
 enum {
     SPIN_NS = 100000,      /* longer than the Python code between two kernels of a step takes */
@@ -38,10 +38,10 @@ static struct {
     /* The job. Written only while all chunks of the one before are done. */
     _Atomic(work_function *) work;
     _Atomic(const void *) args;
-    _Atomic uint32_t num_chunks;
+    _Atomic int64_t num_items, chunk_size;
 
     _Alignas(CACHE_LINE) _Atomic uint32_t num_done; /* chunks */
-    _Atomic uint32_t caller_sleeps;                 /* until num_done is num_chunks */
+    _Atomic uint32_t caller_sleeps;                 /* until all are done */
     _Atomic uint32_t num_sleeping;                  /* helpers, until num_wakeups changes */
     _Atomic uint32_t num_wakeups;
     _Atomic uint32_t num_threads;                   /* that may compute; the caller is one of them */
@@ -94,16 +94,21 @@ static uint32_t num_unclaimed(void) { return (uint32_t)atomic_load(&pool.ticket)
 
 /* -- working ----------------------------------------------------------------------------------------------------- */
 
+static int64_t chunks_of(int64_t num_items, int64_t chunk_size) { return (num_items + chunk_size - 1) / chunk_size; }
+
 /* Claim and compute chunks until none is left. */
 static void work_on_job(void) {
     uint64_t ticket = atomic_load(&pool.ticket);
     while ((uint32_t)ticket > 0) {
         work_function *work = atomic_load_explicit(&pool.work, memory_order_relaxed);
         const void *args = atomic_load_explicit(&pool.args, memory_order_relaxed);
-        const uint32_t num_chunks = atomic_load_explicit(&pool.num_chunks, memory_order_relaxed);
+        const int64_t num_items = atomic_load_explicit(&pool.num_items, memory_order_relaxed);
+        const int64_t chunk_size = atomic_load_explicit(&pool.chunk_size, memory_order_relaxed);
         if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1))
             continue; /* `ticket` is the new one now, and the fields may be another job's */
-        work(args, num_chunks - (uint32_t)ticket);
+        const int64_t num_chunks = chunks_of(num_items, chunk_size);
+        const int64_t first = (num_chunks - (uint32_t)ticket) * chunk_size;
+        work(args, first, first + chunk_size < num_items ? first + chunk_size : num_items);
         if (atomic_fetch_add(&pool.num_done, 1) + 1 == num_chunks && atomic_load(&pool.caller_sleeps))
             wake_all(&pool.num_done);
         ticket = atomic_load(&pool.ticket);
@@ -168,18 +173,19 @@ void set_num_threads(uint32_t num_threads) {
 }
 
 /* See pool.h. If the pool works for another thread, the caller computes alone. */
-void parallel_for(work_function *work, const void *args, int64_t num_chunks) {
+void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t chunk_size) {
+    const int64_t num_chunks = chunks_of(num_items, chunk_size);
     const uint32_t num_threads = atomic_load(&pool.num_threads);
     if (num_chunks < 2 || num_chunks > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
-        for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-            work(args, chunk);
+        work(args, 0, num_items);
         return;
     }
     if (pool.num_started + 1 < num_threads)
         start_helpers();
     atomic_store_explicit(&pool.work, work, memory_order_relaxed);
     atomic_store_explicit(&pool.args, args, memory_order_relaxed);
-    atomic_store_explicit(&pool.num_chunks, num_chunks, memory_order_relaxed);
+    atomic_store_explicit(&pool.num_items, num_items, memory_order_relaxed);
+    atomic_store_explicit(&pool.chunk_size, chunk_size, memory_order_relaxed);
     atomic_store_explicit(&pool.num_done, 0, memory_order_relaxed);
     const uint64_t generation = (atomic_load(&pool.ticket) >> 32) + 1;
     atomic_store(&pool.ticket, generation << 32 | (uint64_t)num_chunks);

@@ -1,12 +1,12 @@
 /* The kernels' side of pool.c: how a kernel hands work to all cores. A part of cpu/kernels.c. */
 #include <stdint.h>
 
-/* Computes one chunk of a job. Chunks may run at the same time, in any order, and in any thread. */
-typedef void work_function(const void *args, int64_t chunk);
+/* Computes the items first to end - 1 of a job. Chunks of items run at the same time, in any order, in any thread. */
+typedef void work_function(const void *args, int64_t first, int64_t end);
 
-/* work(args, chunk) for each chunk from 0 to num_chunks - 1. Returns when all are done. Claiming a chunk takes about as
- * long as reading 2 KB from memory: a chunk should be some microseconds of work, and there should be several for each
- * thread, because a thread that is slower than the others, or that the system stops, should hold few of them.
+/* Calls work(args, first, end) for chunks of chunk_size items, until all num_items are done. Claiming a chunk takes a
+ * fraction of a microsecond, so a chunk should be some microseconds of work. It should not be much more: a thread that
+ * is slower than the others, or that the system stops, should hold little.
  *
  * A variable that cpu/kernels.py sets to the function in pool.c: all libraries of a process share one pool. */
-void (*parallel_for)(work_function *work, const void *args, int64_t num_chunks);
+void (*parallel_for)(work_function *work, const void *args, int64_t num_items, int64_t chunk_size);
