@@ -10,6 +10,7 @@ from nanovllm.core.block_hash import HASH_FUNCTIONS
 from nanovllm.validation import MAX_INT32, SEED, Bounds, check_choice, check_fields, reject_unknown, shorten, tuple_of
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
+QUANTIZATIONS = ("int8", "int4")
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "triton", "flash_attn", "cuda_graphs")
 
 NUMBERS: dict[str, Bounds] = {
@@ -29,6 +30,7 @@ class EngineConfig:
 
     model:                    a directory that holds a checkpoint, or a hub id such as "Qwen/Qwen3-0.6B"
     dtype:                    "auto" (the checkpoint's), "float32", "bfloat16" or "float16"
+    quantization:             None (as in the checkpoint), "int8" or "int4": bits of the weights (worker/quantize.py)
     max_model_len:            tokens of one sequence, prompt and output; None: as many as model and KV pool allow
     max_num_seqs:             sequences that run at a time
     max_num_batched_tokens:   tokens computed in one step; a longer prompt is computed in chunks
@@ -47,6 +49,7 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -71,6 +74,8 @@ class EngineConfig:
         check_fields(self, NUMBERS)
         dtype = str(self.dtype).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
         check_choice("dtype", dtype, DTYPES)
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, QUANTIZATIONS)
         check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_FUNCTIONS)
         optimizations = tuple_of(self.optimizations, str, "optimizations", "names")
         for name in optimizations:

@@ -14,6 +14,8 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
         See worker/attention.py.
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
+    quantized_linear(x, weight, bias) -> y
+        The same with a weight of fewer bits. See worker/quantized.py.
 """
 
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.quantized import MergedWeight, quantized_linear
 
 Tensors = tuple[Tensor, Tensor]
 
@@ -37,6 +40,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
     reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +47,9 @@ class Linear(nn.Module):
     def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool) -> None:
         super().__init__()
         self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
-        self.weight: Tensor = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
+        self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
         self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
-        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.product: Callable[[Tensor, Any, Tensor | None], Tensor] = F.linear  # the one that reads this weight
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
@@ -67,8 +68,8 @@ class RowParallelLinear(Linear):
 
 
 def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
-    """Lay every weight out once in the order in which its matrix product reads it."""
-    for layer in [module for module in model.modules() if isinstance(module, Linear)]:
+    """Lay every weight out once in the order in which its matrix product reads it. Quantized ones are already."""
+    for layer in [module for module in model.modules() if isinstance(module, Linear) and module.product is F.linear]:
         for candidate in (kernels, TORCH_KERNELS):
             reordered = candidate.reorder_weight(layer.weight)
             if reordered is not None:

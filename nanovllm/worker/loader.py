@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig, read_json
 from nanovllm.validation import shorten
 from nanovllm.worker.group import Group, shard_config
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
+from nanovllm.worker.quantize import BYTES_PER_NUMBER, map_embeddings, quantize_weights
 
 # Written by old exporters; computed here from the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -23,7 +26,13 @@ WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
 def load_model(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = Group()
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group = Group(),
+    quantization: str | None = None,
+    kernels: Kernels = TORCH_KERNELS,
 ) -> Decoder:
     """Build the decoder and read this rank's share of the weights into it.
 
@@ -48,16 +57,27 @@ def load_model(
     # A rank on a GPU has one of its own; those on a CPU share its memory.
     on_gpu = device.type == "cuda"
     memory = torch.cuda.mem_get_info(device)[0] * group.size if on_gpu else PHYSICAL_MEMORY
-    needed = sum(tensor.numel() for tensor in whole.values()) * dtype.itemsize
+    needed = sum(tensor.numel() for tensor in whole.values()) * BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
     if needed > memory:
         raise ValueError(f"the weights in {directory} need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory")
 
+    def read(name: str) -> Tensor:
+        """This rank's share of a tensor, still in the mapped file."""
+        sizes = zip(whole[name].shape, shapes[name], strict=True)
+        share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
+        return files[name].get_slice(name)[share]
+
     model = _uninitialised(shard_config(config, group.size), dtype, device, group)
+    places = dict(model.checkpoint_tensors())
+    shapes = {name: place.shape for name, place in places.items()}
     with torch.no_grad():
-        for name, place in model.checkpoint_tensors():
-            sizes = zip(whole[name].shape, place.shape, strict=True)
-            share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
-            place.copy_(files[name].get_slice(name)[share])
+        if quantization is not None:
+            quantize_weights(model, places, read, quantization, kernels)
+            files = _tensor_files(directory)  # another map: what the first one has brought into memory leaves with it
+            map_embeddings(model, read("model.embed_tokens.weight"))
+            places.pop("model.embed_tokens.weight", None)
+        for name, place in places.items():
+            place.copy_(read(name))
             # One fast pass; the sum itself may overflow, in float16.
             if not place.sum().isfinite() and not place.isfinite().all():
                 raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {dtype}")

@@ -5,7 +5,7 @@ The three differ in what the checkpoint's config says: a bias on q, k and v (Qwe
 same input are merged into one weight (MERGED_PROJECTIONS).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,7 +85,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, group: Group = Group()) -> None:
         super().__init__()
         self.config, self.group = config, group
-        self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
         self.layers: Any = nn.ModuleList(DecoderLayer(config, group) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -106,10 +107,10 @@ class Decoder(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T, hidden_size]. Each of several ranks looks up the words it holds; the others' rows are 0 until the sum."""
         if self.group.size == 1:
-            return F.embedding(input_ids, self.embed_tokens)
+            return self.lookup(input_ids, self.embed_tokens)
         rows = input_ids - self.group.rank * self.config.vocab_size
         elsewhere = (rows < 0) | (rows >= self.config.vocab_size)
-        hidden = F.embedding(rows.masked_fill(elsewhere, 0), self.embed_tokens)
+        hidden = self.lookup(rows.masked_fill(elsewhere, 0), self.embed_tokens)
         return self.group.all_reduce(hidden.masked_fill(elsewhere[:, None], 0))
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -4,6 +4,7 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 """
 
 import logging
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -58,8 +59,9 @@ class ModelRunner:
 
     def load(self, directory: Path) -> None:
         """Read the weights."""
-        self.model = load_model(directory, self.model_config, self.dtype, self.device, self.group)
-        self.weight_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
+        kind = self.dtype, self.device, self.group, self.config.quantization, self.kernels
+        self.model = load_model(directory, self.model_config, *kind)
+        self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
         if self.device.type == "cpu" and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)

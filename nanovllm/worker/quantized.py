@@ -1,0 +1,188 @@
+"""Weights of 8 and 4 bits: how they lie in memory, and what is computed with them, in plain PyTorch (chapter 12).
+
+32 neighbours along the input dimension are a group and share a scale, perhaps a minimum, both float16:
+
+    weight = scale * (code - zero) + minimum
+
+    format | code       | zero | minimum | bytes of a group      the names are those of GGUF files, whose
+    Q8_0   | 8 bits     | 128  | none    | 34                    groups hold the same numbers
+    Q4_0   | 4 bits     | 8    | none    | 18
+    Q4_1   | 4 bits     | 0    | yes     | 20
+
+An activation row is quantized in the same groups when it meets such a weight: to whole numbers from -127 to 127, with a
+float32 scale. So a row's result depends on that row only. cpu/quantized.c computes the same with integer instructions.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GROUP_SIZE = 32
+BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
+SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
+
+
+@dataclass(frozen=True)
+class Format:
+    """weight = scale * (code - zero) + minimum. A code of 4 bits shares its byte with the code 16 places behind it."""
+
+    name: str
+    bits: int
+    zero: int
+    has_minimum: bool
+
+    @property
+    def code_bytes(self) -> int:
+        """Of the codes of a group."""
+        return GROUP_SIZE * self.bits // 8
+
+    @property
+    def group_bytes(self) -> int:
+        return self.code_bytes + 2 + 2 * self.has_minimum
+
+
+Q8_0, Q4_0, Q4_1 = Format("Q8_0", 8, 128, False), Format("Q4_0", 4, 8, False), Format("Q4_1", 4, 0, True)
+FORMATS = {f.name: f for f in (Q8_0, Q4_0, Q4_1)}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A weight [n, k] in groups, row by row. The last group of a row may be partly empty: its other weights count as 0.
+
+    codes: uint8 [n, num_groups, code_bytes]; scales, minimums: float16 [n, num_groups].
+    """
+
+    format: Format
+    k: int
+    codes: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+
+    def dequantize(self) -> Tensor:
+        """float32 [n, k]."""
+        codes = unpack_nibbles(self.codes) if self.format.bits == 4 else self.codes
+        weights = (codes.float() - self.format.zero) * self.scales.float()[..., None]
+        if self.minimums is not None:
+            weights += self.minimums.float()[..., None]
+        return weights.flatten(1)[:, : self.k]
+
+
+def unpack_nibbles(codes: Tensor) -> Tensor:
+    """[..., 16] bytes -> [..., 32] codes: the low halves, then the high halves."""
+    return torch.cat((codes & 15, codes >> 4), dim=-1)
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """float32 [rows, num_groups, 32] of x [rows, k], with zeros behind the last number."""
+    return F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))
+
+
+def quantize_q8_0(weight: Tensor) -> Groups:
+    """Nearest rounding of a weight [n, k]: a group's largest magnitude becomes 127."""
+    groups = in_groups(weight)
+    scales = (groups.abs().amax(-1) / 127).half()
+    codes = (groups / scales.float().clamp_min(2**-24)[..., None]).round().clamp(-127, 127) + Q8_0.zero
+    return Groups(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
+
+
+def quantize_q4_1(weight: Tensor) -> Groups:
+    """Nearest rounding of a weight [n, k]: 16 steps from a group's smallest number to its largest."""
+    groups = in_groups(weight)
+    minimums = groups.amin(-1).half()
+    scales = ((groups.amax(-1) - minimums.float()) / 15).half()
+    codes = (groups - minimums.float()[..., None]) / scales.float().clamp_min(2**-24)[..., None]
+    codes = codes.round().clamp(0, 15).to(torch.uint8)
+    return Groups(Q4_1, weight.shape[1], codes[..., :16] | codes[..., 16:] << 4, scales, minimums)
+
+
+class QuantizedWeight(nn.Module):
+    """A weight [n, k] as the kernels read it: blocks of 32 rows, so that 32 outputs are computed side by side.
+
+    blocks: uint8 [num_blocks, num_groups, 32 * group_bytes]. For each group of k: 32 scales, 32 minimums if the format
+    has them, and the codes in steps of 4 bytes, [code_bytes / 4][32 rows][4]. Rows behind the last one have scale 0.
+    """
+
+    blocks: Tensor
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__()
+        self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
+
+        def block(x: Tensor) -> Tensor:
+            """[n, num_groups, ...] -> [num_blocks, num_groups, 32, ...]."""
+            x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, -len(x) % BLOCK_ROWS))
+            return x.unflatten(0, (-1, BLOCK_ROWS)).transpose(1, 2)
+
+        numbers = [groups.scales] + ([] if groups.minimums is None else [groups.minimums])
+        codes = block(groups.codes).unflatten(-1, (-1, 4)).transpose(2, 3)
+        parts = [*(block(x).contiguous().view(torch.uint8) for x in numbers), codes.flatten(2)]
+        self.register_buffer("blocks", torch.cat(parts, dim=-1))
+
+    def rows(self, ids: Tensor) -> Groups:
+        """Some rows of the weight, as they were before they were laid out in blocks."""
+        block, row = ids // BLOCK_ROWS, ids % BLOCK_ROWS
+        numbers = self.blocks[..., : -BLOCK_ROWS * self.format.code_bytes].view(torch.float16)
+        numbers = numbers.unflatten(-1, (-1, BLOCK_ROWS))  # [num_blocks, num_groups, 1 or 2, 32]
+        codes = self.blocks[..., -BLOCK_ROWS * self.format.code_bytes :].unflatten(-1, (-1, BLOCK_ROWS, 4))
+        minimums = numbers[block, :, 1, row] if self.format.has_minimum else None
+        return Groups(
+            self.format, self.shape[1], codes[block, :, :, row].flatten(2), numbers[block, :, 0, row], minimums
+        )
+
+
+class MergedWeight(nn.Module):
+    """Weights of one input whose outputs stand side by side, each in a format of its own."""
+
+    def __init__(self, parts: Iterable[QuantizedWeight]) -> None:
+        super().__init__()
+        self.parts: Any = nn.ModuleList(parts)
+
+
+def merge(parts: Sequence[Groups]) -> MergedWeight:
+    """Neighbours of one format become one weight: fewer and larger products."""
+    merged: list[Groups] = []
+    for part in parts:
+        if merged and merged[-1].format == part.format:
+            last = merged.pop()
+            minimums = None
+            if last.minimums is not None and part.minimums is not None:
+                minimums = torch.cat((last.minimums, part.minimums))
+            codes, scales = torch.cat((last.codes, part.codes)), torch.cat((last.scales, part.scales))
+            part = Groups(part.format, part.k, codes, scales, minimums)
+        merged.append(part)
+    return MergedWeight(map(QuantizedWeight, merged))
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations [T, k] -> whole numbers, float32 [T, num_groups, 32], and scales, float32 [T, num_groups].
+
+    A group below SMALLEST counts as 0. One with a number that is not finite has a scale that is not: neither is what is
+    computed from it.
+    """
+    groups = in_groups(x)
+    largest = groups.abs().amax(-1)
+    largest = torch.where(largest < SMALLEST, 0, largest)
+    inverse = torch.where(largest == 0, 0, 127 / largest)
+    return (groups * inverse[..., None]).round(), largest / 127
+
+
+def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
+    """y = x W^T + b, [T, n] in x's dtype: both sides are put together again and multiplied as float32."""
+    codes, scales = quantize_rows(x)
+    restored = (codes * scales[..., None]).flatten(1)[:, : x.shape[1]]
+    outputs = []
+    for part in weight.parts:
+        for ids in torch.arange(part.shape[0]).split(4096):  # never the whole output head as float32
+            outputs.append(restored @ part.rows(ids).dequantize().T)
+    y = torch.cat(outputs, dim=-1)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def quantized_lookup(input_ids: Tensor, weight: MergedWeight, dtype: torch.dtype) -> Tensor:
+    """The rows of an embedding table that lies in a file as a quantized weight."""
+    (part,) = weight.parts
+    return part.rows(input_ids).dequantize().to(dtype)
