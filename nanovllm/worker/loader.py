@@ -17,7 +17,11 @@ from nanovllm.validation import shorten
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
+<<<<<<< HEAD
 from nanovllm.worker.quantize import BYTES_PER_NUMBER, quantize_weights, take_embeddings
+=======
+from nanovllm.worker.quantize import BYTES_PER_NUMBER, map_embeddings, quantize_weights
+>>>>>>> qkern
 
 # Written by old exporters; computed here from the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -74,7 +78,12 @@ def load_model(
         if quantization is not None:
             quantize_weights(model, places, read, quantization, kernels)
             files = _tensor_files(directory)  # another map: what the first one has brought into memory leaves with it
+<<<<<<< HEAD
             take_embeddings(model, places, read, quantization)
+=======
+            map_embeddings(model, read("model.embed_tokens.weight"))
+            places.pop("model.embed_tokens.weight", None)
+>>>>>>> qkern
         for name, place in places.items():
             place.copy_(read(name))
             # One fast pass; the sum itself may overflow, in float16.

@@ -140,6 +140,7 @@ class MergedWeight(nn.Module):
     def __init__(self, parts: Iterable[QuantizedWeight]) -> None:
         super().__init__()
         self.parts: Any = nn.ModuleList(parts)
+        self.kernel_args: Any = None  # what a kernel keeps with the weight
 
 
 def merge(parts: Sequence[Groups]) -> MergedWeight:
@@ -166,7 +167,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = in_groups(x)
     largest = groups.abs().amax(-1)
     largest = torch.where(largest < SMALLEST, 0, largest)
-    inverse = torch.where(largest == 0, 0, 127 / largest)
+    inverse = torch.where(
+        largest == 0, 0, torch.tensor(127.0) / largest
+    )  # 127 / largest: 127 * (1 / largest), rounded twice
     return (groups * inverse[..., None]).round(), largest / 127
 
 

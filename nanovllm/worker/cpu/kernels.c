@@ -5,6 +5,7 @@
  *     attention_chunk.c   attention to one chunk of keys
  *     attention.c         attention over the block table
  *     linear.c            matrix products
+ *     quantized.c         matrix products with weights of 8 and 4 bits
  *
  * Compiled at first use by cpu/kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
@@ -124,3 +125,4 @@ void rotary_and_write(const rotary_args *args) {
 #include "attention_chunk.c"
 #include "attention.c"
 #include "linear.c"
+#include "quantized.c"

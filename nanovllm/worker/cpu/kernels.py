@@ -25,6 +25,7 @@ from nanovllm.config import cache_folder
 from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.quantized import FORMATS, MergedWeight
 
 logger = logging.getLogger("nanovllm")
 
@@ -65,12 +66,25 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class QuantizedPart(ctypes.Structure):
+    """quantized_part of cpu/quantized.c. format: its place in FORMATS."""
+
+    _fields_ = (("blocks", PTR), ("format", INT), ("n", INT))
+
+
+class QuantizedArgs(ctypes.Structure):
+    """quantized_args of cpu/quantized.c."""
+
+    _fields_ = (*_fields(PTR, "out x bias groups parts"), *_fields(INT, "m n k x_stride num_parts"))
+
+
 SIGNATURES = {
     "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
     "silu_and_mul": [PTR, PTR, INT, INT],
     "rotary_and_write": [ctypes.POINTER(RotaryArgs)],
     "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "paged_attention": [ctypes.POINTER(AttentionArgs)],
+    "quantized_linear": [ctypes.POINTER(QuantizedArgs)],
 }
 
 
@@ -97,7 +111,8 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
         said = str(getattr(error, "stderr", None) or silent).strip()
         _warn_once(said.splitlines()[0] if said else type(error).__name__)
         return None
-    library.partial_bytes.restype = INT
+    library.partial_bytes.restype = library.x_groups_bytes.restype = INT
+    library.x_groups_bytes.argtypes = [INT]
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
@@ -206,4 +221,28 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.linear(out.data_ptr(), x.data_ptr(), reordered.data_ptr(), bias_ptr, x.shape[0], *reordered.shape)
         return out
 
-    return Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear)
+    scratch = torch.empty(0)
+
+    def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
+        nonlocal scratch
+        if weight.kernel_args is None:
+            formats = list(FORMATS.values())
+            parts = [QuantizedPart(p.blocks.data_ptr(), formats.index(p.format), p.shape[0]) for p in weight.parts]
+            weight.kernel_args = (QuantizedPart * len(parts))(*parts), sum(part.n for part in parts)
+        parts, n = weight.kernel_args
+        if scratch.numel() < lib.x_groups_bytes(x.shape[1]):
+            scratch = torch.zeros(
+                lib.x_groups_bytes(x.shape[1]), dtype=torch.uint8
+            )  # not empty: rows too many, but numbers
+        x = x if x.stride(1) == 1 else x.contiguous()
+        out = x.new_empty(x.shape[0], n)
+        args = QuantizedArgs(
+            out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+            groups=scratch.data_ptr(), parts=ctypes.addressof(parts),
+            m=x.shape[0], n=n, k=x.shape[1], x_stride=x.stride(0), num_parts=len(parts),
+        )  # fmt: skip
+        lib.quantized_linear(args)
+        return out
+
+    torch_like = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
+    return Kernels(*torch_like, quantized_linear)
