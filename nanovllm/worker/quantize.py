@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, RowParallelLinear
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.quantized import Groups, merge, quantize_q4_1, quantize_q8_0, quantized_lookup
+from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Groups, merge, quantize_q4_1, quantize_q8_0, quantized_lookup
 
 BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
+BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 QUANTIZERS: dict[str, Callable[[Tensor], Groups]] = {"int8": quantize_q8_0, "int4": quantize_q4_1}
 
 
@@ -27,7 +28,15 @@ def quantize_weights(
     and an ordinary tensor that is merged with quantized ones is held as int8.
     places: {name in the checkpoint: where the tensor goes}.
     """
-    for layer in [module for module in model.modules() if isinstance(module, Linear)]:
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    if not layers[0].weight.is_cpu:
+        raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
+    for layer in layers:
+        k, size = layer.weight.shape[1], model.group.size
+        if isinstance(layer, RowParallelLinear) and size > 1 and k % GROUP_SIZE:
+            share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
+            raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
+    for layer in layers:
         address = layer.weight.untyped_storage().data_ptr()
         names = [name for name, place in places.items() if place.untyped_storage().data_ptr() == address]
         stored = [read(name) for name in names]
