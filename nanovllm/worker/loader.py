@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig, read_json
 from nanovllm.validation import shorten
