@@ -1,9 +1,14 @@
-"""A checkpoint: where its files are and what its config.json says (chapter 1). No torch: a mistake is found at once."""
+"""A checkpoint: where its files are and what its config.json says (chapter 1). No torch: a mistake is found at once.
+
+A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
+"""
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -27,24 +32,68 @@ GENERATION |= {"max_new_tokens": SAMPLING["max_tokens"]}
 
 
 def resolve_checkpoint(model: str) -> Path:
-    """The directory of a checkpoint: `model` itself, or where the hub's copy of it was downloaded to."""
+    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to."""
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
+        return _gguf_file_in(path) or path
+    exists = os.path.exists(path)
+    if exists and path.suffix == ".gguf":
         return path
-    looks_local = os.path.exists(path) or model.startswith((".", "/", "~")) or model.count("/") != 1
-    if looks_local:
-        found = "is a file" if os.path.exists(path) else "does not exist"
-        raise FileNotFoundError(f"model {model!r} {found}; give a checkpoint's directory or a hub id like 'owner/name'")
+    repository, _, quantization = model.partition(":")
+    if exists or model.startswith((".", "/", "~")) or repository.count("/") != 1:
+        found = "is a file" if exists else "does not exist"
+        known = "a checkpoint's directory, a GGUF file or a hub id like 'owner/name' (its GGUF file: 'owner/name:Q8_0')"
+        raise FileNotFoundError(f"model {model!r} {found}; give {known}")
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        if quantization:
+            return _download_gguf_file(repository, quantization)
+        folder = Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(
             f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
         ) from error
+    if not any(folder.glob("*.safetensors")):
+        hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
+        raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
+    return folder
+
+
+def _gguf_file_in(directory: Path) -> Path | None:
+    """The GGUF file of a directory that has no other weights. FileNotFoundError if it is not clear which."""
+    paths = sorted(directory.glob("*.gguf"))
+    if not paths or any(directory.glob("*.safetensors")):
+        return None
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise FileNotFoundError(f"{directory} has {len(paths)} GGUF files ({names}); give the path of one")
+    return paths[0]
+
+
+def _download_gguf_file(repository: str, quantization: str) -> Path:
+    """The one file that is called model-Q8_0.gguf or model.Q8_0.gguf, for example; capital letters or not."""
+    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+
+    try:
+        names = list_repo_files(repository)
+    except Exception:
+        names = []
+        with suppress(Exception):  # without a network, what has been downloaded before is there
+            folder = Path(snapshot_download(repository, local_files_only=True))
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        if not names:
+            raise
+    names = [name for name in names if name.endswith(".gguf")]
+    ending = re.compile(rf"(.*[-._/])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
+    found = [name for name in names if ending.fullmatch(name)]
+    if len(found) != 1:
+        listed = ", ".join(found or names) or "none at all"
+        hint = "give the path of one that you have downloaded" if found else "files in several parts are not read"
+        raise FileNotFoundError(f"{len(found)} of its GGUF files are called ...-{quantization}.gguf: {listed} ({hint})")
+    return Path(hf_hub_download(repository, found[0]))
 
 
 @dataclass(frozen=True)
@@ -62,7 +111,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: dict[str, Any]  # rope_type and what that type needs
+    rope_scaling: dict[str, Any]  # rope_type and what that type needs; divisors of the frequencies, of a GGUF file
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -78,11 +127,26 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ModelConfig":
-        """Read and check a checkpoint's configuration. ValueError for what this engine would compute wrongly."""
-        path = directory / "config.json"
+        """Read and check the configuration in a checkpoint's directory, or in its GGUF file.
+
+        ValueError for what this engine would compute wrongly.
+        """
+        if directory.suffix == ".gguf" and directory.is_file():
+            from nanovllm.gguf_file import GGUFFile
+
+            file = GGUFFile(directory)
+            checked = cls._checked(file.config(), {}, directory, directory)
+            return replace(checked, rope_scaling=checked.rope_scaling | file.rope_divisors(checked.head_dim))
+        path, generation_path = directory / "config.json", directory / "generation_config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-        config = read_json(path)
+        generation = read_json(generation_path) if generation_path.is_file() else {}
+        return cls._checked(read_json(path), generation, path, generation_path)
+
+    @classmethod
+    def _checked(
+        cls, config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path
+    ) -> "ModelConfig":
         architecture = (_get(config, "architectures", [], path) or ["none named"])[0]
         check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
         is_llama, is_qwen2, is_qwen3 = (architecture == name for name in ARCHITECTURES)
@@ -101,8 +165,6 @@ class ModelConfig:
             raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
         # Llama and Qwen3 say attention_bias (all four projections); Qwen2 always has it, on q, k and v.
         attention_bias = _get(config, "attention_bias", False, path)
-        generation_path = directory / "generation_config.json"
-        generation = read_json(generation_path) if generation_path.is_file() else {}
         return cls(
             architecture=architecture,
             **numbers,
@@ -113,15 +175,15 @@ class ModelConfig:
             qk_norm=is_qwen3,
             tie_word_embeddings=_get(config, "tie_word_embeddings", False, path),
             dtype=_checkpoint_dtype(config, path),
-            eos_token_ids=check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], directory),
+            eos_token_ids=check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
             generation=_sampling(generation, generation_path),
         )
 
 
-def check_eos(eos: Any, vocab_size: int, directory: Path) -> frozenset[int]:
+def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
     """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a set. Raises ValueError."""
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return frozenset(check_number(f"{directory}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in ids)
+    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in ids)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -28,7 +28,8 @@ NUMBERS: dict[str, Bounds] = {
 class EngineConfig:
     """Options of an LLM, with vLLM's names.
 
-    model:                    a directory that holds a checkpoint, or a hub id such as "Qwen/Qwen3-0.6B"
+    model:                    a directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B"
+                              ("owner/name:Q8_0": of its GGUF files the one of this quantization)
     dtype:                    "auto" (the checkpoint's), "float32", "bfloat16" or "float16"
     quantization:             None (as in the checkpoint), "int8" or "int4": bits of the weights (worker/quantize.py)
     max_model_len:            tokens of one sequence, prompt and output; None: as many as model and KV pool allow

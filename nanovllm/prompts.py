@@ -2,6 +2,7 @@
 
 from numbers import Integral
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nanovllm.checkpoint import read_json
@@ -15,21 +16,31 @@ TEMPLATE_LIMIT_S = 10.0  # for one conversation; an ordinary template takes less
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The checkpoint's tokenizer. FileNotFoundError or ValueError when there is none that works."""
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    """The tokenizer in a checkpoint's directory or GGUF file. FileNotFoundError or ValueError when none works."""
+    is_gguf = directory.is_file()
+    if not is_gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
     if (directory / "tokenizer_config.json").is_file():
         read_json(directory / "tokenizer_config.json")  # refuses one that asks to run code
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        options = dict(trust_remote_code=False, local_files_only=True)
+        tokenizer = _from_gguf(directory) if is_gguf else AutoTokenizer.from_pretrained(str(directory), **options)
         tokenizer.decode(tokenizer("a").input_ids)
         return tokenizer
     except BaseException as error:
         if isinstance(error, Exception) or _is_panic(error):
             raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
         raise
+
+
+def _from_gguf(path: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
+
+    with TemporaryDirectory() as folder:  # with nothing else in it: tokenizer files beside a GGUF file would come first
+        Path(folder, "model.gguf").symlink_to(path.absolute())
+        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 
 def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:

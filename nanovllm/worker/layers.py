@@ -97,8 +97,8 @@ class RotaryEmbedding:
 
 def _inverse_frequencies(config: ModelConfig) -> Tensor:
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inv_freq = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
+    inv_freq = 1.0 / (config.rope_theta**exponents) / torch.tensor(scaling.get("divisors", 1.0))
     if scaling["rope_type"] == "default":
         return inv_freq
     if scaling["rope_type"] == "linear":

@@ -1,4 +1,4 @@
-"""From a checkpoint on disk to parameters in place.
+"""From a checkpoint on disk, safetensors or GGUF, to parameters in place.
 
 Files are memory-mapped, and each tensor is copied once, from the map into its place (converted on the way if the
 dtypes differ). No second copy of the weights ever exists in anonymous memory.
@@ -10,23 +10,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig, read_json
 from nanovllm.validation import shorten
+from nanovllm.worker.gguf_weights import GGUFWeights
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
-<<<<<<< HEAD
 from nanovllm.worker.quantize import BYTES_PER_NUMBER, quantize_weights, take_embeddings
-=======
-from nanovllm.worker.quantize import BYTES_PER_NUMBER, map_embeddings, quantize_weights
->>>>>>> qkern
+from nanovllm.worker.quantized import FORMATS
 
-# Written by old exporters; computed here from the config.
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+# Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
 PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
+WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
 
 
 def load_model(
@@ -48,24 +45,29 @@ def load_model(
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in whole if name not in files]
     problems += [f"not part of a {config.architecture}: {name}" for name in extra]
-    for name in whole.keys() & files.keys():
-        stored, expected = files[name].get_slice(name), list(whole[name].shape)
-        if stored.get_shape() != expected:
-            problems.append(f"wrong shape: {name} is {stored.get_shape()}, config.json implies {expected}")
-        if stored.get_dtype() not in WEIGHT_DTYPES:
-            problems.append(f"wrong dtype: {name} is {stored.get_dtype()}, only {', '.join(WEIGHT_DTYPES)} are read")
+    dtypes = {name: files[name].get_slice(name).get_dtype() for name in whole.keys() & files.keys()}
+    for name, stored in dtypes.items():
+        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
+        if found != expected:
+            problems.append(f"wrong shape: {name} is {found}, the configuration implies {expected}")
+        if stored not in WEIGHT_DTYPES:
+            problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
     if problems:
         shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
-        raise ValueError(f"the tensors in {directory} do not fit its config.json:\n  {shown}")
+        raise ValueError(f"the tensors in {directory} do not fit its configuration:\n  {shown}")
 
     # A rank on a GPU has one of its own; those on a CPU share its memory.
     on_gpu = device.type == "cuda"
     memory = torch.cuda.mem_get_info(device)[0] * group.size if on_gpu else PHYSICAL_MEMORY
-    needed = sum(tensor.numel() for tensor in whole.values()) * BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
+    number_bytes = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
+    needed = sum(tensor.numel() * BYTES_PER_NUMBER.get(dtypes[name], number_bytes) for name, tensor in whole.items())
     if needed > memory:
         raise ValueError(f"the weights in {directory} need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory")
+    in_groups = not FORMATS.keys().isdisjoint(dtypes.values())
+    if in_groups and quantization is not None:
+        raise ValueError(f"{directory} holds quantized weights already; leave quantization={quantization!r} out")
 
-    def read(name: str) -> Tensor:
+    def read(name: str) -> Any:
         """This rank's share of a tensor, still in the mapped file."""
         sizes = zip(whole[name].shape, shapes[name], strict=True)
         share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
@@ -75,15 +77,10 @@ def load_model(
     places = dict(model.checkpoint_tensors())
     shapes = {name: place.shape for name, place in places.items()}
     with torch.no_grad():
-        if quantization is not None:
+        if in_groups or quantization is not None:
             quantize_weights(model, places, read, quantization, kernels)
             files = _tensor_files(directory)  # another map: what the first one has brought into memory leaves with it
-<<<<<<< HEAD
             take_embeddings(model, places, read, quantization)
-=======
-            map_embeddings(model, read("model.embed_tokens.weight"))
-            places.pop("model.embed_tokens.weight", None)
->>>>>>> qkern
         for name, place in places.items():
             place.copy_(read(name))
             # One fast pass; the sum itself may overflow, in float16.
@@ -105,6 +102,9 @@ def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 def _tensor_files(directory: Path) -> dict[str, Any]:
     """{tensor name: the open file that holds it}."""
+    if directory.is_file():
+        weights = GGUFWeights(directory)
+        return dict.fromkeys(weights.names, weights)
     index_path = directory / "model.safetensors.index.json"
     if index_path.is_file():
         weight_map = read_json(index_path).get("weight_map")
@@ -119,7 +119,7 @@ def _tensor_files(directory: Path) -> dict[str, Any]:
         paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not paths:
         others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
-        raise FileNotFoundError(f"{directory} has no *.safetensors file, only {others}; other formats are not read")
+        raise FileNotFoundError(f"{directory} has no *.safetensors file and no GGUF file, only {others}")
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     return {name: file for file in map(open_file, paths) for name in list(file.keys())}

@@ -6,19 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, RowParallelLinear
 from nanovllm.worker.model import Decoder
-<<<<<<< HEAD
-from nanovllm.worker.quantized import Groups, merge, quantize_q4_1, quantize_q8_0, quantized_lookup
-=======
-from nanovllm.worker.quantized import Groups, merge, quantize_q4_1, quantize_q8_0
->>>>>>> qkern
+from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Groups, merge, quantize_q4_1, quantize_q8_0, quantized_lookup
 
 BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
+BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 QUANTIZERS: dict[str, Callable[[Tensor], Groups]] = {"int8": quantize_q8_0, "int4": quantize_q4_1}
 
 
-<<<<<<< HEAD
 Read = Callable[[str], Tensor | Groups]  # this rank's share of a tensor of the checkpoint
 EMBEDDINGS = "model.embed_tokens.weight"
 
@@ -31,19 +27,18 @@ def quantize_weights(
     What the file holds in groups is taken as it is. Without quantization, a layer of ordinary tensors only stays one,
     and an ordinary tensor that is merged with quantized ones is held as int8.
     places: {name in the checkpoint: where the tensor goes}.
-=======
-def quantize_weights(
-    model: Decoder, places: dict[str, Tensor], read: Callable[[str], Tensor], quantization: str, kernels: Kernels
-) -> None:
-    """Give every linear layer a quantized weight and take out of places what has been read.
-
-    places: {name in the checkpoint: where the tensor goes}; read(name): this rank's share of it.
->>>>>>> qkern
     """
-    for layer in [module for module in model.modules() if isinstance(module, Linear)]:
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    if not layers[0].weight.is_cpu:
+        raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
+    for layer in layers:
+        k, size = layer.weight.shape[1], model.group.size
+        if isinstance(layer, RowParallelLinear) and size > 1 and k % GROUP_SIZE:
+            share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
+            raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
+    for layer in layers:
         address = layer.weight.untyped_storage().data_ptr()
         names = [name for name, place in places.items() if place.untyped_storage().data_ptr() == address]
-<<<<<<< HEAD
         stored = [read(name) for name in names]
         if quantization is None and all(isinstance(part, Tensor) for part in stored):
             continue
@@ -52,12 +47,6 @@ def quantize_weights(
             groups = part if isinstance(part, Groups) else QUANTIZERS[quantization or "int8"](part)
             minimums = groups.scales if groups.minimums is None else groups.minimums
             if not (groups.scales.isfinite().all() and minimums.isfinite().all()):
-=======
-        parts = []
-        for name in names:
-            groups = QUANTIZERS[quantization](read(name))
-            if not groups.scales.isfinite().all():
->>>>>>> qkern
                 raise ValueError(f"{name} has numbers that are NaN, infinite or too large for a float16 scale")
             parts.append(groups)
         del layer.weight  # no longer a parameter
@@ -66,7 +55,6 @@ def quantize_weights(
             del places[name]
 
 
-<<<<<<< HEAD
 def take_embeddings(model: Decoder, places: dict[str, Tensor], read: Read, quantization: str | None) -> None:
     """The embedding table: an ordinary one is looked up in the checkpoint's file, for a step reads a few rows of it.
 
@@ -83,10 +71,3 @@ def take_embeddings(model: Decoder, places: dict[str, Tensor], read: Read, quant
     else:
         model.embed_tokens = model.lm_head.weight if model.config.tie_word_embeddings else merge([table])
         model.lookup = lambda input_ids, weight: quantized_lookup(input_ids, weight, dtype)
-=======
-def map_embeddings(model: Decoder, table: Tensor) -> None:
-    """Look embeddings up in the checkpoint's file: a step reads a few rows of it, so it need not be in memory."""
-    dtype = model.embed_tokens.dtype
-    del model.embed_tokens  # no longer a parameter
-    model.embed_tokens, model.lookup = table, lambda input_ids, table: F.embedding(input_ids, table).to(dtype)
->>>>>>> qkern
