@@ -19,6 +19,7 @@ enum { WIDTH = 8, MAX_ROWS = 6, VECS = 2, SIGNED_CODES = 0 };
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 enum { WIDTH = 8, MAX_ROWS = 4, VECS = 2, SIGNED_CODES = 1 };
 #elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 enum { WIDTH = 4, MAX_ROWS = 4, VECS = 4, SIGNED_CODES = 1 };
 #else
 enum { WIDTH = 8, MAX_ROWS = 1, VECS = 4, SIGNED_CODES = 1 };

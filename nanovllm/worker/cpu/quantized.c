@@ -110,6 +110,7 @@ static inline __attribute__((always_inline)) void multiply_block(const int forma
             for (int r = 0; r < rows; r++)
                 for (int v = 0; v < vecs; v++)
                     sum[r][v] = begin(format == Q4_1 ? 0 : x[r].offset[format], bits);
+#pragma GCC unroll 2
             for (int half = 0; half < 8 / bits; half++) {
 #pragma GCC unroll 2 /* more, and gcc computes all products before it adds them, for which there are not enough registers */
                 for (int step = 0; step < bits; step++) {
