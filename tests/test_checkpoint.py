@@ -33,7 +33,7 @@ def test_no_such_model(tmp_path, broken, monkeypatch):
     [
         (["config.json"], "has no config.json"),
         (["tokenizer.json", "tokenizer_config.json"], "has no tokenizer"),
-        (["model.safetensors"], "has no *.safetensors file, only"),
+        (["model.safetensors"], "has no *.safetensors file and no GGUF file, only"),
     ],
 )
 def test_missing_files(broken, files, text):

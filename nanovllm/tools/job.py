@@ -10,9 +10,11 @@ from pathlib import Path
 import xxhash
 
 from nanovllm.config import EngineConfig
+from nanovllm.gguf_file import GGUFFile
 from nanovllm.tools.lines import read_lines
 
-MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".safetensors")
+WEIGHTS = (".safetensors", ".gguf")
+MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", *WEIGHTS)
 TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES = 16, 4_096  # a tensor of up to 64 KiB is read whole: norms and biases are
 
 
@@ -69,25 +71,29 @@ class Job:
 
 def hash_model(directory: Path, config: EngineConfig) -> str:
     """Of name, size and time of each file of a checkpoint, of what the small ones hold and of parts of every tensor."""
-    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed}".encode())
-    for path in sorted(path for path in directory.rglob("*") if path.suffix in MODEL_SUFFIXES and path.is_file()):
+    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed},{config.quantization}".encode())
+    paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
+    for path in (path for path in paths if path.suffix in MODEL_SUFFIXES and path.is_file()):
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             digest.update(b"%s,%d,%d;" % (os.fsencode(path.relative_to(directory)), stat.st_size, stat.st_mtime_ns))
-            if path.suffix != ".safetensors":
+            if path.suffix not in WEIGHTS:
                 digest.update(file.read())
                 continue
-            for start, end in _parts(file.fileno(), stat.st_size):
+            for start, end in _parts(path, file.fileno(), stat.st_size):
                 step = max((end - start) // TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES)
                 for offset in (*range(start, end, step), max(start, end - TENSOR_SAMPLE_BYTES)):
                     digest.update(os.pread(file.fileno(), min(TENSOR_SAMPLE_BYTES, end - offset), offset))
     return digest.hexdigest()
 
 
-def _parts(fd: int, size: int) -> list[tuple[int, int]]:
-    """Where a safetensors file has its header and its tensors; the file as one part if its header can't be read."""
+def _parts(path: Path, fd: int, size: int) -> list[tuple[int, int]]:
+    """Where a file of weights has its header and its tensors; the file as one part if its header can't be read."""
     begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
     try:
+        if path.suffix == ".gguf":
+            tensors = sorted((t.start, t.start + t.num_bytes) for t in GGUFFile(path).tensors.values())
+            return [(0, min(tensors)[0]), *tensors]
         header = json.loads(os.pread(fd, min(begin, size) - 8, 8))
         offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
         tensors = [(begin + start, begin + end) for start, end in sorted(offsets)]

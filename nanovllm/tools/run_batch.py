@@ -164,7 +164,7 @@ class OutputFile:
             raise ValueError(f"line {number} of {self.path} was not written by run-batch; choose another output file")
         same_input, same_model = found[1] == self.job.input_hash, found[2] == self.job.model_hash
         if not (same_input and same_model):
-            what = "another model, or another --dtype or --seed" if same_input else "another input"
+            what = "another model, or another --dtype, --seed or --quantization" if same_input else "another input"
             raise ValueError(
                 f"{self.path} holds answers to {what}: give what it was begun with to continue it, or choose another "
                 "output file"
@@ -196,7 +196,7 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
     if not output_file.parent.is_dir():
         raise FileNotFoundError(f"{output_file.parent} is not a folder")
     directory = resolve_checkpoint(config.model)
-    own_name = Path(config.model).name if Path(config.model).is_dir() else config.model
+    own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
     console = Screen(stderr=True)
     with console.working("reading the input"):
