@@ -17,6 +17,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu import compiler as c_compiler
 from nanovllm.worker.cpu import kernels as cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, reorder_weights
@@ -158,7 +159,7 @@ def test_c_leaves_weights_that_do_not_fit_its_tiles_to_pytorch(dtype):
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cpu_kernels, "COMPILE", [flag.replace("-O3", "-O0") for flag in cpu_kernels.COMPILE])  # quick
+    monkeypatch.setattr(c_compiler, "COMPILE", [flag.replace("-O3", "-O0") for flag in c_compiler.COMPILE])  # quick
     return tmp_path / "nanovllm" / "kernels"
 
 
@@ -167,7 +168,7 @@ def path_of(folder) -> list[str]:
 
 
 def compile_one(_) -> str:
-    return cpu_kernels.compile_library("kernels.c", ["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
+    return c_compiler.compile_library("kernels.c", ["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
 
 
 def test_compiled_once_also_when_several_start_at_once(empty_cache):
@@ -223,7 +224,7 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
     cpu_kernels._warn_once.cache_clear()
     if breakage == "no compiler":
         monkeypatch.delenv("CC", raising=False)
-        monkeypatch.setattr(cpu_kernels.shutil, "which", lambda name: None)
+        monkeypatch.setattr(c_compiler.shutil, "which", lambda name: None)
     elif breakage == "read-only cache":
         (tmp_path / "nanovllm").write_text("a file where the folder should be")
     elif breakage == "no home":
@@ -232,7 +233,7 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(cpu_kernels.Path, "home", no_home)
+        monkeypatch.setattr(c_compiler.Path, "home", no_home)
     elif breakage == "another library":
         monkeypatch.setattr(cpu_kernels, "compile_library", lambda source, defines: ctypes.util.find_library("m"))
     else:

@@ -4,6 +4,7 @@ It owns everything that is a tensor: the weights, the KV pool, the batch. It nev
 """
 
 import logging
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.cpu.threads import step_threads
 from nanovllm.worker.cuda import memory as cuda_memory
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.cuda.kernels import load_cuda_kernels
@@ -62,8 +64,10 @@ class ModelRunner:
         kind = self.dtype, self.device, self.group, self.config.quantization, self.kernels
         self.model = load_model(directory, self.model_config, *kind)
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
-        if self.device.type == "cpu" and "reordered_weights" in self.config.optimizations:
+        on_cpu = self.device.type == "cpu"
+        if on_cpu and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
+        self._threads = step_threads(self.model, self.kernels) if on_cpu else nullcontext
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self._logits = torch.empty(0)
         self._graphs: DecodeGraphs | None = None
@@ -90,17 +94,18 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> Sampled:
         """run() on what pack() has made of a step."""
-        batch = batch.to(self.device)
-        logits = self._graphs.run(batch) if self._graphs else None
-        if logits is None:
-            logits = self._forward(batch)
-        num_rows = len(sampling.num_logprobs)
-        if num_rows == 0 or self.group.rank > 0:
-            return [], []
-        if self._logits.shape[0] < num_rows:
-            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
-        return sample(self._logits[:num_rows].copy_(logits), sampling)
+        with self._threads():
+            batch = batch.to(self.device)
+            logits = self._graphs.run(batch) if self._graphs else None
+            if logits is None:
+                logits = self._forward(batch)
+            num_rows = len(sampling.num_logprobs)
+            if num_rows == 0 or self.group.rank > 0:
+                return [], []
+            if self._logits.shape[0] < num_rows:
+                self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
+            # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
+            return sample(self._logits[:num_rows].copy_(logits), sampling)
 
     def usage(self) -> dict[str, int]:
         """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""

@@ -1,41 +1,28 @@
-"""The C kernels for CPUs: compiled at first use, called through ctypes (chapter 10).
+"""The C kernels for CPUs, called through ctypes (chapter 10).
 
-The system's C compiler makes a shared library of cpu/kernels.c, for one dtype, head size and group size, in about a
-second. It is kept in the user's cache folder under a name that is a hash of sources, flags and processor.
-Where there is no compiler, or anything else fails, a warning says so and PyTorch's operations do the work.
+cpu/kernels.c is compiled for one dtype, head size and group size. Where there is no compiler, or anything else fails, a
+warning says so and PyTorch's operations do the work.
 """
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shlex
-import shutil
 import subprocess
-import tempfile
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.config import cache_folder
 from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import TILE_ROWS, Batch
+from nanovllm.worker.cpu.compiler import compile_library
+from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.quantized import FORMATS, MergedWeight
 
 logger = logging.getLogger("nanovllm")
 
-SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-# Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
-# -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
-COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11", "-pthread"]
-if platform.machine() == "x86_64":
-    COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 PARTS_PER_THREAD = 4  # threads that are done early find another part
 ALIGNMENT = 64  # of a vector in C
 MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds them twice, as float32, 1 MiB in all
@@ -96,15 +83,13 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
-        pool = ctypes.CDLL(str(compile_library("pool.c", [])))
         library = ctypes.CDLL(str(compile_library("kernels.c", defines)))
-        PTR.in_dll(library, "parallel_for").value = ctypes.cast(pool.parallel_for, PTR).value
-        pool.set_num_threads(torch.get_num_threads())
+        PTR.in_dll(library, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
         for name, types in SIGNATURES.items():
             getattr(library, name).argtypes = types
             getattr(library, name).restype = None
-    # RuntimeError: there is no home directory. AttributeError: the library is another one.
-    except (OSError, subprocess.SubprocessError, RuntimeError, AttributeError) as error:
+    # RuntimeError: there is no home directory. AttributeError, ValueError: the library is another one.
+    except (OSError, subprocess.SubprocessError, RuntimeError, AttributeError, ValueError) as error:
         silent = (
             f"the C compiler failed: {type(error).__name__}" if isinstance(error, subprocess.SubprocessError) else error
         )
@@ -123,53 +108,10 @@ def _warn_once(reason: str) -> None:
     logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
 
 
-def compile_library(source: str, defines: list[str]) -> Path:
-    """Path of a source file's shared library, made if need be. Two processes may make it at once: each renames files.
-
-    A file with the library's hash stands beside it: loading a damaged library would end the process.
-    """
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
-    if not compiler[0]:
-        raise OSError("there is no C compiler (cc): install gcc or clang")
-    texts = [path.read_text() for path in SOURCES]
-    key = [source, *texts, *compiler, *COMPILE, *defines, platform.machine(), _processor()]
-    path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
-    hash_path = path.with_suffix(".sha256")
-    if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source_path = str(Path(__file__).with_name(source))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target, made, hashed = (Path(folder, name) for name in ("kernels.o", "kernels.so", "kernels.sha256"))
-        compile_command = [*compiler, *COMPILE, *defines, "-c", source_path, "-o", str(target)]
-        link_command = [*compiler, "-shared", "-pthread", str(target), "-o", str(made), "-lm"]
-        for command in (compile_command, link_command):
-            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=120)
-        if not made.is_file():
-            raise OSError(f"the C compiler {compiler[0]} made no library")
-        hashed.write_bytes(_hash(made))
-        os.replace(made, path)
-        os.replace(hashed, hash_path)
-    return path
-
-
-def _hash(path: Path) -> bytes:
-    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
-
-
-def _processor() -> str:
-    """What -march=native depends on: a cache folder may be shared by machines that differ."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    except OSError:
-        return platform.processor()
-
-
 def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
-    head_dim, num_kv_heads, num_threads = config.head_dim, config.num_key_value_heads, torch.get_num_threads()
-    partial_bytes = lib.partial_bytes()
+    head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
+    partial_bytes, most_parts = lib.partial_bytes(), PARTS_PER_THREAD * num_threads()
 
     def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
         size, normed = hidden.shape[-1], torch.empty_like(hidden)
@@ -199,7 +141,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
         num_items = len(tasks) * num_kv_heads
-        num_parts = max(1, PARTS_PER_THREAD * num_threads // num_items)
+        num_parts = max(1, most_parts // num_items)
         scratch = torch.empty(num_items * num_parts * partial_bytes + ALIGNMENT, dtype=torch.uint8)
         args = AttentionArgs(
             out=out.data_ptr(), q=q.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),

@@ -2,28 +2,26 @@
  * one pool.
  *
  * The thread that calls parallel_for() publishes a job: a function and its items, in chunks. Helpers, and the caller,
- * too, claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a helper
- * itself: on a machine that is busy with other programs the system may not run a helper for many milliseconds, and then
- * the caller simply computes everything alone. (In an OpenMP region every thread has to arrive.)
+ * too, claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a
+ * helper itself: beside other programs the system may not run a helper for many milliseconds, and then the caller
+ * computes everything alone. (In OpenMP every thread has to arrive.)
  *
  * Who waits spins for a short time, since sleeping and waking take several microseconds, and then sleeps, so that a
  * core is free for others: above all for the helper whose chunk is awaited.
  */
-#define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
 #include <time.h>
 #ifdef __linux__
-#include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 typedef void work_function(const void *args, int64_t first, int64_t end);
+typedef void team_function(void (*member)(void *), void *data, unsigned num_threads, unsigned flags);
 
 enum {
     SPIN_NS = 100000,      /* longer than the Python code between two kernels of a step takes */
@@ -45,6 +43,7 @@ static struct {
     _Atomic uint32_t num_sleeping;                  /* helpers, until num_wakeups changes */
     _Atomic uint32_t num_wakeups;
     _Atomic uint32_t num_threads;                   /* that may compute; the caller is one of them */
+    _Atomic(team_function *) team;                  /* see set_threads() */
     _Atomic uint32_t busy;                          /* a thread is in parallel_for() */
     uint32_t num_started;                           /* helpers; belongs to the thread that made `busy` 1 */
 } pool = {.num_threads = 1};
@@ -53,15 +52,16 @@ static struct {
 
 #ifdef __linux__
 static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL);
 }
-static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX); }
+static void forget_sleepers(void) {}
 #else
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
     pthread_mutex_lock(&mutex);
-    while (atomic_load(word) == value)
+    while (*word == value)
         pthread_cond_wait(&changed, &mutex);
     pthread_mutex_unlock(&mutex);
 }
@@ -70,6 +70,10 @@ static void wake_all(_Atomic uint32_t *word) {
     pthread_mutex_lock(&mutex);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mutex);
+}
+static void forget_sleepers(void) {
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 #endif
 
@@ -83,14 +87,10 @@ static void pause_briefly(void) {
     for (int i = 0; i < 16; i++)
 #if defined(__x86_64__)
         __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
 #else
-        __asm__ volatile("");
+        __asm__ volatile("yield");
 #endif
 }
-
-static uint32_t num_unclaimed(void) { return (uint32_t)atomic_load(&pool.ticket); }
 
 /* -- working ----------------------------------------------------------------------------------------------------- */
 
@@ -98,54 +98,49 @@ static int64_t chunks_of(int64_t num_items, int64_t chunk_size) { return (num_it
 
 /* Claim and compute chunks until none is left. */
 static void work_on_job(void) {
-    uint64_t ticket = atomic_load(&pool.ticket);
+    uint64_t ticket = pool.ticket;
     while ((uint32_t)ticket > 0) {
-        work_function *work = atomic_load_explicit(&pool.work, memory_order_relaxed);
-        const void *args = atomic_load_explicit(&pool.args, memory_order_relaxed);
-        const int64_t num_items = atomic_load_explicit(&pool.num_items, memory_order_relaxed);
-        const int64_t chunk_size = atomic_load_explicit(&pool.chunk_size, memory_order_relaxed);
+        work_function *work = pool.work;
+        const void *args = pool.args;
+        const int64_t num_items = pool.num_items, chunk_size = pool.chunk_size;
         if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1))
             continue; /* `ticket` is the new one now, and the fields may be another job's */
         const int64_t num_chunks = chunks_of(num_items, chunk_size);
         const int64_t first = (num_chunks - (uint32_t)ticket) * chunk_size;
         work(args, first, first + chunk_size < num_items ? first + chunk_size : num_items);
-        if (atomic_fetch_add(&pool.num_done, 1) + 1 == num_chunks && atomic_load(&pool.caller_sleeps))
+        if (++pool.num_done == num_chunks && pool.caller_sleeps)
             wake_all(&pool.num_done);
-        ticket = atomic_load(&pool.ticket);
+        ticket = pool.ticket;
     }
 }
 
 static void *help(void *index) {
     for (;;) {
-        uint32_t num_threads;
-        while ((uintptr_t)index >= (num_threads = atomic_load(&pool.num_threads)))
+        for (uint32_t num_threads; (uintptr_t)index >= (num_threads = pool.num_threads);)
             sleep_while(&pool.num_threads, num_threads);
-        for (const int64_t until = now_ns() + SPIN_NS; !num_unclaimed() && now_ns() < until;)
+        for (const int64_t until = now_ns() + SPIN_NS; !(uint32_t)pool.ticket && now_ns() < until;)
             pause_briefly();
         /* The caller publishes a job and then looks whether somebody sleeps; here it is the other way round, so that
          * one of the two always sees the other. */
-        atomic_fetch_add(&pool.num_sleeping, 1);
-        const uint32_t num_wakeups = atomic_load(&pool.num_wakeups);
-        if (!num_unclaimed())
+        pool.num_sleeping++;
+        const uint32_t num_wakeups = pool.num_wakeups;
+        if (!(uint32_t)pool.ticket)
             sleep_while(&pool.num_wakeups, num_wakeups);
-        atomic_fetch_sub(&pool.num_sleeping, 1);
+        pool.num_sleeping--;
         work_on_job();
     }
     return NULL;
 }
 
 static void forget_helpers(void) { /* in the child of a fork: it has a copy of the memory, but not of the threads */
-    atomic_store(&pool.busy, 0);
-    atomic_store(&pool.num_sleeping, 0);
-    atomic_store(&pool.caller_sleeps, 0);
-    atomic_store(&pool.ticket, 0);
-    pool.num_started = 0;
+    pool.ticket = pool.caller_sleeps = pool.num_sleeping = pool.busy = pool.num_started = 0;
+    forget_sleepers();
 }
 
 static void start_helpers(void) {
-    static int registered;
-    if (!registered)
-        registered = !pthread_atfork(NULL, NULL, forget_helpers);
+    static int has_handler;
+    if (!has_handler)
+        has_handler = !pthread_atfork(NULL, NULL, forget_helpers);
     sigset_t all, before;
     sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -153,21 +148,24 @@ static void start_helpers(void) {
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    while (pool.num_started + 1 < atomic_load(&pool.num_threads)) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, help, (void *)(uintptr_t)(pool.num_started + 1)))
-            atomic_store(&pool.num_threads, pool.num_started + 1); /* the system allows no more */
-        else
+    for (pthread_t thread; pool.num_started + 1 < pool.num_threads;)
+        if (pthread_create(&thread, &attributes, help, (void *)(uintptr_t)(pool.num_started + 1)) == 0)
             pool.num_started++;
-    }
+        else
+            pool.num_threads = pool.num_started + 1; /* the system allows no more */
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+static void join_team(void *unused) { (void)unused, work_on_job(); }
+
 /* -- what others call -------------------------------------------------------------------------------------------- */
 
-/* From now on at most this many threads compute a job, its caller included. */
-void set_num_threads(uint32_t num_threads) {
+/* From now on at most num_threads threads compute a job, its caller included. team: NULL, or GOMP_parallel() of the
+ * OpenMP runtime that computes PyTorch's matrix products. Its threads then do the helpers' work, too: they spin for
+ * milliseconds after each product, and two teams that spin on the same cores are in each other's way. */
+void set_threads(uint32_t num_threads, team_function *team) {
+    pool.team = team;
     if (atomic_exchange(&pool.num_threads, num_threads) != num_threads)
         wake_all(&pool.num_threads);
 }
@@ -175,30 +173,32 @@ void set_num_threads(uint32_t num_threads) {
 /* See pool.h. If the pool works for another thread, the caller computes alone. */
 void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t chunk_size) {
     const int64_t num_chunks = chunks_of(num_items, chunk_size);
-    const uint32_t num_threads = atomic_load(&pool.num_threads);
+    const uint32_t num_threads = pool.num_threads;
     if (num_chunks < 2 || num_chunks > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
         work(args, 0, num_items);
         return;
     }
-    if (pool.num_started + 1 < num_threads)
+    team_function *team = pool.team;
+    if (!team && pool.num_started + 1 < num_threads)
         start_helpers();
-    atomic_store_explicit(&pool.work, work, memory_order_relaxed);
-    atomic_store_explicit(&pool.args, args, memory_order_relaxed);
-    atomic_store_explicit(&pool.num_items, num_items, memory_order_relaxed);
-    atomic_store_explicit(&pool.chunk_size, chunk_size, memory_order_relaxed);
-    atomic_store_explicit(&pool.num_done, 0, memory_order_relaxed);
-    const uint64_t generation = (atomic_load(&pool.ticket) >> 32) + 1;
-    atomic_store(&pool.ticket, generation << 32 | (uint64_t)num_chunks);
-    if (atomic_load(&pool.num_sleeping)) {
-        atomic_fetch_add(&pool.num_wakeups, 1);
+    pool.work = work;
+    pool.args = args;
+    pool.num_items = num_items;
+    pool.chunk_size = chunk_size;
+    pool.num_done = 0;
+    pool.ticket = ((pool.ticket >> 32) + 1) << 32 | (uint64_t)num_chunks;
+    if (team) {
+        team(join_team, NULL, num_threads, 0);
+    } else if (pool.num_sleeping) {
+        pool.num_wakeups++;
         wake_all(&pool.num_wakeups);
     }
     work_on_job();
-    for (const int64_t until = now_ns() + SPIN_NS; atomic_load(&pool.num_done) < num_chunks && now_ns() < until;)
+    for (const int64_t until = now_ns() + SPIN_NS; pool.num_done < num_chunks && now_ns() < until;)
         pause_briefly();
-    atomic_store(&pool.caller_sleeps, 1);
-    for (uint32_t num_done; (num_done = atomic_load(&pool.num_done)) < num_chunks;)
+    pool.caller_sleeps = 1;
+    for (uint32_t num_done; (num_done = pool.num_done) < num_chunks;)
         sleep_while(&pool.num_done, num_done);
-    atomic_store(&pool.caller_sleeps, 0);
-    atomic_store(&pool.busy, 0);
+    pool.caller_sleeps = 0;
+    pool.busy = 0;
 }

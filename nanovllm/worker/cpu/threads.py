@@ -1,0 +1,94 @@
+"""Threads of a CPU: how many compute a step, and whose (chapter 10).
+
+The C kernels run on the threads of cpu/pool.c, PyTorch's operations on those of its OpenMP runtime. These spin for
+milliseconds after each operation, on cores that the pool and other programs could use. So a step runs on one kind only:
+on the pool's threads, or, where PyTorch computes the matrix products, on PyTorch's.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanovllm.core.block_manager import cdiv
+from nanovllm.worker.cpu.compiler import compile_library
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.layers import Linear
+
+
+@cache
+def load_pool() -> ctypes.CDLL:
+    """The one pool of this process. Raises what compile_library() raises."""
+    pool = ctypes.CDLL(str(compile_library("pool.c", [])))
+    pool.set_threads.argtypes = [ctypes.c_uint32, ctypes.c_void_p]
+    pool.set_threads.restype = None
+    pool.set_threads(num_threads(), None)
+    return pool
+
+
+def num_threads() -> int:
+    """As many as PyTorch would take (OMP_NUM_THREADS, torch.set_num_threads), but not more than there are CPUs."""
+    return min(torch.get_num_threads(), num_cpus())
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use: its affinity (taskset), or the CPU quota of its cgroup (containers) if less."""
+    num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(num_allowed, cgroup_quota(Path("/")) or num_allowed)
+
+
+@cache
+def cgroup_quota(root: Path) -> int | None:
+    """CPUs' worth of time that this process's cgroup, and those above it, grant; rounded up. None: no limit.
+
+    root: of the file system. Reads version 1 and 2 of cgroups.
+    """
+    quotas = []
+    with suppress(OSError):  # there are no cgroups
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            names = path.strip("/").split("/")
+            for depth in range(len(names) + 1):
+                folder = (root / "sys/fs/cgroup" / controllers).joinpath(*names[:depth])
+                with suppress(OSError, ValueError):  # no such file; "max"
+                    quota, period = (int(n) for file in files for n in (folder / file).read_text().split())
+                    quotas += [cdiv(quota, period)] if quota > 0 else []  # -1: no limit
+    return min(quotas, default=None)
+
+
+def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractContextManager]:
+    """Makes what each step of this model runs in."""
+    if kernels is TORCH_KERNELS:
+        return nullcontext
+    products = {module.product for module in model.modules() if isinstance(module, Linear)}
+    return partial(one_kind_of_threads, not products.isdisjoint({F.linear, TORCH_KERNELS.linear}))
+
+
+@contextmanager
+def one_kind_of_threads(are_pytorchs: bool) -> Iterator[None]:
+    before = torch.get_num_threads()
+    load_pool().set_threads(num_threads(), getattr(_openmp(), "GOMP_parallel", None) if are_pytorchs else None)
+    if are_pytorchs or not hasattr(_openmp(), "omp_set_num_threads"):
+        yield
+        return
+    # Of this thread only: torch.set_num_threads() would change what other threads of the program get, too.
+    _openmp().omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        _openmp().omp_set_num_threads(before)
+
+
+@cache
+def _openmp() -> ctypes.CDLL:
+    """PyTorch's library; functions of what it is linked to, its OpenMP runtime among them, are found in it."""
+    return ctypes.CDLL(torch._C.__file__)
