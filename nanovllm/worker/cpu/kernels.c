@@ -2,8 +2,10 @@
  *
  *     pool.h              work for all cores
  *     vectors.h           number and vector types
- *     attention_chunk.c   attention to one chunk of keys
- *     attention.c         attention over the block table
+ *     attention.h         the way through the block table
+ *     attention_prompt.c  attention of many queries
+ *     attention_decode.c  attention of few queries
+ *     attention.c         attention of a step, divided among the cores
  *     linear.c            matrix products
  *
  * Compiled at first use by cpu/kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
@@ -93,6 +95,9 @@ void rotary_and_write(const rotary_args *args) {
     }
 }
 
-#include "attention_chunk.c"
+#include "attention.h"
+
+#include "attention_prompt.c"
+#include "attention_decode.c"
 #include "attention.c"
 #include "linear.c"
