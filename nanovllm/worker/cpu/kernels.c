@@ -2,8 +2,10 @@
  *
  *     pool.h              work for all cores
  *     vectors.h           number and vector types
- *     attention_chunk.c   attention to one chunk of keys
- *     attention.c         attention over the block table
+ *     attention.h         the way through the block table
+ *     attention_prompt.c  attention of many queries
+ *     attention_decode.c  attention of few queries
+ *     attention.c         attention of a step, divided among the cores
  *     linear.c            matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *
@@ -122,7 +124,10 @@ void rotary_and_write(const rotary_args *args) {
     parallel_for(rotary_and_write_rows, args, args->num_rows, rows_a_chunk(row_size));
 }
 
-#include "attention_chunk.c"
+#include "attention.h"
+
+#include "attention_prompt.c"
+#include "attention_decode.c"
 #include "attention.c"
 #include "linear.c"
 #include "quantized.c"

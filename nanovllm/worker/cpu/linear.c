@@ -60,12 +60,12 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
     const char *ahead = args->ahead;
     vec sum[ROWS][2] = {{{0}}};
     for (int64_t i = 0; i < args->k; i += PAIR) {
-        const weight_vec low = weights_at(w), high = weights_at(w + LANES * PAIR);
+        const unit_vec low = units_at(w), high = units_at(w + LANES * PAIR);
         __builtin_prefetch(ahead);
         for (int r = 0; r < rows; r++) {
-            const unit u = unit_at(x + r * args->k + i);
-            sum[r][0] = multiply_add_weights(sum[r][0], low, u);
-            sum[r][1] = multiply_add_weights(sum[r][1], high, u);
+            const unit_vec u = all_lanes(unit_at(x + r * args->k + i));
+            sum[r][0] = multiply_add(sum[r][0], low, u);
+            sum[r][1] = multiply_add(sum[r][1], high, u);
         }
         w += COLS * PAIR;
         ahead += args->ahead_bytes;

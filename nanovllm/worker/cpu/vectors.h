@@ -3,14 +3,14 @@
  *     num     a number as it lies in memory: bf16, f16 or f32. load() makes a float of it, store() rounds one to it.
  *     vec     LANES floats in one register. Arithmetic on a vec is done in all its lanes at once.
  *     unit    what a lane takes in at a time: one number, or two where the processor has an instruction that multiplies
- *             two pairs of bf16 and adds both products (AVX512-BF16). PAIR is how many.
+ *             two pairs of bf16 and adds both products (AVX512-BF16). PAIR is how many. A unit_vec is LANES of them.
  *
- * multiply_add(sum, a, b), with the same unit b for all lanes:
+ * multiply_add(sum, a, b):
  *
  *     sum       | s0           | s1           | s2           | ...    LANES floats
  *     a         | a0           | a1           | a2           | ...    LANES units
- *     b         | b            | b            | b            | ...
- *     result    | s0 + a0 * b  | s1 + a1 * b  | s2 + a2 * b  | ...    a0 * b is two products if a unit is two numbers
+ *     b         | b0           | b1           | b2           | ...    LANES units; all_lanes(b) puts b into each
+ *     result    | s0 + a0 * b0 | s1 + a1 * b1 | s2 + a2 * b2 | ...    a0 * b0 is two products if a unit is two numbers
  */
 #include <stdint.h>
 #include <string.h>
@@ -78,54 +78,101 @@ static inline vec vec_from(const float *x) { /* LANES floats */
     memcpy(&result, x, sizeof(result));
     return result;
 }
+static inline void put(float *to, vec x) { memcpy(to, &x, sizeof(x)); }
 
 #if defined(TYPE_bf16) && defined(__AVX512BF16__)
 enum { PAIR = 2 };
 typedef uint32_t unit;
+typedef __m512bh unit_vec;
 static inline unit unit_at(const num *x) { /* x[0] and x[1] */
     unit u;
     memcpy(&u, x, sizeof(u));
     return u;
 }
 static inline unit join(num low, num high) { return low | (unit)high << 16; }
-static inline unit join_floats(float low, float high) { return join(store(low), store(high)); }
-static inline vec multiply_add(vec sum, const unit *a, unit b) {
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_set1_epi32((int)b));
+static inline unit_vec unit_vec_from(const unit *x) { return (unit_vec)_mm512_loadu_si512(x); }
+static inline unit_vec units_at(const num *x) { return (unit_vec)_mm512_loadu_si512(x); }
+static inline unit_vec joined(__m256i low, __m256i high) { /* 16 bf16 each */
+    return (unit_vec)_mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
 }
+static inline unit_vec join_at(const num *low, const num *high) {
+    return joined(_mm256_loadu_si256((const __m256i *)low), _mm256_loadu_si256((const __m256i *)high));
+}
+static inline __m256i rounded(vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
+static inline unit_vec join_vecs(vec low, vec high) { return joined(rounded(low), rounded(high)); }
+static inline void put_units(unit *to, vec x) { _mm256_storeu_si256((__m256i *)to, rounded(x)); }
+static inline unit_vec all_lanes(unit x) { return (unit_vec)_mm512_set1_epi32((int)x); }
+static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return (vec)_mm512_dpbf16_ps((__m512)sum, a, b); }
 #else
 enum { PAIR = 1 };
 typedef float unit;
+typedef vec unit_vec;
 static inline unit unit_at(const num *x) { return load(*x); }
 static inline unit join(num x, num same) { return (void)same, load(x); }
-static inline unit join_floats(float x, float same) { return (void)same, x; }
-static inline vec multiply_add(vec sum, const unit *a, unit b) { return sum + vec_from(a) * b; }
-#endif
-
-/* -- LANES units of a weight, as linear.c lays them out ---------------------------------------------------------- */
-
-#if defined(TYPE_bf16) && defined(__AVX512BF16__)
-typedef __m512bh weight_vec;
-static inline weight_vec weights_at(const num *w) { return (weight_vec)_mm512_loadu_si512(w); }
-static inline vec multiply_add_weights(vec sum, weight_vec w, unit x) {
-    return (vec)_mm512_dpbf16_ps((__m512)sum, w, (__m512bh)_mm512_set1_epi32((int)x));
-}
-#else
-typedef vec weight_vec;
-static inline weight_vec weights_at(const num *w) { /* gcc makes scalar code of the loop below, six times as slow */
+static inline unit_vec unit_vec_from(const unit *x) { return vec_from(x); }
+static inline unit_vec units_at(const num *x) { /* gcc makes scalar code of the loop below, six times as slow */
 #if defined(TYPE_bf16) && defined(__AVX512F__)
-    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w)), 16);
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
 #elif defined(TYPE_bf16) && defined(__AVX2__)
-    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)w)), 16);
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
 #elif defined(TYPE_f16) && defined(__AVX512F__)
-    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w));
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
 #elif defined(TYPE_f16) && defined(__F16C__)
-    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w));
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
 #else
-    float x[LANES];
+    float y[LANES];
     for (int l = 0; l < LANES; l++)
-        x[l] = load(w[l]);
-    return vec_from(x);
+        y[l] = load(x[l]);
+    return vec_from(y);
 #endif
 }
-static inline vec multiply_add_weights(vec sum, weight_vec w, unit x) { return sum + w * x; }
+static inline unit_vec join_at(const num *x, const num *same) { return (void)same, units_at(x); }
+static inline unit_vec join_vecs(vec x, vec same) { return (void)same, x; }
+static inline void put_units(unit *to, vec x) { put(to, x); }
+static inline unit_vec all_lanes(unit x) { return (vec){0} + x; }
+static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return sum + a * b; }
 #endif
+
+/* x, in a register from here on: gcc would fetch it from memory again for each product. */
+static inline unit_vec in_register(unit_vec x) {
+#ifdef __x86_64__
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
+/* -- sums over lanes -------------------------------------------------------------------------------------------- */
+
+/* interleave(a, b): a's and b's lanes in turn, those of their lower halves or those of their upper halves. */
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t lane_numbers __attribute__((vector_size(4 * LANES)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lane_numbers){__VA_ARGS__})
+#endif
+#ifdef __AVX512F__
+#define INTERLEAVE_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define INTERLEAVE_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#else
+#define INTERLEAVE_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define INTERLEAVE_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#endif
+
+/* Lane l of the result is the sum of all lanes of x[l]. Each round halves the number of vectors. With 4 lanes:
+ *
+ *     x[0]    | a0      | a1      | a2      | a3      |
+ *     x[1]    | b0      | b1      | b2      | b3      |    and c in x[2], d in x[3]
+ *     x[0]    | a0 + a2 | c0 + c2 | a1 + a3 | c1 + c3 |    interleaved with x[2]; x[1] with x[3]
+ *     x[0]    | a       | b       | c       | d       |    interleaved with x[1] */
+static inline void halve(vec *x, int half) {
+    for (int i = 0; i < half; i++)
+        x[i] = INTERLEAVE_LOW(x[i], x[i + half]) + INTERLEAVE_HIGH(x[i], x[i + half]);
+}
+static inline vec sum_lanes(vec *x) {
+    if (LANES == 16)
+        halve(x, 8);
+    halve(x, 4);
+    halve(x, 2);
+    halve(x, 1);
+    return x[0];
+}

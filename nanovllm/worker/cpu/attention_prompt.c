@@ -1,0 +1,180 @@
+/* Attention of many queries to one chunk of keys: a prompt (chapter 10). A part of cpu/kernels.c.
+ *
+ * The queries of a task belong to one sequence and one KV head and share every key. Query m is query head m % GROUP of
+ * row m / GROUP. A lane is a query, and the numbers of a key or value are taken one by one, each for all lanes (in the
+ * drawing a vector has 16):
+ *
+ *                     lane 0   lane 1   lane 2        lane 15
+ *     query[d]       | q0     | q1     | q2     | ... | q15    |    dimension d of 16 queries
+ *     key[t][d]      | k      | k      | k      | ... | k      |    dimension d of key t
+ *     score[t]       | s0     | s1     | s2     | ... | s15    |    sum over d of query[d] * key[t][d]
+ *     weight[t]      | w0     | w1     | w2     | ... | w15    |    exp(score[t] - running_max)
+ *     value[t][d]    | v      | v      | v      | ... | v      |    dimension d of value t
+ *     acc[d]         | a0     | a1     | a2     | ... | a15    |    sum over t of weight[t] * value[t][d]
+ *
+ * Where a unit is two numbers (vectors.h), a unit of a query or key is two neighbouring dimensions, and a unit of a
+ * weight or value is two neighbouring keys: in both cases neighbours in what a product sums over.
+ */
+enum {
+    VECS = 2, /* vectors of queries that are computed together */
+    HEAD_UNITS = HEAD_DIM / PAIR,                     /* units of a query or key */
+    PADDED_DIM = (HEAD_DIM + STEP - 1) / STEP * STEP, /* dimensions of value and acc; those behind HEAD_DIM are 0 */
+};
+
+typedef struct {
+    _Alignas(vec) unit key[CHUNK][HEAD_UNITS], value[CHUNK / PAIR][PADDED_DIM];
+} unit_chunk;
+
+/* Lay out a chunk's keys and values for multiply_add(). */
+static inline void read_chunk(unit_chunk *units, const key_chunk *kv) {
+    for (int t = 0; t < kv->num_padded; t++)
+        for (int u = 0; u < HEAD_UNITS; u++)
+            units->key[t][u] = unit_at(kv->k[t] + u * PAIR);
+    for (int t = 0; t < kv->num_padded; t += PAIR) {
+        for (int d = 0; d < HEAD_DIM; d++)
+            units->value[t / PAIR][d] = join(kv->v[t][d], kv->v[t + PAIR - 1][d]);
+        for (int d = HEAD_DIM; d < PADDED_DIM; d++)
+            units->value[t / PAIR][d] = 0;
+    }
+}
+
+/* Make weights of a chunk's scores, [t][lane], and bring running_max and running_sum up to date. Lane l sees the first
+ * visible[l] keys, lane 0 the fewest. Returns rescale: acc belongs to the old maximum and has to be multiplied by it.
+ *
+ * While a lane has seen no key, its running_max is MASKED, and keys that it does not see have weight exp(0) = 1. Its
+ * first visible key undoes that: rescale is then 1e-38. */
+static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict weight)[LANES],
+                                 float *restrict running_max, float *restrict running_sum, const int *visible,
+                                 int num_keys) {
+    float old_max[LANES], rescale[LANES];
+    for (int l = 0; l < LANES; l++)
+        old_max[l] = running_max[l];
+    for (int t = visible[0]; t < num_keys; t++)
+        for (int l = 0; l < LANES; l++)
+            score[t][l] = t < visible[l] ? score[t][l] : MASKED;
+    for (int t = 0; t < num_keys; t++)
+        for (int l = 0; l < LANES; l++)
+            running_max[l] = score[t][l] > running_max[l] ? score[t][l] : running_max[l];
+    for (int l = 0; l < LANES; l++) {
+        rescale[l] = exp_negative(old_max[l] - running_max[l]);
+        running_sum[l] *= rescale[l];
+    }
+    for (int t = 0; t < num_keys; t++)
+        for (int l = 0; l < LANES; l++) {
+            score[t][l] = exp_negative(score[t][l] - running_max[l]);
+            running_sum[l] += score[t][l];
+        }
+    for (int t = 0; t < num_keys; t += PAIR) {
+        const unit_vec joined = join_vecs(vec_from(score[t]), vec_from(score[t + PAIR - 1]));
+        memcpy(weight[t / PAIR], &joined, sizeof(joined));
+    }
+    return vec_from(rescale);
+}
+
+/* score[i][t] for `vecs` vectors of queries, 1 or 2: each key that is loaded serves both. */
+static inline __attribute__((always_inline)) void prompt_scores(const int vecs, float (*restrict score)[CHUNK][LANES],
+                                                                const unit (*query)[HEAD_UNITS][LANES],
+                                                                const unit_chunk *units, int num_keys, float scale) {
+    for (int t = 0; t < num_keys; t += STEP / vecs) {
+        vec sum[VECS][STEP] = {{{0}}};
+        const unit *key = units->key[t]; /* one pointer for all keys: with one for each, registers run out */
+        for (int u = 0; u < HEAD_UNITS; u++) {
+            const unit_vec first = in_register(unit_vec_from(query[0][u]));
+            const unit_vec second = in_register(unit_vec_from(query[vecs - 1][u]));
+            for (int j = 0; j < STEP / vecs; j++) {
+                const unit_vec k = all_lanes(key[j * HEAD_UNITS]);
+                sum[0][j] = multiply_add(sum[0][j], first, k);
+                if (vecs == 2)
+                    sum[1][j] = multiply_add(sum[1][j], second, k);
+            }
+            key++;
+        }
+        for (int i = 0; i < vecs; i++)
+            for (int j = 0; j < STEP / vecs; j++)
+                put(score[i][t + j], sum[i][j] * scale);
+    }
+}
+
+/* acc[i] = acc[i] * rescale[i] + weight[i] * value. */
+static inline __attribute__((always_inline)) void prompt_values(const int vecs, float (*restrict acc)[PADDED_DIM][LANES],
+                                                                const unit (*weight)[CHUNK / PAIR][LANES],
+                                                                const unit_chunk *units, int num_keys,
+                                                                const vec *rescale) {
+    for (int d = 0; d < PADDED_DIM; d += STEP / vecs) {
+        vec sum[VECS][STEP];
+        for (int i = 0; i < vecs; i++)
+            for (int j = 0; j < STEP / vecs; j++)
+                sum[i][j] = vec_from(acc[i][d + j]) * rescale[i];
+        for (int u = 0; u < num_keys / PAIR; u++) {
+            const unit_vec first = in_register(unit_vec_from(weight[0][u]));
+            const unit_vec second = in_register(unit_vec_from(weight[vecs - 1][u]));
+            for (int j = 0; j < STEP / vecs; j++) {
+                const unit_vec v = all_lanes(units->value[u][d + j]);
+                sum[0][j] = multiply_add(sum[0][j], first, v);
+                if (vecs == 2)
+                    sum[1][j] = multiply_add(sum[1][j], second, v);
+            }
+        }
+        for (int i = 0; i < vecs; i++)
+            for (int j = 0; j < STEP / vecs; j++)
+                put(acc[i][d + j], sum[i][j]);
+    }
+}
+
+static inline void load_queries(unit (*queries)[HEAD_UNITS][LANES], const attention_args *args,
+                                const attention_task *task, int64_t kv_head, int num_vecs) {
+    for (int m = 0; m < num_vecs * LANES; m++) {
+        const num *q = m < task->num_rows * GROUP ? query_at(args, task, kv_head, m) : zeros;
+        for (int u = 0; u < HEAD_UNITS; u++)
+            queries[m / LANES][u][m % LANES] = unit_at(q + u * PAIR);
+    }
+}
+
+/* visible[l]: how many of a chunk's keys lane l of query vector w sees. */
+static inline void count_visible(int *visible, const attention_task *task, int w, int64_t first_key, int num_keys) {
+    for (int l = 0; l < LANES; l++) {
+        const int64_t seen = task->num_keys + (w * LANES + l) / GROUP - first_key;
+        visible[l] = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
+    }
+}
+
+/* Attention of a task's rows to the keys first_key to end_key - 1, in chunks, with an online softmax (FlashAttention,
+ * arXiv:2205.14135). */
+static void attend_prompt(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
+                          int64_t first_key, int64_t end_key) {
+    const int num_queries = task->num_rows * GROUP, num_vecs = (num_queries + LANES - 1) / LANES;
+    _Alignas(vec) unit queries[QUERY_VECS][HEAD_UNITS][LANES];
+    _Alignas(vec) float acc[QUERY_VECS][PADDED_DIM][LANES], score[VECS][CHUNK][LANES];
+    _Alignas(vec) unit weight[VECS][CHUNK / PAIR][LANES];
+    key_chunk kv;
+    unit_chunk units;
+    vec rescale[VECS];
+
+    load_queries(queries, args, task, kv_head, num_vecs);
+    memset(acc, 0, num_vecs * sizeof(acc[0]));
+    for (int64_t first = first_key; first < end_key; first += CHUNK) {
+        find_chunk(&kv, args, task, kv_head, first, end_key);
+        read_chunk(&units, &kv);
+        for (int w = 0; w < num_vecs; w += VECS) {
+            const int vecs = num_vecs - w < VECS ? 1 : VECS;
+            if (vecs == VECS) /* a constant, so that the sums stay in registers */
+                prompt_scores(VECS, score, queries + w, &units, kv.num_padded, args->scale);
+            else
+                prompt_scores(1, score, queries + w, &units, kv.num_padded, args->scale);
+            for (int i = 0; i < vecs; i++) {
+                const int m = (w + i) * LANES;
+                int visible[LANES];
+                count_visible(visible, task, w + i, first, kv.num_keys);
+                rescale[i] = online_softmax(score[i], weight[i], out->running_max + m, out->running_sum + m, visible,
+                                            kv.num_padded);
+            }
+            if (vecs == VECS)
+                prompt_values(VECS, acc + w, weight, &units, kv.num_padded, rescale);
+            else
+                prompt_values(1, acc + w, weight, &units, kv.num_padded, rescale);
+        }
+    }
+    for (int m = 0; m < num_queries; m++)
+        for (int d = 0; d < HEAD_DIM; d++)
+            out->acc[m][d] = acc[m / LANES][d][m % LANES];
+}
