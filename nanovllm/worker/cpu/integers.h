@@ -10,19 +10,19 @@
  *     result    | s0 + c0 * x0 + ...  | s1 + c4 * x0 + ...  | ...
  *
  * Codes of 4 bits are 0 to 15. Those of 8 bits are 0 to 255, or -128 to 127 where the instructions want SIGNED_CODES.
- * A tile has at most MAX_ROWS rows and, for several rows, VECS vectors of outputs: all its sums fit into registers.
+ * A tile has at most MAX_ROWS rows and, for several rows, TILE_VECS vectors of outputs: all its sums fit into registers.
  */
 #if defined(__AVX512VNNI__)
-enum { WIDTH = 16, MAX_ROWS = 6, VECS = 2, SIGNED_CODES = 0 };
+enum { WIDTH = 16, MAX_ROWS = 6, TILE_VECS = 2, SIGNED_CODES = 0 };
 #elif defined(__AVXVNNI__)
-enum { WIDTH = 8, MAX_ROWS = 6, VECS = 2, SIGNED_CODES = 0 };
+enum { WIDTH = 8, MAX_ROWS = 6, TILE_VECS = 2, SIGNED_CODES = 0 };
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-enum { WIDTH = 8, MAX_ROWS = 4, VECS = 2, SIGNED_CODES = 1 };
+enum { WIDTH = 8, MAX_ROWS = 4, TILE_VECS = 2, SIGNED_CODES = 1 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { WIDTH = 4, MAX_ROWS = 4, VECS = 4, SIGNED_CODES = 1 };
+enum { WIDTH = 4, MAX_ROWS = 4, TILE_VECS = 4, SIGNED_CODES = 1 };
 #else
-enum { WIDTH = 8, MAX_ROWS = 1, VECS = 4, SIGNED_CODES = 1 };
+enum { WIDTH = 8, MAX_ROWS = 1, TILE_VECS = 4, SIGNED_CODES = 1 };
 #endif
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef float floats __attribute__((vector_size(4 * WIDTH)));

@@ -97,7 +97,7 @@ typedef struct {
 
 /* The products of `rows` rows with one block. */
 static inline __attribute__((always_inline)) void multiply_block(const int format, const int rows, const block_args *a) {
-    const int bits = format == Q8_0 ? 8 : 4, vecs = rows == 1 ? BLOCK_ROWS / WIDTH : VECS;
+    const int bits = format == Q8_0 ? 8 : 4, vecs = rows == 1 ? BLOCK_ROWS / WIDTH : TILE_VECS;
     const int minimums_at = 2 * BLOCK_ROWS, codes_at_byte = minimums_at << (format == Q4_1);
     const int group_bytes = codes_at_byte + BLOCK_ROWS * GROUP_SIZE * bits / 8;
     for (int column = 0; column < BLOCK_ROWS; column += vecs * WIDTH) {
