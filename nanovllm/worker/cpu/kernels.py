@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
@@ -24,8 +23,7 @@ logger = logging.getLogger("nanovllm")
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 PARTS_PER_THREAD = 4  # threads that are done early find another part
-ALIGNMENT = 64  # of a vector in C
-MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds them twice, as float32, 1 MiB in all
+MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds three times as many, 1.5 MiB
 
 PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -140,14 +138,15 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
-        num_items = len(tasks) * num_kv_heads
-        num_parts = max(1, most_parts // num_items)
-        scratch = torch.empty(num_items * num_parts * partial_bytes + ALIGNMENT, dtype=torch.uint8)
+        num_tasks, scratch = tasks.shape[0], None
+        num_parts = max(1, most_parts // (num_tasks * num_kv_heads))
+        if num_parts > 1:
+            scratch = torch.empty(num_tasks * num_kv_heads * num_parts * partial_bytes, dtype=torch.uint8)
         args = AttentionArgs(
             out=out.data_ptr(), q=q.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
-            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=cdiv(scratch.data_ptr(), ALIGNMENT) * ALIGNMENT,
+            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=None if scratch is None else scratch.data_ptr(),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
-            table_width=tables.shape[1], num_tasks=len(tasks), num_kv_heads=num_kv_heads, num_parts=num_parts,
+            table_width=tables.shape[1], num_tasks=num_tasks, num_kv_heads=num_kv_heads, num_parts=num_parts,
             scale=head_dim**-0.5,
         )  # fmt: skip
         lib.paged_attention(args)
