@@ -173,6 +173,7 @@ class VllmEngine:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         if name.startswith("nanovllm"):
             from nanovllm import LLM, SamplingParams
+
             options: dict[str, Any] = {}
         else:
             from vllm import LLM, SamplingParams  # type: ignore[no-redef]

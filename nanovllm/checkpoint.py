@@ -87,7 +87,7 @@ def _download_gguf_file(repository: str, quantization: str) -> Path:
         if not names:
             raise
     names = [name for name in names if name.endswith(".gguf")]
-    ending = re.compile(rf"(.*[-._/])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
+    ending = re.compile(rf"(.*[-./])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
     found = [name for name in names if ending.fullmatch(name)]
     if len(found) != 1:
         listed = ", ".join(found or names) or "none at all"

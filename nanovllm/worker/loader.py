@@ -79,7 +79,8 @@ def load_model(
     with torch.no_grad():
         if in_groups or quantization is not None:
             quantize_weights(model, places, read, quantization, kernels)
-            files = _tensor_files(directory)  # another map: what the first one has brought into memory leaves with it
+            if quantization is not None:
+                files = _tensor_files(directory)  # another map: what the first has brought into memory leaves with it
             take_embeddings(model, places, read, quantization)
         for name, place in places.items():
             place.copy_(read(name))

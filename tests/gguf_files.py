@@ -1,0 +1,101 @@
+"""GGUF files of checkpoints, written by the gguf package as llama.cpp's converter writes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # (name, weight) -> its bytes, the name of their type
+
+
+def of_type(name: str) -> Quantize:
+    """All matrices in one type; norms and biases are float32 whatever the file is."""
+
+    def quantize(_: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
+        kind = name if weight.ndim > 1 else "F32"
+        return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind]), kind
+
+    return quantize
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    quantize: Quantize = of_type("F32"),
+    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    **changes: Any,
+) -> Path:
+    """Write a checkpoint as a GGUF file. extra: adds to what is written; changes: of metadata, None leaves it out."""
+    config = json.loads((folder / "config.json").read_text())
+    kind, tokenizer = config["model_type"], json.loads((folder / "tokenizer.json").read_text())
+    rope = config["rope_parameters"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    numbers = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": rope["rope_theta"],
+    }
+    if rope["rope_type"] == "linear":
+        numbers |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    writer = gguf.GGUFWriter(path, changes.pop("architecture", kind))
+    for name, value in {**{f"{kind}.{name}": n for name, n in numbers.items()}, **changes}.items():
+        kinds = {str: "add_string", float: "add_float32", int: "add_uint32", list: "add_array"}
+        if value is not None:
+            getattr(writer, kinds[type(value)])(name, value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    padding = [f"[PAD{i}]" for i in range(len(tokens), config["vocab_size"])]
+    writer.add_token_list(tokens + padding)
+    writer.add_token_types([3 if token in special else 1 for token in tokens] + [5] * len(padding))
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_eot_token_id(3)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((folder / "chat_template.jinja").read_text())
+    names = gguf.get_tensor_name_map(
+        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[kind], config["num_hidden_layers"]
+    )
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(head_dim, **rope))
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
+            halves = weight.reshape(heads if "q_proj" in name else kv_heads, 2, -1, *weight.shape[1:])
+            weight = halves.swapaxes(1, 2).reshape(weight.shape)
+        data, type_name = quantize(name, np.ascontiguousarray(weight))
+        stem, _, ending = name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", data, raw_dtype=gguf.GGMLQuantizationType[type_name])
+    extra(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def llama3_divisors(
+    head_dim: int, rope_theta: float, factor: float, low_freq_factor: float, high_freq_factor: float, **rope: Any
+) -> np.ndarray:
+    """As convert_hf_to_gguf.py computes them."""
+    wavelengths = 2 * np.pi * rope_theta ** (np.arange(0, head_dim, 2) / head_dim)
+    original = rope["original_max_position_embeddings"]
+    smooth = (original / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    divisors = 1 / ((1 - smooth) / factor + smooth)
+    divisors[wavelengths < original / high_freq_factor] = 1
+    divisors[wavelengths > original / low_freq_factor] = factor
+    return divisors.astype(np.float32)
