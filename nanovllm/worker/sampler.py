@@ -6,6 +6,7 @@ request draws the same numbers whatever else is in the batch and however often i
 """
 
 import hashlib
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from nanovllm.worker.batch import to_device
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024
+ARGMAX_BLOCK = 256  # at most
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
 
 
@@ -98,12 +100,21 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenL
         logits[row, generated] -= taken_off
     for row, banned in batch.banned:
         logits[row, to_device(banned, logits.device)] = -torch.inf
-    chosen = logits.argmax(-1)
+    chosen = argmax(logits)
     if len(batch.random_rows):
         rows = to_device(batch.random_rows, logits.device)
         chosen[rows] = sample_randomly(logits[rows], batch)
     token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
     return token_ids, _logprobs(raw, token_ids, batch.num_logprobs)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """logits.argmax(-1), on a CPU several times as fast: PyTorch uses vector instructions for amax, not for argmax."""
+    if logits.is_cuda:
+        return logits.argmax(-1)
+    blocks = logits.unflatten(-1, (-1, math.gcd(logits.shape[1], ARGMAX_BLOCK)))  # [R, blocks, tokens of a block]
+    best = blocks.amax(-1).argmax(-1)
+    return best * blocks.shape[2] + blocks[torch.arange(len(logits)), best].argmax(-1)
 
 
 def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
