@@ -22,6 +22,7 @@ TITLES = {
     9: "Tensor parallelism",
     10: "The optimization stack",
     11: "Benchmarks",
+    12: "Fewer bits",
 }
 
 
