@@ -6,7 +6,7 @@ MLP's to 4 bits with a minimum.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from chapters.ch12_fewer_bits.rounding import in_groups_of
 from chapters.expect import expect
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.quantized import Q4_0, Q4_1, Q8_0, Format, Groups, MergedWeight, merge, quantize_rows
 from nanovllm.worker.quantized import quantized_linear as our_linear
@@ -135,8 +135,7 @@ def compare_quantize(function: Quantize, groups: Tensor, format: Format, hint: s
     wrong = ((codes.double() - exact).abs() > 0.5 + 1e-4).flatten(0, -2).any(-1)
     if wrong.any():
         at = int(wrong.int().argmax())
-        numbers = show(groups.flatten(0, -2)[at], 5)
-        say = f"the codes of the group {numbers} in {format.name} are not the nearest: {hint}"
+        say = f"the codes of the group {show(groups.flatten(0, -2)[at], 5)} in {format.name} are off: {hint}"
         raise Wrong(say, expected=show(expected[0].flatten(0, -2)[at], 12), got=show(codes.flatten(0, -2)[at], 12))
 
 
@@ -438,15 +437,7 @@ TASKS = [
         "quantize",
         "A group and its scale",
         use_nothing,
-        (
-            check_example,
-            check_sign,
-            check_q4_0,
-            check_minimum,
-            check_zero,
-            check_stored,
-            check_quantize_generates,
-        ),
+        (check_example, check_sign, check_q4_0, check_minimum, check_zero, check_stored, check_quantize_generates),
     ),
     Task(
         "restore",

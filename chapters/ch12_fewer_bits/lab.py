@@ -3,13 +3,17 @@
 Everything is computed in float32, on one core.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from chapters.ch12_fewer_bits.drawing import histogram, levels
 from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, rounded
@@ -17,12 +21,15 @@ from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
 from chapters.draw import make_table
 from chapters.story import Story, one_core
 from nanovllm import LLM
-from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0
+from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q4_1, quantize_q8_0
 
 if TYPE_CHECKING:
     from chapters.explorer import Explorer
 
 NUM_SHOWN = 8  # numbers of a group in a table
+NUM_ROWS = (1, 16, 128)
 
 
 def load_world(load: Callable[..., LLM]) -> World:
@@ -44,7 +51,9 @@ def draw_group(world: World, count: int = NUM_SHOWN) -> Group:
         "number": [f"{x:.4f}" for x in shown.numbers[:count].tolist()],
         "code": [str(x) for x in shown.codes[:count].tolist()],
         "restored": [f"{x:.4f}" for x in shown.restored[:count].tolist()],
-        "error, in steps": [f"{x / (shown.scale or 1):+.2f}" for x in (shown.restored - shown.numbers)[:count].tolist()],
+        "error, in steps": [
+            f"{x / (shown.scale or 1):+.2f}" for x in (shown.restored - shown.numbers)[:count].tolist()
+        ],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)
@@ -62,20 +71,20 @@ def describe_group(world: World) -> str:
 def draw_matrix(world: World) -> Group:
     """All numbers of the matrix, and their rounding errors."""
     low_high = float(4 * world.weight.std())
-    back = rounded(world.weight, world.format, world.size)
+    off = error(world.weight, rounded(world.weight, world.format, world.size))
     [name] = world.names
-    errors = world.rounding_errors()
     return Group(
         Text(f"{name} {list(world.weight.shape)}: root mean square {world.weight.square().mean().sqrt():.4f}"),
         histogram(world.weight.flatten(), -low_high, low_high),
-        Text(f"the rounding errors, in steps of {world.format.name}; error of the matrix {error(world.weight, back):.2%}"),
-        histogram(errors, -0.6, 0.6, height=3),
+        Text(f"the rounding errors, in steps of {world.format.name}; error of the matrix {off:.2%}"),
+        histogram(world.rounding_errors(), -0.6, 0.6, height=3),
     )
 
 
 def draw_changes(model: Model, changes: Iterable[tuple[str, Change]], measured: bool = False) -> Table:
     """measured: the last bits of these depend on the machine."""
-    table = make_table("rounded", "perplexity", "more", "KL divergence", "other first choice", *[""] * measured, first=46)
+    columns = ("perplexity", "more", "KL divergence", "other best token")
+    table = make_table("rounded", *columns, *[""] * measured, first=24, width=8)
     table.add_row("nothing", f"{model.perplexity:.2f}", "", "", "", *["(measured)"] * measured)
     for name, change in changes:
         other = f"{change.num_other} of {change.num_tokens}"
@@ -128,12 +137,15 @@ def tell(story: Story) -> None:
         tell_model(story, world)
         tell_four_bits(story, world)
         tell_layers(story, world)
+        tell_speed(story, world)
 
 
 def tell_bytes(story: Story, world: World) -> None:
     story.part("What the weights weigh")
     num_weights = sum(weight.numel() for weight in world.model.weights.values())
-    story.say(f"The model's linear layers and its output matrix have {num_weights:,} weights. A step reads all of them.")
+    story.say(
+        f"The model's linear layers and its output matrix have {num_weights:,} weights. A step reads all of them."
+    )
     table = make_table("", "bytes a group of 32", "bits a weight", "MB", "of bf16", first=22, width=12)
     group_bytes = {"bf16": 2 * GROUP_SIZE} | {name: format.group_bytes for name, format in FORMATS.items()}
     for name, num_bytes in group_bytes.items():
@@ -185,13 +197,16 @@ def tell_activations(story: Story, world: World) -> None:
         "How far does the largest number of a row stand out? Its magnitude over the root mean square of its row: the "
         "median of all rows, and the largest. Then the error in Q8_0."
     )
-    columns = ("median", "largest", "error, groups of 32", "error, one scale")
-    table = make_table("", *columns, first=34, width=9)
+    columns = ("median", "largest", "error, 32", "error, row")
+    table = make_table("", *columns, first=34, width=10)
     inputs = {name: model.inputs(name) for name in ("self_attn.qkv_proj", "mlp.down_proj")}
     for layer in (5, 20):
         for name, kind in (("self_attn.qkv_proj", "q_proj"), ("mlp.down_proj", "down_proj")):
             [weight_name] = model.names(kind, layer)
-            for what, x in ((f"weights of {kind}", model.weights[weight_name]), ("what goes into it", inputs[name][layer])):
+            for what, x in (
+                (f"weights of {kind}", model.weights[weight_name]),
+                ("what goes into it", inputs[name][layer]),
+            ):
                 ratio = x.abs().amax(-1) / x.square().mean(-1).sqrt()
                 errors = (error(x, rounded(x, Q8_0, size)) for size in (32, ROW))
                 cells = f"{ratio.median():.1f}", f"{ratio.max():.1f}", *(f"{e:.2%}" for e in errors)
@@ -214,9 +229,10 @@ def tell_model(story: Story, world: World) -> None:
         with model.rounded(model.names(), Q8_0, size):
             changes.append((f"weights, {size_name(size)}", model.change()))
             with model.rounded_activations(Q8_0, size):
-                changes.append((f"weights and activations, {size_name(size)}", model.change()))
+                both = model.change()
         with model.rounded_activations(Q8_0, size):
             changes.append((f"activations, {size_name(size)}", model.change()))
+        changes.append((f"both, {size_name(size)}", both))
     story.show(draw_changes(model, changes, measured=True))
 
 
@@ -224,24 +240,23 @@ def tell_four_bits(story: Story, world: World) -> None:
     story.part("4 bits, and a model that was 4 bits before")
     model = world.model
 
-    def change(format, names: list[str] | None = None) -> Change:
-        with model.rounded(model.names() if names is None else names, format, 32):
+    def change(format: Format, names: list[str]) -> Change:
+        with model.rounded(names, format, 32):
             return model.change()
 
-    layers = [name for name in model.names() if "lm_head" not in name]
-    changes = [("the layers, Q4_1", change(Q4_1, layers)), ("the layers and lm_head, Q4_1", change(Q4_1))]
+    layers, head = model.names(layer=range(len(model.decoder.layers))), model.names("lm_head")
+    changes = [("the layers, Q4_1", change(Q4_1, layers)), ("lm_head, Q4_1", change(Q4_1, head))]
     model.shuffle()
-    changes += [
-        ("shuffled: the layers, Q4_1", change(Q4_1, layers)),
-        ("shuffled: the layers, Q4_0", change(Q4_0, layers)),
-    ]
+    changes += [(f"shuffled: the layers, {format.name}", change(format, layers)) for format in (Q4_1, Q4_0)]
     story.show(draw_changes(model, changes))
 
 
 def tell_layers(story: Story, world: World) -> None:
     story.part("One at a time")
     model = world.model
-    story.say("The shuffled model again, one kind of matrix at a time in Q4_1, in all layers; then some layers at a time.")
+    story.say(
+        "The shuffled model again, one kind of matrix at a time in Q4_1, in all layers; then some layers at a time."
+    )
     changes = []
     for kind in KINDS:
         with model.rounded(model.names(kind), Q4_1, 32):
@@ -252,3 +267,35 @@ def tell_layers(story: Story, world: World) -> None:
         with model.rounded(model.names(layer=layers), Q4_1, 32):
             changes.append((f"layers {layers.start} to {layers.stop - 1}", model.change()))
     story.show(draw_changes(model, changes))
+
+
+def tell_speed(story: Story, world: World) -> None:
+    story.part("Fetched and multiplied")
+    config = world.model.llm.engine.model_config
+    kernels = load_cpu_kernels(config, torch.bfloat16) or TORCH_KERNELS
+    weights = [layer.mlp.gate_up_proj.weight for layer in world.model.decoder.layers]
+    story.say(
+        f"The {len(weights)} matrices gate_up_proj, one after another, on one core, with the engine's own products: "
+        "milliseconds for all of them, the best of three. (Without a C compiler PyTorch does it, and fewer "
+        "bits are slower.)"
+    )
+    products: dict[str, list[tuple[Callable[..., Tensor], Any]]] = {"bf16": [], "Q8_0": [], "Q4_1": []}
+    for weight in weights:
+        plain = weight.bfloat16()
+        reordered = kernels.reorder_weight(plain)
+        products["bf16"].append((F.linear, plain) if reordered is None else (kernels.linear, reordered))
+        for groups in (quantize_q8_0(weight), quantize_q4_1(weight)):
+            products[groups.format.name].append((kernels.quantized_linear, merge([groups])))
+    table = make_table("rows", *map(str, NUM_ROWS), "", first=22, width=12)
+    for name, layers in products.items():
+        times = []
+        for num_rows in NUM_ROWS:
+            x, best = torch.randn(num_rows, config.hidden_size).bfloat16(), math.inf
+            for _ in range(3):
+                started = time.perf_counter()
+                for product, layer_weight in layers:
+                    product(x, layer_weight, None)
+                best = min(best, time.perf_counter() - started)
+            times.append(f"{1e3 * best:.1f}")
+        table.add_row(name, *times, "(measured)")
+    story.show(table)

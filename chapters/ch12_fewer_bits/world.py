@@ -32,12 +32,21 @@ class Shown(NamedTuple):
     scale: float
     minimum: float
     restored: Tensor
+    errors_in_steps: Tensor
     group_error: float
     row_error: float
 
 
 class World:
     """What is chosen, and what was measured with it. All of it acts on one Model."""
+
+    kind: str
+    layer: int
+    format: Format
+    size: int
+    outlier: int
+    row: int
+    group: int
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -133,12 +142,18 @@ class World:
         back = rounded(row, self.format, size)
         mates = others.clone()
         mates[:first] = mates[first + size :] = False
-        return Shown(
+        numbers, restored, scale = (
             row[0, first : first + size],
-            codes[0, self.group],
-            float(scales[0, self.group]),
-            0.0 if minimums is None else float(minimums[0, self.group]),
             back[0, first : first + size],
+            float(scales[0, self.group]),
+        )
+        return Shown(
+            numbers,
+            codes[0, self.group],
+            scale,
+            0.0 if minimums is None else float(minimums[0, self.group]),
+            restored,
+            (restored - numbers) / (scale or 1),
             error(row[0, mates], back[0, mates]),
             error(row[0, others], back[0, others]),
         )
