@@ -218,6 +218,8 @@ def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
         hint = "return [n, k] in float32: the rows' groups side by side, without the places behind k"
         raise Wrong(hint, expected=f"{list(expected.shape)}, {expected.dtype}", got=found)
     if not torch.allclose(expected, got, rtol=1e-5, atol=1e-6 * float(expected.abs().amax())):
+        if torch.allclose(expected, got, rtol=5e-3, atol=1e-3 * float(expected.abs().amax())):
+            hint = "nearly: make float32 of codes, scale and minimum before you compute; float16 has 11 bits"
         row = int((expected - got).abs().amax(-1).argmax())
         column = int((expected - got).abs()[row].argmax()) // 8 * 8
         where = f"row {row}, numbers {column} to {column + 5}, in {groups.format.name}"
@@ -369,11 +371,27 @@ def compare_linear(
     off = (expected.float() - got.float()).norm(dim=-1) / size
     if not bool((off < tolerance).all()):
         row = int(off.nan_to_num(1e9).argmax())
-        restored = OUR_DEQUANTIZE(groups)
-        plain = x.float() @ restored.T + (0 if bias is None else bias)
-        if torch.allclose(got.float(), plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max())):
-            hint = "that is the product with x as it came: round each row of x to whole numbers first"
+        hint = _why_linear(x, groups, bias, got) or hint
         raise Wrong(f"{hint} (row {row})", expected=show(expected[row].float()), got=show(got[row].float()))
+
+
+def _why_linear(x: Tensor, groups: Groups, bias: Tensor | None, got: Tensor) -> str:
+    """The likely mistake; empty where none of these explains it."""
+    in_groups, weight = in_groups_of(x, 32), OUR_DEQUANTIZE(groups)
+    scales = {
+        "that is the product with x as it came: round each row of x to whole numbers first": None,
+        "a scale for each group of 32 activations, not one for the row": (1, 2),
+        "each row has scales of its own; these are common to the rows of a step": (0, 2),
+    }
+    for why, dims in scales.items():
+        rounded = in_groups
+        if dims is not None:
+            scale = in_groups.abs().amax(dims, keepdim=True).clamp_min(1e-30) / 127
+            rounded = (in_groups / scale).round() * scale
+        y = rounded.flatten(1)[:, : x.shape[1]] @ weight.T + (0 if bias is None else bias)
+        if torch.allclose(got.float(), y, rtol=1e-4, atol=1e-4 * float(y.abs().max())):
+            return why
+    return ""
 
 
 def check_one_row(function: QuantizedLinear, bench: Bench) -> None:
