@@ -245,9 +245,9 @@ def tell_four_bits(story: Story, world: World) -> None:
             return model.change()
 
     layers, head = model.names(layer=range(len(model.decoder.layers))), model.names("lm_head")
-    changes = [("the layers, Q4_1", change(Q4_1, layers)), ("lm_head, Q4_1", change(Q4_1, head))]
+    changes = [("layers, Q4_1", change(Q4_1, layers)), ("lm_head, Q4_1", change(Q4_1, head))]
     model.shuffle()
-    changes += [(f"shuffled: the layers, {format.name}", change(format, layers)) for format in (Q4_1, Q4_0)]
+    changes += [(f"shuffled: layers, {format.name}", change(format, layers)) for format in (Q4_1, Q4_0)]
     story.show(draw_changes(model, changes))
 
 

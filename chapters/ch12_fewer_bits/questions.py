@@ -11,12 +11,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.markdown import Markdown
 from safetensors.torch import save_file
 
 from chapters.ch12_fewer_bits.rounding import Model
-from chapters.story import WIDTH
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path
 
@@ -78,16 +76,15 @@ def main(argv: list[str] | None = None) -> None:
             "int4": answers(model, "int4", args.max_tokens),
             "int4, shuffled": answers(folder, "int4", args.max_tokens),
         }
-    table = Table("", *columns, show_lines=True)
     first, *others = columns.values()
+    lines = [f"| question | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for question, original, *rest in zip(QUESTIONS, first, *others, strict=True):
         cells = ("=" if answer == original else answer for answer in rest)
-        table.add_row(*map(Text, (question, original, *cells)))
-    console = Console(width=WIDTH)
-    console.print(table)
-    for name, column in list(columns.items())[1:]:
-        same = sum(map(str.__eq__, first, column))
-        console.print(f"{name}: {same} of {len(QUESTIONS)} answers are the same", highlight=False)
+        lines.append(f"| {' | '.join((question, original, *cells))} |")
+    counts = [f"{sum(map(str.__eq__, first, columns[name]))} in {name}" for name in list(columns)[1:]]
+    lines.append(f"\nOf {len(QUESTIONS)} answers these many are the same: {', '.join(counts)}.")
+    console = Console()
+    console.print(Markdown("\n".join(lines))) if console.is_terminal else print("\n".join(lines))
 
 
 if __name__ == "__main__":
