@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from chapters import quiz
-from chapters.course import Chapter, Progress, all_chapters, find_chapter
+from chapters.course import PART_TWO, Chapter, Progress, all_chapters, find_chapter
 from chapters.grading import Bench, grade_all
 from chapters.story import Story
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
@@ -59,6 +59,9 @@ def show_progress(console: Console, progress: Progress) -> int:
     todo: list[str] = []
     for chapter in all_chapters():
         done, tasks = progress.get(chapter), [task.name for task in chapter.module("checks").TASKS]
+        if chapter.number == PART_TWO:
+            table.add_section()
+            table.add_row("", "Part two: beyond the walkthrough")
         solved, score = [name for name in done.get("solved", []) if name in tasks], done.get("quiz")
         table.add_row(
             str(chapter.number),

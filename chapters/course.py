@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parent
+PART_TWO = 12  # its first chapter
 TITLES = {
     1: "What is LLM inference?",
     2: "Architecture",
@@ -22,6 +23,7 @@ TITLES = {
     9: "Tensor parallelism",
     10: "The optimization stack",
     11: "Benchmarks",
+    12: "Fewer bits",
 }
 
 

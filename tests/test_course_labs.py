@@ -5,16 +5,20 @@ import io
 import re
 
 import pytest
+import torch
 from course_text import ROOT, blocks, for_each_chapter
 from rich.console import Console
 from textual.widgets import Button, Input, Static
 
 from chapters.__main__ import main
 from chapters.ch07_prefix_caching import drawing, simulator
+from chapters.ch12_fewer_bits import questions
+from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
 from chapters.story import WIDTH
+from nanovllm import LLM
 
-PLAYED = (3, 4, 5, 7, 8)  # the labs that are apps
+PLAYED = (3, 4, 5, 7, 8, 12)  # the labs that are apps
 
 
 def without_measurements(line: str) -> str:
@@ -109,6 +113,25 @@ def test_simulator_keeps_salts_apart():
         world.typed("how far does the light reach from here")
         hits.append(world.requests[-1].num_hits)
     assert hits == [0, 0, 2, 0]
+
+
+def test_shuffled_dimensions_are_the_same_function(every_checkpoint):
+    llm = LLM(str(every_checkpoint), dtype="float32", enforce_eager=True, num_gpu_blocks_override=64, max_model_len=128)
+    model = Model(llm)
+    model.read("the quick brown fox jumps over the lazy dog")
+    before = {name: weight.clone() for name, weight in model.weights.items()}
+    model.shuffle()
+    assert abs(model.change().divergence) < 1e-6
+    assert not any(torch.equal(before[name], weight) for name, weight in model.weights.items())
+    model.shuffle()
+    assert all(torch.equal(before[name], weight) for name, weight in model.weights.items())
+
+
+def test_twenty_questions(checkpoint, capsys):
+    questions.main([str(checkpoint()), "--max-tokens", "2"])
+    printed = capsys.readouterr().out
+    assert all(f"\n| {question} | " in printed for question in questions.QUESTIONS)
+    assert re.search(r"20 answers .* \d+ in int8, \d+ in int4, \d+ in int4, shuffled", printed)
 
 
 def test_lab_in_a_browser(monkeypatch):
