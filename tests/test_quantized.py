@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from nanovllm import LLM, SamplingParams
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.quantized import (
     FORMATS,
@@ -199,3 +200,15 @@ def test_neighbours_of_one_format_are_merged():
     x = torch.randn(4, 64)
     apart = torch.cat([quantized_linear(x, merge([part]), None) for part in parts], dim=1)
     assert torch.allclose(quantized_linear(x, weight, None), apart, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", None])
+def test_one_line_says_what_quantization_costs_without_c_kernels(checkpoint, caplog, quantization):
+    kernels(torch.float32)
+    greedy, texts = SamplingParams(temperature=0, max_tokens=12), []
+    for optimizations in (("c_kernels",), ()):
+        llm = LLM(str(checkpoint()), dtype="float32", quantization=quantization, optimizations=optimizations)
+        texts.append(llm.generate("the quick", greedy)[0].outputs[0].text)
+        records = [r for r in caplog.records if "without C kernels" in r.message]
+        assert [r.levelname for r in records] == ["WARNING"] * (quantization is not None and not optimizations)
+    assert texts[0] == texts[1]
