@@ -9,12 +9,13 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from nanovllm.checkpoint import ModelConfig, check_eos, resolve_checkpoint
+from nanovllm.checkpoint import ModelConfig, check_eos
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
+from nanovllm.hub import resolve_checkpoint
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, check_token_ids, load_tokenizer, parse_prompt
 from nanovllm.request import Request, Sample

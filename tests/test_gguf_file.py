@@ -12,8 +12,8 @@ from gguf_files import of_type, write_gguf
 from transformers import AutoTokenizer
 
 from nanovllm import LLM
-from nanovllm.checkpoint import resolve_checkpoint
 from nanovllm.gguf_file import GGUFFile
+from nanovllm.hub import resolve_checkpoint
 from nanovllm.prompts import load_tokenizer
 
 

@@ -6,7 +6,7 @@ from checkpoints import SIZES
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker import loader
+from nanovllm.worker import tensor_files
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.loader import load_model
 
@@ -37,7 +37,7 @@ def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, varian
     folder = checkpoint(variant)
     config = ModelConfig.from_directory(folder)
     whole = dict(load_model(folder, config, torch.float32, CPU).checkpoint_tensors())
-    monkeypatch.setattr(loader, "open_file", lambda path, open=loader.open_file: Recorder(open(path)))
+    monkeypatch.setattr(tensor_files, "open_file", lambda path, open=tensor_files.open_file: Recorder(open(path)))
     parts = []
     for rank in (0, 1):
         Recorder.num_read = 0

@@ -28,10 +28,11 @@ from chapters.ch09_tensor_parallelism.ranks import (
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker import loader, parallel
+from nanovllm.hub import resolve_checkpoint
+from nanovllm.worker import parallel, tensor_files
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS
@@ -41,7 +42,12 @@ from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
 T = TypeVar("T")
-OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = RowParallelLinear.forward, Decoder.embed, loader.open_file, Group.share
+OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = (
+    RowParallelLinear.forward,
+    Decoder.embed,
+    tensor_files.open_file,
+    Group.share,
+)
 CPU = torch.device("cpu")
 
 
@@ -51,7 +57,7 @@ def ours() -> Iterator[None]:
     with (
         replaced(RowParallelLinear, "forward", OUR_FORWARD),
         replaced(Decoder, "embed", OUR_EMBED),
-        replaced(loader, "open_file", OUR_OPEN),
+        replaced(tensor_files, "open_file", OUR_OPEN),
         replaced(Group, "share", OUR_SHARE),
     ):
         yield
@@ -411,7 +417,7 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
     def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
         return OUR_SHARE(group, whole_size, size), group
 
-    with replaced(loader, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
+    with replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
         yield
 
 

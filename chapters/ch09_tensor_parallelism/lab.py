@@ -29,8 +29,9 @@ from chapters.draw import make_table
 from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
-from nanovllm.checkpoint import ModelConfig, resolve_checkpoint
-from nanovllm.worker import loader
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.hub import resolve_checkpoint
+from nanovllm.worker import tensor_files
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import silu_and_mul
 from nanovllm.worker.layers import Linear, RowParallelLinear
@@ -124,11 +125,11 @@ def load_share(directory: Path, config: ModelConfig, group: Group) -> tuple[Deco
     """A rank's model, loaded in this process, and what was read of each tensor."""
     files: list[CountedFile] = []
 
-    def open_counted(path: Path, ours: Callable = loader.open_file) -> CountedFile:
+    def open_counted(path: Path, ours: Callable = tensor_files.open_file) -> CountedFile:
         files.append(CountedFile(ours(path)))
         return files[-1]
 
-    with replaced(loader, "open_file", open_counted):
+    with replaced(tensor_files, "open_file", open_counted):
         model = load_model(directory, config, torch.float32, torch.device("cpu"), group)
     return model, {name: part for file in files for name, part in file.read.items() if part.slices}
 

@@ -22,7 +22,7 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
     check_number("--block-size", block_size, Integral, 1, MAX_BLOCK_SIZE)
     if not log.is_file():
         raise FileNotFoundError(f"{log} is not a file")
-    from nanovllm.checkpoint import resolve_checkpoint
+    from nanovllm.hub import resolve_checkpoint
 
     directory = resolve_checkpoint(model)
     config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)

@@ -187,7 +187,7 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
 
     Raises ValueError or OSError; then what has been written is whole, and the same call continues.
     """
-    from nanovllm.checkpoint import resolve_checkpoint
+    from nanovllm.hub import resolve_checkpoint
 
     if not input_file.is_file():
         raise FileNotFoundError(f"{input_file} is not a file (the input is read twice, so it cannot be a pipe)")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from nanovllm.checkpoint import ModelConfig, read_json
-from nanovllm.validation import shorten
-from nanovllm.worker.gguf_weights import GGUFWeights
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.quantize import BYTES_PER_NUMBER, quantize_weights, take_embeddings
 from nanovllm.worker.quantized import FORMATS
+from nanovllm.worker.tensor_files import tensor_files
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -39,7 +37,7 @@ def load_model(
 
     ValueError lists missing, extra and wrongly shaped tensors.
     """
-    files = _tensor_files(directory)
+    files = tensor_files(directory)
     whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
@@ -80,7 +78,7 @@ def load_model(
         if in_groups or quantization is not None:
             quantize_weights(model, places, read, quantization, kernels)
             if quantization is not None:
-                files = _tensor_files(directory)  # another map: what the first has brought into memory leaves with it
+                files = tensor_files(directory)  # another map: what the first has brought into memory leaves with it
             take_embeddings(model, places, read, quantization)
         for name, place in places.items():
             place.copy_(read(name))
@@ -99,35 +97,3 @@ def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device
             return Decoder(config, group)
     finally:
         torch.set_default_dtype(previous)
-
-
-def _tensor_files(directory: Path) -> dict[str, Any]:
-    """{tensor name: the open file that holds it}."""
-    if directory.is_file():
-        weights = GGUFWeights(directory)
-        return dict.fromkeys(weights.names, weights)
-    index_path = directory / "model.safetensors.index.json"
-    if index_path.is_file():
-        weight_map = read_json(index_path).get("weight_map")
-        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]
-        if outside := [name for name in names if name != Path(name).name or not name.endswith(".safetensors")]:
-            raise ValueError(
-                f"{index_path}: weight_map may only name safetensors files beside it, not {shorten(outside[0])}"
-            )
-        paths = [directory / name for name in names]
-    else:
-        single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
-        paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
-    if not paths:
-        others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
-        raise FileNotFoundError(f"{directory} has no *.safetensors file and no GGUF file, only {others}")
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
-    return {name: file for file in map(open_file, paths) for name in list(file.keys())}
-
-
-def open_file(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again") from error

@@ -1,0 +1,71 @@
+"""Where a checkpoint's files are: a directory, a GGUF file, or a hub's repository that is downloaded. No torch."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+
+def resolve_checkpoint(model: str) -> Path:
+    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to."""
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
+        return _gguf_file_in(path) or path
+    exists = os.path.exists(path)
+    if exists and path.suffix == ".gguf":
+        return path
+    repository, _, quantization = model.partition(":")
+    if exists or model.startswith((".", "/", "~")) or repository.count("/") != 1:
+        found = "is a file" if exists else "does not exist"
+        known = "a checkpoint's directory, a GGUF file or a hub id like 'owner/name' (its GGUF file: 'owner/name:Q8_0')"
+        raise FileNotFoundError(f"model {model!r} {found}; give {known}")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+    try:
+        if quantization:
+            return _download_gguf_file(repository, quantization)
+        folder = Path(snapshot_download(model, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
+        ) from error
+    if not any(folder.glob("*.safetensors")):
+        hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
+        raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
+    return folder
+
+
+def _gguf_file_in(directory: Path) -> Path | None:
+    """The GGUF file of a directory that has no other weights. FileNotFoundError if it is not clear which."""
+    paths = sorted(directory.glob("*.gguf"))
+    if not paths or any(directory.glob("*.safetensors")):
+        return None
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise FileNotFoundError(f"{directory} has {len(paths)} GGUF files ({names}); give the path of one")
+    return paths[0]
+
+
+def _download_gguf_file(repository: str, quantization: str) -> Path:
+    """The one file that is called model-Q8_0.gguf or model.Q8_0.gguf, for example; capital letters or not."""
+    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+
+    try:
+        names = list_repo_files(repository)
+    except Exception:
+        names = []
+        with suppress(Exception):  # without a network, what has been downloaded before is there
+            folder = Path(snapshot_download(repository, local_files_only=True))
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        if not names:
+            raise
+    names = [name for name in names if name.endswith(".gguf")]
+    ending = re.compile(rf"(.*[-./])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
+    found = [name for name in names if ending.fullmatch(name)]
+    if len(found) != 1:
+        listed = ", ".join(found or names) or "none at all"
+        hint = "give the path of one that you have downloaded" if found else "files in several parts are not read"
+        raise FileNotFoundError(f"{len(found)} of its GGUF files are called ...-{quantization}.gguf: {listed} ({hint})")
+    return Path(hf_hub_download(repository, found[0]))
