@@ -7,7 +7,6 @@ engine (transformers) in a process of its own. summarize and serve are our solut
 import gc
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -410,8 +409,6 @@ class Peer:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT.parent,
-            env=os.environ
-            | {"OMP_WAIT_POLICY": "passive"},  # threads that wait for work sleep: the other one has a turn
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
