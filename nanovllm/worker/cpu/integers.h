@@ -10,7 +10,7 @@
  *     result    | s0 + c0 * x0 + ...  | s1 + c4 * x0 + ...  | ...
  *
  * Codes of 4 bits are 0 to 15. Those of 8 bits are 0 to 255, or -128 to 127 where the instructions want SIGNED_CODES.
- * A tile has at most MAX_ROWS rows and, for several rows, TILE_VECS vectors of outputs: all its sums fit into registers.
+ * A tile has at most MAX_ROWS rows and, for several rows, TILE_VECS vectors of outputs: its sums fit into registers.
  */
 #if defined(__AVX512VNNI__)
 enum { WIDTH = 16, MAX_ROWS = 6, TILE_VECS = 2, SIGNED_CODES = 0 };

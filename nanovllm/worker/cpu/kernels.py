@@ -54,13 +54,13 @@ class AttentionArgs(ctypes.Structure):
 class QuantizedPart(ctypes.Structure):
     """quantized_part of cpu/quantized.c. format: its place in FORMATS."""
 
-    _fields_ = (("blocks", PTR), ("format", INT), ("n", INT))
+    _fields_ = (("blocks", PTR), *_fields(INT, "block_bytes format n"))
 
 
 class QuantizedArgs(ctypes.Structure):
     """quantized_args of cpu/quantized.c."""
 
-    _fields_ = (*_fields(PTR, "out x bias groups parts"), *_fields(INT, "m n k x_stride num_parts"))
+    _fields_ = (*_fields(PTR, "out x bias groups parts"), *_fields(INT, "num_parts num_blocks m n k x_stride"))
 
 
 SIGNATURES = {
@@ -167,23 +167,30 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
         nonlocal scratch
         if weight.kernel_args is None:
-            formats = list(FORMATS.values())
-            parts = [QuantizedPart(p.blocks.data_ptr(), formats.index(p.format), p.shape[0]) for p in weight.parts]
-            weight.kernel_args = (QuantizedPart * len(parts))(*parts), sum(part.n for part in parts)
-        parts, n = weight.kernel_args
-        if scratch.numel() < lib.x_groups_bytes(x.shape[1]):
-            scratch = torch.zeros(
-                lib.x_groups_bytes(x.shape[1]), dtype=torch.uint8
-            )  # not empty: rows too many, but numbers
+            weight.kernel_args = _parts(weight)
+        parts, num_blocks, n = weight.kernel_args
+        scratch_bytes = lib.x_groups_bytes(x.shape[1])
+        if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
+            scratch = torch.zeros(scratch_bytes, dtype=torch.uint8)
         x = x if x.stride(1) == 1 else x.contiguous()
         out = x.new_empty(x.shape[0], n)
         args = QuantizedArgs(
             out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            groups=scratch.data_ptr(), parts=ctypes.addressof(parts),
-            m=x.shape[0], n=n, k=x.shape[1], x_stride=x.stride(0), num_parts=len(parts),
+            groups=scratch.data_ptr(), parts=ctypes.addressof(parts), num_parts=len(parts), num_blocks=num_blocks,
+            m=x.shape[0], n=n, k=x.shape[1], x_stride=x.stride(0),
         )  # fmt: skip
         lib.quantized_linear(args)
         return out
 
-    torch_like = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
-    return Kernels(*torch_like, quantized_linear)
+    for_all_weights = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
+    return Kernels(*for_all_weights, quantized_linear)
+
+
+def _parts(weight: MergedWeight) -> tuple[ctypes.Array[QuantizedPart], int, int]:
+    """A weight as C reads it, its number of blocks, its number of outputs."""
+    formats = list(FORMATS.values())
+    parts = [
+        QuantizedPart(p.blocks.data_ptr(), p.blocks.stride(0), formats.index(p.format), p.shape[0])
+        for p in weight.parts
+    ]
+    return (QuantizedPart * len(parts))(*parts), sum(len(p.blocks) for p in weight.parts), sum(p.n for p in parts)
