@@ -63,7 +63,7 @@ class ModelConfig:
 
         ValueError for what this engine would compute wrongly.
         """
-        if directory.suffix == ".gguf" and directory.is_file():
+        if directory.is_file():
             from nanovllm.gguf_file import GGUFFile
 
             file = GGUFFile(directory)

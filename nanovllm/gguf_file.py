@@ -1,7 +1,7 @@
 """A GGUF file, llama.cpp's format: metadata, a table of tensors and the tensors, all in one file (chapter 12).
 
 The format: github.com/ggml-org/ggml, docs/gguf.md. The header is parsed here, because the `gguf` package's GGUFReader
-takes seconds for a large vocabulary; the package knows the types of tensors. No torch.
+takes seconds for a vocabulary of 50,000 words; the package knows the types of tensors. No torch.
 """
 
 import mmap
@@ -54,9 +54,8 @@ class GGUFFile:
     """metadata: {key: value}; tensors: {name in an ordinary checkpoint: GGUFTensor}, not read yet."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError for a file that is damaged, or not one of ours."""
-        self.path, self.position = path, 4
-        self.metadata: dict[str, Any] = {}
+        """Raises ValueError for a file that is damaged."""
+        self.path, self.position, self.metadata, self.tensors = path, 4, dict[str, Any](), dict[str, GGUFTensor]()
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ValueError(f"{path} does not begin with GGUF, so it is not a GGUF file")
@@ -89,7 +88,8 @@ class GGUFFile:
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
         }
-        scaling, factor = given.get("rope.scaling.type", "linear"), given.get("rope.scaling.factor")
+        scaling = given.get("rope.scaling.type", "linear")
+        factor = given.get("rope.scaling.factor", given.get("rope.scale_linear"))
         if scaling != "none" and (factor or scaling != "linear"):
             config["rope_parameters"] = {"rope_type": scaling, "factor": factor}
         return {name: value for name, value in config.items() if value is not None}
@@ -126,7 +126,6 @@ class GGUFFile:
             name, (num_dims,) = self._string(), self._take("I")
             table.append((name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")))
         begin = -(-self.position // alignment) * alignment
-        self.tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in table:
             tensor = self._tensor(name, shape, kind, begin + offset)
             if tensor.start % alignment:
@@ -144,8 +143,7 @@ class GGUFFile:
             gguf.dequantize(np.zeros(block_bytes, np.uint8), type)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"{where} is of a type that cannot be unpacked ({error})") from error
-        row_size = shape[-1] if len(shape) > 1 else 1
-        if not 1 <= len(shape) <= 4 or 0 in shape or row_size % block_size:
+        if not 1 <= len(shape) <= 4 or 0 in shape or (shape[-1] if len(shape) > 1 else 1) % block_size:
             raise ValueError(f"{where} of shape {shape} is not made of rows of whole {type.name} blocks")
         num_bytes = prod(shape) // block_size * block_bytes
         if start + num_bytes > len(self.data):

@@ -81,6 +81,14 @@ def demo_checkpoint() -> Path:
 
 
 @pytest.fixture(scope="session")
+def demo_gguf(demo_checkpoint) -> Path:
+    try:
+        return demo_model_path("demo:Q4_1")
+    except DemoModelError as error:
+        pytest.skip(f"no demo model: {error}")
+
+
+@pytest.fixture(scope="session")
 def demo_in_float32(demo_checkpoint, tmp_path_factory) -> Path:
     """The demo checkpoint, computed in float32: exact enough to compare tokens, and faster where bfloat16 is not."""
     folder = tmp_path_factory.mktemp("demo")

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -178,6 +179,21 @@ def test_embeddings_may_be_quantized_alone(checkpoint, tmp_path):
     )  # its table is the output head, too
     model = engine(layers, enforce_eager=True).engine.model_runner.model
     assert model.embed_tokens is model.lm_head.weight and isinstance(model.layers[0].mlp.down_proj.weight, MergedWeight)
+
+
+def test_demo_file(demo_checkpoint, demo_gguf):
+    """The checkpoint that is unpacked from it holds the same weights, rounded to bfloat16."""
+    llm, unpacked = engine(demo_gguf, max_model_len=256), engine(demo_checkpoint, max_model_len=256)
+    assert llm.engine.model_config == replace(unpacked.engine.model_config, rope_scaling={"rope_type": "default"})
+    ours, theirs = llm.engine.tokenizer, unpacked.engine.tokenizer
+    text = Path(__file__).read_text() + "  naïve\n\n3.14159 你好 😀 <|im_start|>user\nhi<|im_end|>"
+    token_ids = ours(text).input_ids
+    assert token_ids == theirs(text).input_ids and ours.decode(token_ids) == theirs.decode(token_ids)
+    assert ours.chat_template == theirs.chat_template
+    computed, expected = (logits_of(x, token_ids[:200], [200]) for x in (llm, unpacked))
+    exact = logits_of(restore(llm), token_ids[:200], [200])
+    assert (exact - expected).norm() < 0.005 * expected.norm()
+    assert (computed - expected).norm() < 0.05 * expected.norm()  # activations of 8 bits
 
 
 def test_not_on_a_gpu(checkpoint, tmp_path):

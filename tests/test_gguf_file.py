@@ -1,7 +1,9 @@
 """GGUF files: the tokenizer, where a file is found, and what is wrong with one."""
 
+import os
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,11 @@ from gguf_files import of_type, write_gguf
 from transformers import AutoTokenizer
 
 from nanovllm import LLM
+from nanovllm.config import EngineConfig
 from nanovllm.gguf_file import GGUFFile
 from nanovllm.hub import resolve_checkpoint
 from nanovllm.prompts import load_tokenizer
+from nanovllm.tools.job import hash_model
 
 
 def test_tokenizer_is_the_checkpoints(checkpoint, tmp_path):
@@ -94,6 +98,20 @@ def test_hub_id_that_names_no_file(hub, quantization, text):
 def test_hub_id_of_gguf_files_without_a_quantization(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: str(tmp_path))
     expect("as in 'owner/name:Q8_0'", resolve_checkpoint, "owner/name", error=FileNotFoundError)
+
+
+def test_batch_job_knows_the_file(checkpoint, tmp_path):
+    """A tensor that has changed is another model, even if the file's time is the same."""
+    path, config = write_gguf(checkpoint(), tmp_path / "model.gguf"), EngineConfig("model.gguf")
+    hashes = {hash_model(path, config), hash_model(path, replace(config, quantization="int8"))}
+    stat = path.stat()
+    for tensor in GGUFFile(path).tensors.values():
+        with path.open("r+b") as file:
+            file.seek(tensor.start)
+            file.write(b"\1\2\3\4")
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        hashes.add(hash_model(path, config))
+    assert len(hashes) == 2 + len(GGUFFile(path).tensors)
 
 
 def test_package_is_missing(checkpoint, tmp_path, monkeypatch):

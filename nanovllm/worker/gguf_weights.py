@@ -27,11 +27,11 @@ class GGUFWeights:
         if unpacked := sorted({t.type.name for t in self.file.tensors.values()} - {*FLOATS, *FORMATS}):
             logger.warning("%s: weights of type %s are unpacked and held as int8", path.name, ", ".join(unpacked))
 
-    def get_slice(self, name: str) -> "Slice":
-        return Slice(self.file, self.file.tensors[name])
+    def get_slice(self, name: str) -> "GGUFSlice":
+        return GGUFSlice(self.file, self.file.tensors[name])
 
 
-class Slice:
+class GGUFSlice:
     """A tensor that is read when a share of it is asked for."""
 
     def __init__(self, file: GGUFFile, tensor: GGUFTensor) -> None:
