@@ -410,8 +410,6 @@ class Peer:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT.parent,
-            env=os.environ
-            | {"OMP_WAIT_POLICY": "passive"},  # threads that wait for work sleep: the other one has a turn
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
