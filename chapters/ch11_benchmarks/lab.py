@@ -7,7 +7,6 @@ engine (transformers) in a process of its own. summarize and serve are our solut
 import gc
 import json
 import math
-import os
 import random
 import subprocess
 import sys
