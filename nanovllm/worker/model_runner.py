@@ -99,13 +99,7 @@ class ModelRunner:
             logits = self._graphs.run(batch) if self._graphs else None
             if logits is None:
                 logits = self._forward(batch)
-            num_rows = len(sampling.num_logprobs)
-            if num_rows == 0 or self.group.rank > 0:
-                return [], []
-            if self._logits.shape[0] < num_rows:
-                self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-            # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
-            return sample(self._logits[:num_rows].copy_(logits), sampling)
+            return self._sample(logits, sampling)
 
     def usage(self) -> dict[str, int]:
         """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""
@@ -121,6 +115,15 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
+
+    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled:
+        num_rows = len(sampling.num_logprobs)
+        if num_rows == 0 or self.group.rank > 0:
+            return [], []
+        if self._logits.shape[0] < num_rows:
+            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
+        # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
+        return sample(self._logits[:num_rows].copy_(logits), sampling)
 
     def _make_pool(self, free_bytes: int) -> None:
         sizes = self.local_config, self.block_size, self.dtype, self.max_model_len

@@ -60,12 +60,13 @@ class ParallelRunner:
         """Start the ranks and wait until all have loaded their shares."""
         from torch.distributed import TCPStore
 
+        from nanovllm.worker.cpu.threads import num_threads
+
         # Where the ranks find each other; the system chooses a free port.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": str(max(1, num_cores // self.size)),
+            "OMP_NUM_THREADS": str(max(1, num_threads() // self.size)),
         }
         for rank in range(self.size):
             ours, theirs = Pipe()

@@ -48,14 +48,11 @@ static struct {
     uint32_t num_started;                           /* helpers; belongs to the thread that made `busy` 1 */
 } pool = {.num_threads = 1};
 
-/* -- waiting ----------------------------------------------------------------------------------------------------- */
-
 #ifdef __linux__
 static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL);
 }
 static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX); }
-static void forget_sleepers(void) {}
 #else
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -70,10 +67,6 @@ static void wake_all(_Atomic uint32_t *word) {
     pthread_mutex_lock(&mutex);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mutex);
-}
-static void forget_sleepers(void) {
-    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 #endif
 
@@ -91,8 +84,6 @@ static void pause_briefly(void) {
         __asm__ volatile("yield");
 #endif
 }
-
-/* -- working ----------------------------------------------------------------------------------------------------- */
 
 static int64_t chunks_of(int64_t num_items, int64_t chunk_size) { return (num_items + chunk_size - 1) / chunk_size; }
 
@@ -134,13 +125,15 @@ static void *help(void *index) {
 
 static void forget_helpers(void) { /* in the child of a fork: it has a copy of the memory, but not of the threads */
     pool.ticket = pool.caller_sleeps = pool.num_sleeping = pool.busy = pool.num_started = 0;
-    forget_sleepers();
+#ifndef __linux__
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+#endif
 }
 
+__attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+
 static void start_helpers(void) {
-    static int has_handler;
-    if (!has_handler)
-        has_handler = !pthread_atfork(NULL, NULL, forget_helpers);
     sigset_t all, before;
     sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -158,8 +151,6 @@ static void start_helpers(void) {
 }
 
 static void join_team(void *unused) { (void)unused, work_on_job(); }
-
-/* -- what others call -------------------------------------------------------------------------------------------- */
 
 /* From now on at most num_threads threads compute a job, its caller included. team: NULL, or GOMP_parallel() of the
  * OpenMP runtime that computes PyTorch's matrix products. Its threads then do the helpers' work, too: they spin for

@@ -70,7 +70,8 @@ def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractCon
     if kernels is TORCH_KERNELS:
         return nullcontext
     products = {module.product for module in model.modules() if isinstance(module, Linear)}
-    return partial(one_kind_of_threads, not products.isdisjoint({F.linear, TORCH_KERNELS.linear}))
+    pytorchs = {F.linear, TORCH_KERNELS.linear, TORCH_KERNELS.quantized_linear}
+    return partial(one_kind_of_threads, not products.isdisjoint(pytorchs))
 
 
 @contextmanager
