@@ -2,7 +2,7 @@
  *
  * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
  * too little work for all cores, the keys are cut into parts. attend() computes one part of a task for one KV head, a
- * chunk of keys at a time (attention_chunk.c). combine() joins the parts.
+ * chunk of keys at a time (attention_prompt.c, attention_decode.c). combine() joins the parts.
  */
 
 static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
