@@ -1,6 +1,6 @@
 """From a C source to a shared library: compiled at first use, then kept (chapter 10).
 
-The system's C compiler takes about a second. The library is kept in the user's cache folder under a name that is a hash
+The system's C compiler takes a few seconds. The library is kept in the user's cache folder under a name that is a hash
 of sources, flags and processor.
 """
 
