@@ -13,6 +13,7 @@
 
 enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in worker/quantized.py */
 enum { GROUP_SIZE = 32, BLOCK_ROWS = 32, SLAB_ROWS = 240 }; /* a slab is quantized, then multiplied */
+enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, and the cache loses what it needs now */
 
 /* 32 numbers of a row: scale * x. */
 typedef struct {
@@ -45,10 +46,8 @@ static void quantize_group(x_group *group, const num *x, int64_t count) {
     num padded[GROUP_SIZE];
     float numbers[GROUP_SIZE], largest;
     uint32_t largest_bits = 0;
-    if (count < GROUP_SIZE) {
-        memset(padded, 0, sizeof(padded));
-        x = memcpy(padded, x, count * sizeof(num));
-    }
+    if (count < GROUP_SIZE)
+        x = memcpy(memset(padded, 0, sizeof(padded)), x, count * sizeof(num));
     for (int i = 0; i < GROUP_SIZE; i++) { /* as integers, magnitudes are in the same order, and NaN is the largest */
         uint32_t bits;
         numbers[i] = load(x[i]);
@@ -89,7 +88,7 @@ typedef struct {
     const num *bias;      /* [columns] or NULL */
     const x_group *x;     /* [num_groups][MAX_ROWS] */
     const uint8_t *block; /* [num_groups][group_bytes] */
-    const uint8_t *ahead; /* what this tile prefetches: a part of the next block, */
+    const uint8_t *ahead; /* what this tile prefetches, */
     int64_t ahead_bytes;  /* so many bytes in each group */
     int64_t rows, columns, n, num_groups;
 } block_args;
@@ -98,7 +97,7 @@ typedef struct {
 static inline __attribute__((always_inline)) void multiply_block(const int format, int rows, const block_args *a) {
     const int bits = format == Q8_0 ? 8 : 4, code_bytes = BLOCK_ROWS * GROUP_SIZE * bits / 8;
     const int number_bytes = 2 * BLOCK_ROWS * (format == Q4_1 ? 2 : 1); /* scales and minimums */
-    const int vecs = rows == 1 ? BLOCK_ROWS / WIDTH : TILE_VECS;
+    const int vecs = rows <= 2 ? BLOCK_ROWS / WIDTH : TILE_VECS;
     for (int column = 0; column < BLOCK_ROWS; column += vecs * WIDTH) {
         floats y[MAX_ROWS][BLOCK_ROWS / WIDTH] = {{{0}}};
         const uint8_t *group = a->block, *ahead = a->ahead;
@@ -161,11 +160,12 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
     int64_t column = 0;
     for (const quantized_part *part = q.parts; part < q.parts + q.num_parts; part++) {
         const int64_t count = (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles(q.m); /* all tiles: a block, once */
+        const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles(q.m); /* all tiles: a block */
         for (int64_t b = first < 0 ? 0 : first; b < smaller(end, count); b++) {
             const int64_t c = column + b * BLOCK_ROWS, columns = smaller(part->n - b * BLOCK_ROWS, BLOCK_ROWS);
-            const uint8_t *block = part->blocks + b * part->block_bytes, *next = block + part->block_bytes;
-            block_args a = {q.out + c, q.bias ? q.bias + c : NULL, q.groups, block, next, ahead_bytes,
+            const uint8_t *block = part->blocks + b * part->block_bytes;
+            const uint8_t *ahead = block + (num_tiles(q.m) == 1 ? AHEAD_BYTES : part->block_bytes);
+            block_args a = {q.out + c, q.bias ? q.bias + c : NULL, q.groups, block, ahead, ahead_bytes,
                             0,         columns,                    q.n,      num_groups(q.k)};
             for (int64_t r = 0; r < q.m; r += MAX_ROWS) {
                 a.rows = smaller(q.m - r, MAX_ROWS);
