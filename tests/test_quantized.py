@@ -17,12 +17,12 @@ from nanovllm.worker.quantized import (
     MergedWeight,
     QuantizedWeight,
     merge,
-    quantize_q4_1,
     quantize_q8_0,
     quantize_rows,
     quantized_linear,
     quantized_lookup,
 )
+from nanovllm.worker.rounding import quantize_q4_1
 from tests.test_kernels import kernels
 
 # Float32 sums in another order, then one rounding. Relative to the sum of the products' magnitudes.

@@ -23,7 +23,8 @@ from chapters.story import Story, one_core
 from nanovllm import LLM
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q4_1, quantize_q8_0
+from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
+from nanovllm.worker.rounding import quantize_q4_1
 
 if TYPE_CHECKING:
     from chapters.explorer import Explorer

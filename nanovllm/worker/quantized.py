@@ -13,8 +13,9 @@ An activation row is quantized in the same groups when it meets such a weight: t
 float32 scale. So a row's result depends on that row only. cpu/quantized.c computes the same with integer instructions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -89,16 +90,6 @@ def quantize_q8_0(weight: Tensor) -> Groups:
     return Groups(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
 
 
-def quantize_q4_1(weight: Tensor) -> Groups:
-    """Nearest rounding of a weight [n, k]: 16 steps from a group's smallest number to its largest."""
-    groups = in_groups(weight)
-    minimums = groups.amin(-1).half()
-    scales = ((groups.amax(-1) - minimums.float()) / 15).half()
-    codes = (groups - minimums.float()[..., None]) / scales.float().clamp_min(2**-24)[..., None]
-    codes = codes.round().clamp(0, 15).to(torch.uint8)
-    return Groups(Q4_1, weight.shape[1], codes[..., :16] | codes[..., 16:] << 4, scales, minimums)
-
-
 class QuantizedWeight(nn.Module):
     """A weight [n, k] as the kernels read it: blocks of 32 rows, so that 32 outputs are computed side by side.
 
@@ -151,19 +142,17 @@ class MergedWeight(nn.Module):
         self.kernel_args: Any = None  # what a kernel keeps with the weight
 
 
-def merge(parts: Sequence[Groups]) -> MergedWeight:
+def merge(parts: Iterable[Groups]) -> MergedWeight:
     """Neighbours of one format become one weight: fewer and larger products."""
-    merged: list[Groups] = []
-    for part in parts:
-        if merged and merged[-1].format == part.format:
-            last = merged.pop()
-            minimums = None
-            if last.minimums is not None and part.minimums is not None:
-                minimums = torch.cat((last.minimums, part.minimums))
-            codes, scales = torch.cat((last.codes, part.codes)), torch.cat((last.scales, part.scales))
-            part = Groups(part.format, part.k, codes, scales, minimums)
-        merged.append(part)
-    return MergedWeight(map(QuantizedWeight, merged))
+    return MergedWeight(QuantizedWeight(concatenate(run)) for _, run in groupby(parts, key=lambda part: part.format))
+
+
+def concatenate(parts: Iterable[Groups]) -> Groups:
+    """The rows of all parts, which are of one format."""
+    parts = list(parts)
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    return Groups(parts[0].format, parts[0].k, codes, scales, torch.cat(minimums) if minimums else None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

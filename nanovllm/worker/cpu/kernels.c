@@ -8,6 +8,7 @@
  *     attention.c         attention of a step, divided among the cores
  *     linear.c            matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
+ *     quantize.c          weights of 4 bits, made of others
  *
  * Compiled at first use by cpu/kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
@@ -131,3 +132,4 @@ void rotary_and_write(const rotary_args *args) {
 #include "attention.c"
 #include "linear.c"
 #include "quantized.c"
+#include "quantize.c"

@@ -63,6 +63,12 @@ class QuantizedArgs(ctypes.Structure):
     _fields_ = (*_fields(PTR, "out x bias groups parts"), *_fields(INT, "num_parts num_blocks m n k x_stride"))
 
 
+class SearchArgs(ctypes.Structure):
+    """search_args of cpu/quantize.c."""
+
+    _fields_ = (*_fields(PTR, "scales minimums weight importance"), *_fields(INT, "n k"))
+
+
 SIGNATURES = {
     "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
     "silu_and_mul": [PTR, PTR, INT, INT],
@@ -70,6 +76,7 @@ SIGNATURES = {
     "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "paged_attention": [ctypes.POINTER(AttentionArgs)],
     "quantized_linear": [ctypes.POINTER(QuantizedArgs)],
+    "search_ranges": [ctypes.POINTER(SearchArgs)],
 }
 
 
@@ -182,8 +189,15 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.quantized_linear(args)
         return out
 
+    def search_ranges(groups: Tensor, importance: Tensor) -> Tensors:
+        n, num_groups, group_size = groups.shape
+        scales, minimums = groups.new_empty(2, n, num_groups)
+        pointers = (x.data_ptr() for x in (scales, minimums, groups, importance))
+        lib.search_ranges(SearchArgs(*pointers, n, num_groups * group_size))
+        return scales, minimums
+
     for_all_weights = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
-    return Kernels(*for_all_weights, quantized_linear)
+    return Kernels(*for_all_weights, quantized_linear, search_ranges)
 
 
 def _parts(weight: MergedWeight) -> tuple[ctypes.Array[QuantizedPart], int, int]:

@@ -1,0 +1,150 @@
+"""What fewer bits cost: perplexity of a model with its weights as they are, in int8 and in int4 (chapter 12).
+
+    python examples/perplexity.py [MODEL] [--quantization none int8 int4] [--text FILE] [--tokens 8192] [--shuffle]
+
+Perplexity is exp(mean of -log p(token | the tokens before it in its window)): the model is as uncertain as among that
+many equally likely tokens. Windows do not overlap, and the first token of each is not counted
+(https://huggingface.co/docs/transformers/perplexity). All is computed by the engine's own forward pass and its kernels.
+
+The default text is Python's language reference, as it comes with every Python for help(). Compare figures of the same
+text and window only: another version of Python has another text.
+
+--shuffle: the demo model's weights were made of 4-bit ones, so int4 finds these again and costs nothing. This option
+gives the model's channels another order. It computes the same function, but other numbers share a scale.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from safetensors.torch import load_file, save_file
+
+from nanovllm import LLM
+from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.worker.batch import Batch
+
+console = Console(highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="directory, GGUF file or hub id (default: the demo checkpoint)")
+    parser.add_argument("--quantization", nargs="+", choices=("none", "int8", "int4"), default=["none", "int8", "int4"])
+    parser.add_argument("--text", type=Path, help="a text file (default: Python's language reference)")
+    parser.add_argument("--tokens", type=int, default=8192, help="at most (default: 8192)")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window (default: 512)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--shuffle", action="store_true", help="a checkpoint directory's channels in another order")
+    args = parser.parse_args()
+    if not 2 <= args.window <= args.tokens:
+        parser.error(f"a window has 2 tokens or more and at most --tokens, found {args.window} and {args.tokens}")
+    text = args.text.read_text() if args.text else "\n\n".join(topics[name] for name in sorted(topics))
+    source = args.text or f"the language reference of Python {sys.version_info.major}.{sys.version_info.minor}"
+
+    with TemporaryDirectory() as folder:
+        model = args.model or str(demo_model_path())
+        if args.shuffle:
+            model = str(shuffled(Path(model), Path(folder)))
+        table = Table(title_justify="left")
+        for name in ("weights", "perplexity", "more than the first", "MB", "of the first's"):
+            table.add_column(name, justify="left" if name == "weights" else "right")
+        first: tuple[float, float] | None = None
+        for quantization in args.quantization:
+            quantized = None if quantization == "none" else quantization
+            llm = LLM(model, dtype=args.dtype, quantization=quantized, max_model_len=args.window, max_num_seqs=1)
+            windows = windows_of(llm.get_tokenizer()(text)["input_ids"], args.tokens, args.window)
+            value, weights_mb = perplexity(llm, windows), llm.engine.model_runner.weight_bytes / 1e6
+            first = first or (value, weights_mb)
+            dtype = str(llm.engine.model_runner.dtype).removeprefix("torch.")
+            table.title = (
+                f"{len(windows) * (args.window - 1):,} tokens of {source}, windows of {args.window}, in {dtype}"
+            )
+            compared = f"{value / first[0] - 1:+.2%}", f"{weights_mb:,.0f}", f"{weights_mb / first[1]:.3f}"
+            table.add_row(quantized or "as they are", f"{value:.3f}", *compared)
+            del llm
+    console.print(table)
+
+
+def windows_of(token_ids: list[int], num_tokens: int, size: int) -> torch.Tensor:
+    """[number of windows, size]."""
+    if len(token_ids) < size:
+        raise SystemExit(f"the text has {len(token_ids)} tokens; a window needs {size} (--window)")
+    return torch.tensor(token_ids[: num_tokens // size * size]).split(size)
+
+
+@torch.inference_mode()
+def perplexity(llm: LLM, windows: torch.Tensor) -> float:
+    """Each window is one step, as if a prompt were computed, but with logits of all its rows."""
+    runner = llm.engine.model_runner
+    total = 0.0
+    for tokens in track(windows, f"{llm.engine.config.quantization or runner.dtype}", console=console, transient=True):
+        logits = runner.model(batch_of(tokens, runner.block_size), runner.rotary, runner.kv_cache, runner.kernels)
+        logprobs = logits.float().log_softmax(-1)
+        total -= logprobs.gather(1, tokens[1:, None]).double().sum().item()
+    return math.exp(total / (len(windows) * (len(windows[0]) - 1)))
+
+
+def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
+    """One sequence in the pool's first blocks."""
+    size = len(tokens)
+    positions = torch.arange(size)
+    return Batch(
+        input_ids=tokens,
+        positions=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=torch.tensor([0, size], dtype=torch.int32),
+        seqlens_k=torch.tensor([size], dtype=torch.int32),
+        block_tables=torch.arange(-(-size // block_size), dtype=torch.int32)[None],
+        logits_rows=positions[:-1],
+        max_query_len=size,
+        max_key_len=size,
+    )
+
+
+def shuffled(directory: Path, folder: Path) -> Path:
+    """A checkpoint of one file that computes the same, with other neighbours along every input dimension."""
+    config = json.loads((directory / "config.json").read_text())
+    weights = load_file(directory / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+
+    def order(size: int) -> torch.Tensor:
+        return torch.randperm(size, generator=generator)
+
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = weights["model.layers.0.self_attn.v_proj.weight"].shape[0] // num_kv_heads
+    hidden = order(config["hidden_size"])
+    for i in range(config["num_hidden_layers"]):
+        inner = order(config["intermediate_size"])
+        values = torch.stack([order(head_dim) + head_dim * head for head in range(num_kv_heads)])
+        # Query heads of a group read the same values: their outputs have that group's order.
+        group = num_heads // num_kv_heads
+        outputs = torch.cat([values[h // group] + head_dim * (h - h // group) for h in range(num_heads)])
+        rows = {"gate": inner, "up": inner, "v": values.flatten(), "o": hidden, "down": hidden}
+        columns = {"q": hidden, "k": hidden, "v": hidden, "gate": hidden, "up": hidden, "o": outputs, "down": inner}
+        for name in [name for name in weights if name.startswith(f"model.layers.{i}.") and "_proj." in name]:
+            kind = name.split(".")[-2].removesuffix("_proj")
+            weights[name] = weights[name][rows[kind]] if kind in rows else weights[name]
+            weights[name] = weights[name][:, columns[kind]] if weights[name].dim() == 2 else weights[name]
+    for name in weights:
+        if name.endswith(("layernorm.weight", "model.norm.weight")):
+            weights[name] = weights[name][hidden]
+        elif name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = weights[name][:, hidden]
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    for path in directory.iterdir():
+        if path.suffix != ".safetensors":
+            os.symlink(path.resolve(), folder / path.name)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""How large the inputs of each linear layer are, measured before weights are rounded to 4 bits (chapter 12).
+
+In y = W x the error of a weight comes out multiplied by its input. So the squared error counts as much as the mean
+square of the input. Some inputs are a thousand times as large as others, and they are the same ones whatever the text.
+So no text is needed: random tokens go through the model once, in float32, layer by layer, with one layer in memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
+from nanovllm.worker.model import Decoder
+
+NUM_SEQS, SEQ_LEN = 2, 128
+FIRST_LAYER = "model.layers.0."
+LEAST_IMPORTANCE = 1e-4  # of an input, beside the layer's mean: random tokens may have missed what another text brings
+
+
+def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linear, Tensor]:
+    """{linear layer: mean squares of its inputs, float32 [k], as multiples of their mean}; of this rank's share.
+
+    read(name): this rank's share of a tensor of the checkpoint. model's own weights are not touched.
+    """
+    config = model.config
+    with torch.device("meta"):  # nothing is reserved for the vocabulary
+        decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
+    del decoder.embed_tokens
+    decoder.embed_tokens = read("model.embed_tokens.weight")
+    norm, layer = decoder.norm.to_empty(device="cpu"), decoder.layers[0].to_empty(device="cpu")
+    places = {name: place for name, place in decoder.checkpoint_tensors() if name.startswith(FIRST_LAYER)}
+    seen: list[Tensor] = []
+    for linear in linears_of(layer):
+        linear.register_forward_pre_hook(lambda _, args: seen.append(args[0].square().mean(0)))
+
+    batch = random_batch(config.vocab_size * model.group.size)
+    rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
+    context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
+    k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim)
+    hidden, residual = decoder.embed(batch.input_ids).float(), None
+    importance: dict[Linear, Tensor] = {}
+    for i in range(config.num_hidden_layers):
+        for name, place in places.items():
+            place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
+        importance |= zip(linears_of(model.layers[i]), seen, strict=True)
+        seen.clear()
+    norm.weight.copy_(read("model.norm.weight"))
+    importance[model.lm_head] = norm(hidden, residual, context)[0].square().mean(0)
+    return {linear: relative(mean_squares) for linear, mean_squares in importance.items()}
+
+
+def linears_of(module: nn.Module) -> list[Linear]:
+    """In the order in which they are computed."""
+    return [part for part in module.modules() if isinstance(part, Linear)]
+
+
+def random_batch(vocab_size: int) -> Batch:
+    """Low ids are drawn more often: vocabularies are in order of frequency, nearly."""
+    uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=torch.Generator().manual_seed(0))
+    positions, ends = torch.arange(SEQ_LEN).repeat(NUM_SEQS), torch.arange(NUM_SEQS + 1, dtype=torch.int32) * SEQ_LEN
+    return Batch(
+        input_ids=(vocab_size**uniform).long().clamp(max=vocab_size - 1).flatten(),
+        positions=positions,
+        slot_mapping=torch.arange(NUM_SEQS * SEQ_LEN),
+        cu_seqlens_q=ends,
+        seqlens_k=ends.diff(),
+        block_tables=torch.arange(NUM_SEQS, dtype=torch.int32)[:, None],  # one block a sequence
+        logits_rows=torch.arange(0),
+        max_query_len=SEQ_LEN,
+        max_key_len=SEQ_LEN,
+    )
+
+
+def relative(mean_squares: Tensor) -> Tensor:
+    """As multiples of their mean. All alike where they are all 0, or not numbers: the weights are at fault then."""
+    multiples = mean_squares / mean_squares.mean()
+    return torch.where(multiples.isfinite(), multiples, 1) + LEAST_IMPORTANCE
