@@ -17,10 +17,11 @@ from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.hub import resolve_checkpoint
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompts import Prompt, check_token_ids, load_tokenizer, parse_prompt
+from nanovllm.prompts import Prompt, check_token_ids, parse_prompt
 from nanovllm.request import Request, Sample
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
+from nanovllm.tokenizer import load_tokenizer
 from nanovllm.validation import check_number
 
 

@@ -1,46 +1,15 @@
-"""From what a user gives to token ids: tokenizer, chat template, forms of a prompt. The mirror of detokenizer.py."""
+"""From what a user gives to token ids: forms of a prompt, chat template. The mirror of detokenizer.py."""
 
 from numbers import Integral
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from nanovllm.checkpoint import read_json
 from nanovllm.time_limit import call_with_limit
+from nanovllm.tokenizer import is_panic
 from nanovllm.validation import reject_unknown, shorten
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 TEMPLATE_LIMIT_S = 10.0  # for one conversation; an ordinary template takes less than a millisecond
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """The tokenizer in a checkpoint's directory or GGUF file. FileNotFoundError or ValueError when none works."""
-    is_gguf = directory.is_file()
-    if not is_gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
-    if (directory / "tokenizer_config.json").is_file():
-        read_json(directory / "tokenizer_config.json")  # refuses one that asks to run code
-    from transformers import AutoTokenizer
-
-    try:
-        options = dict(trust_remote_code=False, local_files_only=True)
-        tokenizer = _from_gguf(directory) if is_gguf else AutoTokenizer.from_pretrained(str(directory), **options)
-        tokenizer.decode(tokenizer("a").input_ids)
-        return tokenizer
-    except BaseException as error:
-        if isinstance(error, Exception) or _is_panic(error):
-            raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
-        raise
-
-
-def _from_gguf(path: Path) -> Any:
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
-
-    with TemporaryDirectory() as folder:  # with nothing else in it: tokenizer files beside a GGUF file would come first
-        Path(folder, "model.gguf").symlink_to(path.absolute())
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 
 def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
@@ -71,15 +40,10 @@ def _tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
     try:
         return tokenizer(text, **options).input_ids
     except BaseException as error:  # but not what a signal handler raises meanwhile
-        if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or _is_panic(error):
+        if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or is_panic(error):
             reason = f"not valid Unicode text for the tokenizer ({type(error).__name__}: {error})"
             raise ValueError(f"the prompt is {reason}: {shorten(text)}") from error
         raise
-
-
-def _is_panic(error: BaseException) -> bool:
-    """The tokenizers' Rust code has given up. Python sees no Exception then, and has no name for the class."""
-    return type(error).__name__ == "PanicException"
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:

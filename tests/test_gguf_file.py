@@ -17,7 +17,7 @@ from nanovllm import LLM
 from nanovllm.config import EngineConfig
 from nanovllm.gguf_file import GGUFFile
 from nanovllm.hub import resolve_checkpoint
-from nanovllm.prompts import load_tokenizer
+from nanovllm.tokenizer import load_tokenizer
 from nanovllm.tools.job import hash_model
 
 

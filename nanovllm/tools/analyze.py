@@ -8,7 +8,7 @@ from rich.progress import track
 from rich.table import Table
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.prompts import load_tokenizer
+from nanovllm.tokenizer import load_tokenizer
 from nanovllm.tools.lines import explain, parse_json, read_lines
 from nanovllm.tools.screen import Screen
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
