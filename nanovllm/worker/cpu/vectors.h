@@ -135,7 +135,7 @@ static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return sum + a
 
 /* x, in a register from here on: gcc would fetch it from memory again for each product. */
 static inline unit_vec in_register(unit_vec x) {
-#ifdef __x86_64__
+#ifdef __AVX__ /* without, a vec is no register */
     __asm__("" : "+v"(x));
 #endif
     return x;
