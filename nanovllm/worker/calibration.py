@@ -28,11 +28,10 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
     read(name): this rank's share of a tensor of the checkpoint. model's own weights are not touched.
     """
     config = model.config
-    with torch.device("meta"):  # nothing is reserved for the vocabulary
-        decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
-    del decoder.embed_tokens
+    decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
+    del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
-    norm, layer = decoder.norm.to_empty(device="cpu"), decoder.layers[0].to_empty(device="cpu")
+    layer, norm = decoder.layers[0], decoder.norm
     places = {name: place for name, place in decoder.checkpoint_tensors() if name.startswith(FIRST_LAYER)}
     seen: list[Tensor] = []
     for linear in linears_of(layer):
@@ -61,11 +60,12 @@ def linears_of(module: nn.Module) -> list[Linear]:
 
 
 def random_batch(vocab_size: int) -> Batch:
-    """Low ids are drawn more often: vocabularies are in order of frequency, nearly."""
+    """Vocabularies are nearly in order of frequency: low ids are drawn more often, but single bytes, the first, are not."""
     uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=torch.Generator().manual_seed(0))
+    first = 256 if vocab_size > 1000 else 1
     positions, ends = torch.arange(SEQ_LEN).repeat(NUM_SEQS), torch.arange(NUM_SEQS + 1, dtype=torch.int32) * SEQ_LEN
     return Batch(
-        input_ids=(vocab_size**uniform).long().clamp(max=vocab_size - 1).flatten(),
+        input_ids=(first * (vocab_size / first) ** uniform).long().clamp(max=vocab_size - 1).flatten(),
         positions=positions,
         slot_mapping=torch.arange(NUM_SEQS * SEQ_LEN),
         cu_seqlens_q=ends,
