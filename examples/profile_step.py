@@ -4,6 +4,7 @@
 
 Measures a prefill of one prompt and decodes of a batch, part by part, against the floor of each part: what its bytes
 take at this machine's read bandwidth, or its multiplications at this machine's best matrix product, whichever is more.
+The ratio is how many times as long as its floor a part takes.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
 """
 
@@ -48,8 +49,9 @@ def main() -> None:
         max_num_batched_tokens=max(args.prompt, 1024),
     )
     runner = llm.engine.model_runner
-    gb_per_s, gflops = read_bandwidth(), matmul_rate(runner.dtype)
-    console.print(f"This machine: {gb_per_s:.0f} GB/s read, {gflops:,.0f} GFLOP/s in {runner.dtype} matrix products\n")
+    # Where a processor cannot multiply bf16, float32 is faster, and the C kernels compute with that.
+    gb_per_s, gflops = read_bandwidth(), max(matmul_rate(dtype) for dtype in (runner.dtype, torch.float32))
+    console.print(f"This machine: {gb_per_s:.0f} GB/s read, {gflops:,.0f} GFLOP/s in matrix products\n")
     if args.contexts:
         show_contexts(llm, gb_per_s)
         return
@@ -133,23 +135,18 @@ def add_timers(llm: LLM) -> None:
 
 def draw(title: str, total_s: float, num_steps: int, floor: dict[str, float]) -> None:
     table = Table(title=title, title_justify="left")
-    for name in ("part", "ms a step", "share", "floor ms", ""):
+    for name in ("part", "ms a step", "share", "floor ms", "ratio", ""):
         table.add_column(name, justify="left" if name in ("part", "") else "right")
     parts = ("scheduling", "preparing tensors", "linear layers", "attention", "small operations", "sampling")
-    for part in (*parts, "detokenizing, outputs"):
-        share = seconds[part] / total_s
-        bound = f"{floor[part]:.1f}" if part in floor else ""
-        table.add_row(part, f"{seconds[part] / num_steps * 1e3:.2f}", f"{share:.1%}", bound, "█" * round(share * 30))
-    rest = total_s - sum(seconds.values())
-    table.add_row(
-        "Python between them",
-        f"{rest / num_steps * 1e3:.2f}",
-        f"{rest / total_s:.1%}",
-        "",
-        "█" * round(rest / total_s * 30),
-    )
+    rows = {part: seconds[part] for part in (*parts, "detokenizing, outputs")}
+    rows["Python between them"] = total_s - sum(seconds.values())
+    for part, part_s in rows.items():
+        ms, share = part_s / num_steps * 1e3, part_s / total_s
+        bound, ratio = (f"{floor[part]:.1f}", f"{ms / floor[part]:.2f}") if part in floor else ("", "")
+        table.add_row(part, f"{ms:.2f}", f"{share:.1%}", bound, ratio, "█" * round(share * 12))
     table.add_section()
-    table.add_row("step", f"{total_s / num_steps * 1e3:.2f}", "", f"{sum(floor.values()):.1f}", "")
+    ms, bound_ms = total_s / num_steps * 1e3, sum(floor.values())
+    table.add_row("step", f"{ms:.2f}", "", f"{bound_ms:.1f}", f"{ms / bound_ms:.2f}", "")
     console.print(table)
     control = seconds["scheduling"] + seconds["preparing tensors"] + seconds["detokenizing, outputs"]
     console.print(f"Scheduling, preparation and bookkeeping: {control / total_s:.1%} of the step.\n")
