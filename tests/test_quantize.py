@@ -105,6 +105,14 @@ def test_search_in_c_finds_what_the_one_in_pytorch_finds(n, k):
     assert ratio == pytest.approx(1, abs=2e-3)
 
 
+def test_columns_of_a_larger_weight(search):
+    """A rank's share of a GGUF file is not copied."""
+    torch.manual_seed(0)
+    whole = torch.randn(5, 128)
+    share, copy = (search_q4_1(x, torch.ones(64), search) for x in (whole[:, 32:96], whole[:, 32:96].clone()))
+    assert torch.equal(share.dequantize(), copy.dequantize())
+
+
 def test_weights_that_have_4_bits_come_back(search):
     torch.manual_seed(0)
     codes = torch.randint(0, 256, (64, 8, 16), dtype=torch.uint8)

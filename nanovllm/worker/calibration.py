@@ -60,7 +60,7 @@ def linears_of(module: nn.Module) -> list[Linear]:
 
 
 def random_batch(vocab_size: int) -> Batch:
-    """Vocabularies are nearly in order of frequency: low ids are drawn more often, except the first, single bytes."""
+    """Low ids are drawn more often, for vocabularies are nearly in order of frequency; their first are single bytes."""
     uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=torch.Generator().manual_seed(0))
     first = 256 if vocab_size > 1000 else 1
     positions, ends = torch.arange(SEQ_LEN).repeat(NUM_SEQS), torch.arange(NUM_SEQS + 1, dtype=torch.int32) * SEQ_LEN

@@ -1,14 +1,15 @@
 """Fewer bits for a model's weights, while they are read (chapter 12).
 
-int8 is nearest rounding (Q8_0). int4 is rounding by search (rounding.py) to Q4_1, with up to INT8_SHARE of the weights in
-int8: those whose rounding costs most for their number. That was measured on the demo model with its channels shuffled
-(examples/perplexity.py --shuffle), one kind of matrix or one layer in 4 bits at a time, by how far the probabilities of
-the next token move (KL divergence, divided by the part of all weights that was rounded):
+int8 is nearest rounding (Q8_0). int4 is rounding by search (rounding.py) to Q4_1, with up to INT8_SHARE of the weights
+in int8: those whose rounding costs most for their number. That was measured on the demo model with its channels
+shuffled (examples/perplexity.py --shuffle), one kind of matrix or one layer in 4 bits at a time, by how far the
+probabilities of the next token move (KL divergence, divided by the part of all weights that was rounded):
 
     v_proj 0.27, k_proj 0.17, down_proj 0.11, output head 0.08, up_proj 0.08, o_proj 0.07, gate_proj 0.05, q_proj 0.04
 
 v_proj and k_proj cost most because they are small: several query heads share what they compute. The MLP of the last
-layer costs eight times as much as one in the middle, that of the first layer five times. The output head is too large.
+layer costs seven times as much as one in the middle, that of the first layer four times. So these are kept, then
+down_proj of other layers, from the ends to the middle. The output head is too large.
 """
 
 import logging

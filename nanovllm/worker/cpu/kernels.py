@@ -191,7 +191,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
 
     def search_ranges(groups: Tensor, importance: Tensor) -> Tensors:
         n, num_groups, group_size = groups.shape
-        scales, minimums = groups.new_empty(2, n, num_groups)
+        groups, (scales, minimums) = groups.contiguous(), groups.new_empty(2, n, num_groups)
         pointers = (x.data_ptr() for x in (scales, minimums, groups, importance))
         lib.search_ranges(SearchArgs(*pointers, n, num_groups * group_size))
         return scales, minimums

@@ -50,7 +50,7 @@ static void search_groups(const search_args *a, int64_t first, int64_t g) {
     const vec low = smallest - mean, width = largest - smallest;
     vec best_scale = width / 15, best_minimum = low, best_gain = {0}, cut[2] = {{0}}, centre[2] = {{0}};
     for (int trial = 0; trial < COARSE + FINE + REFINEMENTS; trial++) {
-        vec scale = best_scale, minimum = best_minimum, tried[2];
+        vec scale = best_scale, minimum = best_minimum, tried[2] = {{0}};
         const int fine = trial - COARSE;
         if (fine == 0)
             memcpy(centre, cut, sizeof(centre));
