@@ -19,7 +19,7 @@ from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.quantize import INT8_SHARE, names_in_8_bits
 from nanovllm.worker.quantized import Q4_1, Q8_0, Groups, in_groups
-from nanovllm.worker.rounding import quantize_q4_1, search_q4_1, search_ranges
+from nanovllm.worker.rounding import quantize_q4_1, search_q4_1
 from tests.test_kernels import kernels
 
 DISTRIBUTIONS = {
@@ -32,7 +32,7 @@ DISTRIBUTIONS = {
 
 @pytest.fixture(params=["PyTorch", "C"])
 def search(request):
-    return search_ranges if request.param == "PyTorch" else kernels(torch.float32).search_ranges
+    return search_q4_1 if request.param == "PyTorch" else kernels(torch.float32).search_q4_1
 
 
 def errors(groups: Groups, weight: Tensor, importance: Tensor) -> Tensor:
@@ -46,18 +46,18 @@ def test_error_is_a_fifth_below_that_of_the_gguf_package(search, distribution):
     weight = DISTRIBUTIONS[distribution](512, 1024) / 30
     packed = gguf.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_1)
     theirs = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q4_1))
-    ours = search_q4_1(weight, torch.ones(1024), search).dequantize()
+    ours = search(weight, torch.ones(1024)).dequantize()
     assert (ours - weight).square().mean() < 0.8 * (theirs - weight).square().mean()
 
 
 def test_error_counts_where_the_inputs_are_large(search):
     torch.manual_seed(0)
     weight, importance = torch.randn(64, 256), torch.randn(256).exp().square()
-    weighted, nearest = search_q4_1(weight, importance, search), quantize_q4_1(weight)
+    weighted, nearest = search(weight, importance), quantize_q4_1(weight)
     assert errors(weighted, weight, importance).sum() < 0.6 * errors(nearest, weight, importance).sum()
     one = torch.full((256,), 1e-4)
     one[40] = 1000  # as the inputs of a few channels are
-    found = search_q4_1(weight, one, search).dequantize() - weight
+    found = search(weight, one).dequantize() - weight
     assert (
         found[:, 40].abs().max() < 0.01
         and found.square().mean() < 1.5 * errors(nearest, weight, one * 0 + 1).mean() / 32
@@ -88,7 +88,7 @@ def test_no_group_is_worse_than_with_nearest_rounding(search):
         *(torch.randn(3, k) for k in range(1, 67)),
     ):
         for importance in (torch.ones(weight.shape[1]), torch.rand(weight.shape[1]) ** 8 * 1000 + 1e-4):
-            groups = search_q4_1(weight, importance, search), quantize_q4_1(weight)
+            groups = search(weight, importance), quantize_q4_1(weight)
             found, nearest = (errors(g, weight, importance) for g in groups)
             assert found.isfinite().all()
             assert (found <= nearest * (1 + 1e-5) + 1e-30).all()
@@ -98,8 +98,7 @@ def test_no_group_is_worse_than_with_nearest_rounding(search):
 def test_search_in_c_finds_what_the_one_in_pytorch_finds(n, k):
     torch.manual_seed(n)
     weight, importance = StudentT(4.0).sample((n, k)), torch.randn(k).exp().square()
-    searches = kernels(torch.float32).search_ranges, search_ranges
-    in_c, in_pytorch = (search_q4_1(weight, importance, s) for s in searches)
+    in_c, in_pytorch = (search(weight, importance) for search in (kernels(torch.float32).search_q4_1, search_q4_1))
     assert (in_c.scales - in_pytorch.scales).abs().gt(1e-3).float().mean() < 0.05  # two ranges may be equally good
     ratio = errors(in_c, weight, importance).sum() / errors(in_pytorch, weight, importance).sum()
     assert ratio == pytest.approx(1, abs=2e-3)
@@ -109,7 +108,7 @@ def test_columns_of_a_larger_weight(search):
     """A rank's share of a GGUF file is not copied."""
     torch.manual_seed(0)
     whole = torch.randn(5, 128)
-    share, copy = (search_q4_1(x, torch.ones(64), search) for x in (whole[:, 32:96], whole[:, 32:96].clone()))
+    share, copy = (search(x, torch.ones(64)) for x in (whole[:, 32:96], whole[:, 32:96].clone()))
     assert torch.equal(share.dequantize(), copy.dequantize())
 
 
@@ -119,7 +118,7 @@ def test_weights_that_have_4_bits_come_back(search):
     codes[..., 0], codes[..., 1] = 0x0F, 0xF0  # both ends are there, as in every file
     groups = Groups(Q4_1, 256, codes, torch.rand(64, 8).half() / 100 + 0.001, torch.randn(64, 8).half() / 30)
     weight = groups.dequantize()
-    again = search_q4_1(weight.bfloat16(), torch.rand(256) + 0.1, search)
+    again = search(weight.bfloat16(), torch.rand(256) + 0.1)
     assert (again.dequantize() - weight).square().mean() < (weight.bfloat16() - weight).square().mean()
     assert (again.codes == groups.codes).float().mean() > 0.99
 

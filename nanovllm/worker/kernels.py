@@ -16,8 +16,8 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
     quantized_linear(x, weight, bias) -> y
         The same with a weight of fewer bits. See worker/quantized.py.
-    search_ranges(groups, importance) -> scales, minimums
-        What to round groups of weights to 4 bits with. See worker/rounding.py.
+    search_q4_1(weight, importance) -> groups
+        A weight rounded to 4 bits. See worker/rounding.py.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.quantized import MergedWeight, quantized_linear
-from nanovllm.worker.rounding import search_ranges
+from nanovllm.worker.quantized import Groups, MergedWeight, quantized_linear
+from nanovllm.worker.rounding import search_q4_1
 
 Tensors = tuple[Tensor, Tensor]
 
@@ -44,7 +44,7 @@ class Kernels:
     reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
-    search_ranges: Callable[[Tensor, Tensor], Tensors] = search_ranges
+    search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:

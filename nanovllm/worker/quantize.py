@@ -34,14 +34,13 @@ from nanovllm.worker.quantized import (
     quantize_q8_0,
     quantized_lookup,
 )
-from nanovllm.worker.rounding import search_q4_1
 
 logger = logging.getLogger("nanovllm")
 
 BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
 BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 INT8_SHARE = 0.12  # of int4's weights: 0.3125 + 0.12 * 0.21875 of the bytes of bf16, or 0.339
-ROWS_AT_A_TIME = 4096  # are rounded: never the whole output head as float32
+CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
 LARGEST = torch.finfo(torch.float16).max  # of a weight
 
 Read = Callable[[str], Tensor | Groups]  # this rank's share of a tensor of the checkpoint
@@ -80,9 +79,9 @@ def quantize_weights(
         for name, part in zip(names, stored, strict=True):
             check_numbers(name, part)
             if isinstance(part, Tensor) and quantization == "int4" and name not in in_8_bits:
-                part = search_q4_1(part, importance[layer], kernels.search_ranges)
+                part = concatenate(kernels.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
             elif isinstance(part, Tensor):
-                part = concatenate(map(quantize_q8_0, part.split(ROWS_AT_A_TIME)))
+                part = concatenate(map(quantize_q8_0, in_chunks(part)))
             parts.append(part)
         del layer.weight  # no longer a parameter
         layer.weight, layer.product = merge(parts), kernels.quantized_linear
@@ -112,6 +111,10 @@ def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
         budget -= matrices[name]
         names.add(name)
     return names
+
+
+def in_chunks(weight: Tensor) -> tuple[Tensor, ...]:
+    return weight.split(max(1, CHUNK_NUMBERS // weight.shape[1]))
 
 
 def check_numbers(name: str, part: Tensor | Groups) -> None:

@@ -10,6 +10,7 @@ import subprocess
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
@@ -17,7 +18,7 @@ from nanovllm.worker.batch import TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
-from nanovllm.worker.quantized import FORMATS, MergedWeight
+from nanovllm.worker.quantized import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 
 logger = logging.getLogger("nanovllm")
 
@@ -66,7 +67,7 @@ class QuantizedArgs(ctypes.Structure):
 class SearchArgs(ctypes.Structure):
     """search_args of cpu/quantize.c."""
 
-    _fields_ = (*_fields(PTR, "scales minimums weight importance"), *_fields(INT, "n k"))
+    _fields_ = (*_fields(PTR, "codes scales minimums weight importance"), *_fields(INT, "n k"))
 
 
 SIGNATURES = {
@@ -76,7 +77,7 @@ SIGNATURES = {
     "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "paged_attention": [ctypes.POINTER(AttentionArgs)],
     "quantized_linear": [ctypes.POINTER(QuantizedArgs)],
-    "search_ranges": [ctypes.POINTER(SearchArgs)],
+    "search_q4_1": [ctypes.POINTER(SearchArgs)],
 }
 
 
@@ -189,15 +190,18 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.quantized_linear(args)
         return out
 
-    def search_ranges(groups: Tensor, importance: Tensor) -> Tensors:
+    def search_q4_1(weight: Tensor, importance: Tensor) -> Groups:
+        k, groups = weight.shape[1], in_groups(weight).contiguous()
         n, num_groups, group_size = groups.shape
-        groups, (scales, minimums) = groups.contiguous(), groups.new_empty(2, n, num_groups)
-        pointers = (x.data_ptr() for x in (scales, minimums, groups, importance))
-        lib.search_ranges(SearchArgs(*pointers, n, num_groups * group_size))
-        return scales, minimums
+        importance = F.pad(importance, (0, -k % group_size))
+        codes = torch.empty(n, num_groups, group_size // 2, dtype=torch.uint8)
+        scales, minimums = torch.empty(2, n, num_groups)
+        pointers = (x.data_ptr() for x in (codes, scales, minimums, groups, importance))
+        lib.search_q4_1(SearchArgs(*pointers, n, num_groups * group_size))
+        return Groups(Q4_1, k, codes, scales.half(), minimums.half())
 
     for_all_weights = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
-    return Kernels(*for_all_weights, quantized_linear, search_ranges)
+    return Kernels(*for_all_weights, quantized_linear, search_q4_1)
 
 
 def _parts(weight: MergedWeight) -> tuple[ctypes.Array[QuantizedPart], int, int]:

@@ -1,4 +1,4 @@
-/* 4-bit weights: scale and minimum of a group by search (chapter 12). A part of cpu/kernels.c. worker/rounding.py has the
+/* Rounding weights to 4 bits by search (chapter 12). A part of cpu/kernels.c. worker/rounding.py has the
  * same in PyTorch, and says why.
  *
  * For each group of 32 weights, CUTS times CUTS ranges are tried, cut at both ends, then those half a step around the best
@@ -14,7 +14,8 @@ typedef int32_t mask __attribute__((vector_size(4 * LANES))); /* a comparison of
 
 /* cpu/kernels.py has the same fields in the same order. */
 typedef struct {
-    float *scales, *minimums; /* [n][k / 32] */
+    uint8_t *codes;           /* [n][k / 32][16] */
+    float *scales, *minimums; /* [n][k / 32]: numbers that float16 has */
     const float *weight;      /* [n][k], finite; k is a multiple of 32 */
     const float *importance;  /* [k]: of the squared error of each input's weights; positive somewhere in each group */
     int64_t n, k;
@@ -29,6 +30,35 @@ static inline vec nearest_code(vec x) { /* x >= 0 after the first line: to an in
     x = choose(x > 0, x, x * 0) + 0.5f;
     x = choose(x < 15.5f, x, x * 0 + 15.5f);
     return __builtin_convertvector(__builtin_convertvector(x, mask), vec);
+}
+
+static float as_half(float x) { /* the nearest float16, below 65504 */
+    uint32_t bits;
+    if (fabsf(x) < 0x1p-14f) /* a denormal */
+        return rintf(x * 0x1p24f) * 0x1p-24f;
+    memcpy(&bits, &x, 4);
+    bits = (bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fffu; /* 10 bits of the fraction; ties to even */
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+typedef struct {
+    vec scale, minimum, error, codes[GROUP_SIZE];
+} rounded;
+
+/* The nearest codes, with scale and minimum as they are stored. */
+static inline void round_groups(rounded *r, const vec *x, const float *w, vec scale, vec minimum) {
+    for (int l = 0; l < LANES; l++) {
+        r->scale[l] = as_half(scale[l]);
+        r->minimum[l] = as_half(minimum[l]);
+    }
+    const vec per_step = inverse(r->scale);
+    r->error = (vec){0};
+    for (int i = 0; i < GROUP_SIZE; i++) {
+        r->codes[i] = nearest_code((x[i] - r->minimum) * per_step);
+        const vec difference = r->codes[i] * r->scale + r->minimum - x[i];
+        r->error += w[i] * difference * difference;
+    }
 }
 
 /* Group g of LANES rows from row first. Behind row n the last one is repeated. */
@@ -80,10 +110,16 @@ static void search_groups(const search_args *a, int64_t first, int64_t g) {
         for (int end = 0; end < 2 && fine < 0; end++)
             cut[end] = choose(better, tried[end], cut[end]);
     }
+    rounded nearest, found;
+    round_groups(&nearest, x, w, (largest - smallest) / 15, smallest); /* the whole range: what nearest rounding takes */
+    round_groups(&found, x, w, best_scale, best_minimum + mean);
     for (int l = 0; l < LANES && first + l < a->n; l++) {
         const int64_t at = (first + l) * (a->k / GROUP_SIZE) + g;
-        a->scales[at] = best_scale[l];
-        a->minimums[at] = best_minimum[l] + mean[l];
+        const rounded *r = found.error[l] < nearest.error[l] ? &found : &nearest;
+        a->scales[at] = r->scale[l];
+        a->minimums[at] = r->minimum[l];
+        for (int i = 0; i < GROUP_SIZE / 2; i++)
+            a->codes[at * GROUP_SIZE / 2 + i] = (int)r->codes[i][l] | (int)r->codes[i + GROUP_SIZE / 2][l] << 4;
     }
 }
 
@@ -94,4 +130,4 @@ static void search_rows(const void *args, int64_t first, int64_t end) {
             search_groups(a, block * LANES, g);
 }
 
-void search_ranges(const search_args *args) { parallel_for(search_rows, args, (args->n + LANES - 1) / LANES, 1); }
+void search_q4_1(const search_args *args) { parallel_for(search_rows, args, (args->n + LANES - 1) / LANES, 1); }
