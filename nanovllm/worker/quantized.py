@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanovllm.core.block_manager import cdiv
+
 GROUP_SIZE = 32
 BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
 SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
@@ -103,15 +105,16 @@ class QuantizedWeight(nn.Module):
         super().__init__()
         self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
 
-        def block(x: Tensor) -> Tensor:
-            """[n, num_groups, ...] -> [num_blocks, num_groups, 32, ...]."""
-            x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, -len(x) % BLOCK_ROWS))
-            return x.unflatten(0, (-1, BLOCK_ROWS)).transpose(1, 2)
-
+        num_rows, num_groups = groups.scales.shape
+        shape = cdiv(num_rows, BLOCK_ROWS), num_groups, BLOCK_ROWS * self.format.group_bytes
+        self.register_buffer("blocks", torch.zeros(shape, dtype=torch.uint8))
         numbers = [groups.scales] + ([] if groups.minimums is None else [groups.minimums])
-        codes = block(groups.codes).unflatten(-1, (-1, 4)).transpose(2, 3)
-        parts = [*(block(x).contiguous().view(torch.uint8) for x in numbers), codes.flatten(2)]
-        self.register_buffer("blocks", torch.cat(parts, dim=-1))
+        sources = groups.codes.view(torch.int32), torch.stack(numbers, dim=-1)
+        whole, rest = divmod(num_rows, BLOCK_ROWS)
+        for view, source in zip(self._views(self.blocks), sources, strict=True):
+            places = view.permute(0, 3, 1, 2)  # [num_blocks, 32, num_groups, steps or 1 or 2]
+            places[:whole] = source[: num_rows - rest].unflatten(0, (whole, BLOCK_ROWS))
+            places[whole:, :rest] = source[num_rows - rest :]
 
     def rows(self, ids: Tensor) -> Groups:
         """Some rows of the weight, as they were before they were laid out in blocks."""
@@ -150,6 +153,8 @@ def merge(parts: Iterable[Groups]) -> MergedWeight:
 def concatenate(parts: Iterable[Groups]) -> Groups:
     """The rows of all parts, which are of one format."""
     parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
     minimums = [part.minimums for part in parts if part.minimums is not None]
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
     return Groups(parts[0].format, parts[0].k, codes, scales, torch.cat(minimums) if minimums else None)
