@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from checkpoints import VARIANTS, make_checkpoint
 from processes import Processes
+from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels that are compiled anew.
-SLOW_FIXTURES = {"demo_checkpoint", "processes", "empty_cache"}
+SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,4 +98,16 @@ def demo_in_float32(demo_checkpoint, tmp_path_factory) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def short_demo(demo_checkpoint, tmp_path_factory) -> Path:
+    """The demo checkpoint without most of its layers: for what takes any model, and real texts."""
+    folder, num_layers = shutil.copytree(demo_checkpoint, tmp_path_factory.mktemp("short") / "model"), 4
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    weights = load_file(folder / "model.safetensors")
+    kept = {n: x for n, x in weights.items() if ".layers." not in n or int(n.split(".")[2]) < num_layers}
+    save_file(kept, folder / "model.safetensors")
     return folder

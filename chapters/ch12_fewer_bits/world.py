@@ -120,7 +120,8 @@ class World:
         return f"{num_tokens} tokens; the model's perplexity on them is {self.model.perplexity:.2f}."
 
     def choose(self, kind: str, layer: int, format: Format = Q4_1, size: int = 32) -> None:
-        self.kind, self.layer, self.format, self.size, self.outlier = kind, layer, format, size, 0
+        self.layer = min(layer, len(self.model.decoder.layers) - 1)
+        self.kind, self.format, self.size, self.outlier = kind, format, size, 0
         self._choose()
 
     # -- what there is --------------------------------------------------------------------------------------------
