@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from chapters import quiz
-from chapters.course import PART_TWO, Chapter, Progress, all_chapters, find_chapter
+from chapters.course import PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
 from chapters.grading import Bench, grade_all
 from chapters.story import Story
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
@@ -40,11 +40,21 @@ def main(argv: list[str] | None = None) -> int:
             which.add_argument("--file", type=Path, help="grade this file instead (for teachers)")
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
+    site = commands.add_parser("site", help="build the course as web pages", description="build the course as web pages")
+    site.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
+    site.add_argument("--offline", action="store_true", help="put the labs' runtime beside the pages, for no network")
+    site.add_argument("--serve", action="store_true", help="show it on this machine")
+    site.add_argument("--port", type=int, default=8000)
+    site.add_argument(
+        "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
+    )
     args = parser.parse_args(argv)
     console, progress = Console(highlight=False), Progress()
     try:
         if args.command is None:
             return show_progress(console, progress)
+        if args.command == "site":
+            return run_site(args)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
     except (ValueError, FileNotFoundError, DemoModelError) as error:
         print(f"python -m chapters: {error}", file=sys.stderr)
@@ -118,6 +128,20 @@ def run_quiz(chapter: Chapter, args: argparse.Namespace, console: Console, progr
     best = progress.get(chapter).get("quiz", [0])[0]
     progress.note(chapter, quiz=[max(num_right, best), num_questions])
     return 0 if num_right == num_questions else 1
+
+
+def run_site(args: argparse.Namespace) -> int:
+    from chapters.site import build, stories
+
+    if args.record is not None:
+        for number in args.record or TITLES:
+            stories.record(find_chapter(number))
+        return 0
+    build.build(args.out, args.offline)
+    print(f"written: {args.out / 'index.html'}")
+    if args.serve:
+        build.serve(args.out, args.port)
+    return 0
 
 
 def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:

@@ -49,9 +49,15 @@ def run(chapter: Chapter, console: Console, read: Callable[[str], str]) -> tuple
     return num_right, len(questions)
 
 
-def _ask_option(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+def shuffled(question: dict, number: int) -> list[dict]:
+    """The options in the same order each time, and not the author's."""
     options = list(question["options"])
-    random.Random(number).shuffle(options)  # the same order each time, and not the author's
+    random.Random(number).shuffle(options)
+    return options
+
+
+def _ask_option(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+    options = shuffled(question, number)
     for letter, option in zip("abcdef", options, strict=False):
         console.print(Markdown(f"{letter}) {option['text']}"))
     letters = "abcdef"[: len(options)]

@@ -1,0 +1,112 @@
+// Every page: copy buttons, the place in the list of contents, the quiz. Nothing here is needed to read the text.
+"use strict";
+
+// -- copy buttons -----------------------------------------------------------------------------------------------------
+
+for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
+  const around = document.createElement("div");
+  const button = document.createElement("button");
+  around.className = "copied";
+  button.className = "copy";
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(block.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(block); // no clipboard on a page that came without TLS: one key is left
+      button.textContent = "Press Ctrl-C";
+    }
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+  block.replaceWith(around);
+  around.append(block, button);
+}
+
+// -- where the reader is ----------------------------------------------------------------------------------------------
+
+const entries = new Map();
+for (const link of document.querySelectorAll("nav.toc a")) {
+  entries.set(decodeURIComponent(link.hash.slice(1)), link);
+}
+const seen = new IntersectionObserver(
+  (changes) => {
+    for (const change of changes.filter((each) => each.isIntersecting)) {
+      entries.forEach((link, name) => link.classList.toggle("here", name === change.target.id));
+    }
+  },
+  { rootMargin: "0px 0px -70% 0px" },
+);
+for (const name of entries.keys()) seen.observe(document.getElementById(name));
+
+for (const folded of document.querySelectorAll("details.toc")) {
+  folded.addEventListener("click", (event) => event.target.closest("a") && folded.removeAttribute("open"));
+}
+
+// -- the quiz ---------------------------------------------------------------------------------------------------------
+
+for (const quiz of document.querySelectorAll(".quiz")) {
+  const questions = [...quiz.querySelectorAll(".question")];
+  const score = quiz.querySelector(".score");
+  let numRight = 0;
+
+  const show = (panel, focus) => {
+    for (const each of [...questions, score]) each.hidden = each !== panel;
+    if (focus) (panel.querySelector(".ask") ?? panel).focus();
+  };
+
+  const answer = (question, template, right) => {
+    numRight += right;
+    question.querySelector(".verdict").replaceChildren(template.content.cloneNode(true));
+    for (const control of question.querySelectorAll(".options button, .number button, input")) control.disabled = true;
+    const next = question.querySelector(".next");
+    next.hidden = false;
+    next.focus({ preventScroll: true });
+  };
+
+  const begin = (focus) => {
+    numRight = 0;
+    for (const question of questions) {
+      question.querySelector(".verdict").replaceChildren();
+      question.querySelector(".next").hidden = true;
+      question.querySelector("form")?.reset();
+      for (const control of question.querySelectorAll("button, input")) control.disabled = false;
+      for (const option of question.querySelectorAll(".option")) option.classList.remove("good", "bad");
+    }
+    show(questions[0], focus);
+  };
+
+  for (const [at, question] of questions.entries()) {
+    for (const option of question.querySelectorAll(".option")) {
+      option.addEventListener("click", () => {
+        const right = option.value === "right";
+        option.classList.add("bad");
+        question.querySelector('.option[value="right"]').classList.remove("bad");
+        question.querySelector('.option[value="right"]').classList.add("good");
+        answer(question, option.nextElementSibling, right);
+      });
+    }
+    question.querySelector("form")?.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const form = event.target;
+      const text = form.elements.number.value.replaceAll(",", "").trim();
+      const given = Number(text);
+      if (text === "" || Number.isNaN(given)) {
+        question.querySelector(".verdict").textContent = "Type a number.";
+        return;
+      }
+      const templates = [...form.querySelectorAll("template")];
+      const template = templates.find((each) => Number(each.getAttribute("value")) === given) ?? templates.at(-1);
+      answer(question, template, given === Number(form.dataset.answer));
+    });
+    question.querySelector(".next").addEventListener("click", () => {
+      if (at + 1 < questions.length) return show(questions[at + 1], true);
+      score.querySelector("p").textContent = `${numRight} of ${questions.length}`;
+      show(score, true);
+    });
+  }
+  score.querySelector(".again").addEventListener("click", () => begin(true));
+  quiz.querySelector(".questions").hidden = false;
+  begin(false);
+}

@@ -1,0 +1,113 @@
+"""The site: a folder of plain files, made from what is in chapters/."""
+
+import html
+import shutil
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from chapters.course import Chapter, all_chapters
+from chapters.site import labs
+from chapters.site.pages import page, relative
+from chapters.site.quiz import quiz_section
+from chapters.site.sources import TEXTS, Sources, highlighted
+from chapters.site.stories import story_html
+from chapters.site.text import Place, Text, render
+
+ASSETS = Path(__file__).parent / "assets"
+TABS = {"index": "Text", "lab": "Lab", "exercises": "Exercises"}
+
+
+def build(folder: Path, offline: bool = False) -> None:
+    """Write the site into the folder; of an older one there, every file that still has its name is replaced."""
+    sources = Sources()
+    for source, target in TEXTS.items():
+        write(folder, target, text_page(source, target, sources))
+    for chapter in all_chapters():
+        for name, body in (("lab", lab_body(chapter)), ("exercises", exercises_body(chapter))):
+            path = f"{chapter.folder.name}/{name}.html"
+            title = f"{TABS[name]}: {chapter.title}"
+            write(folder, path, page(title, frame(chapter, name, path, body), path, labs.SCRIPTS, labs.STYLES))
+    sources.write(folder)
+    shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
+    labs.write_lab_files(folder, offline)
+
+
+def write(folder: Path, path: str, text: str) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text, "utf-8")
+
+
+def serve(folder: Path, port: int) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
+        server.serve_forever()
+
+
+# -- pages ----------------------------------------------------------------------------------------------------------
+
+
+def text_page(source: str, target: str, sources: Sources) -> str:
+    text = render(Place(source, target, sources))
+    chapter = next((chapter for chapter in all_chapters() if chapter.folder.name in source), None)
+    if chapter is None:
+        kind = "contents" if target == "index.html" else "single"
+        body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}</main>'
+    else:
+        text.headings.append(("quiz", "Quiz"))
+        body = frame(chapter, "index", target, text.body + quiz_section(chapter), text)
+    return page(text.title, body, target)
+
+
+def frame(chapter: Chapter, tab: str, path: str, body: str, text: Text | None = None) -> str:
+    """A chapter's page: the way to its neighbours and to its other pages, and a list of what is on this one."""
+    chapters = all_chapters()
+    at = chapters.index(chapter)
+    before, after = chapters[at - 1 : at] or [None], chapters[at + 1 : at + 2] or [None]
+    ways = neighbour(before[0], "prev", path), neighbour(after[0], "next", path)
+    tabs = "".join(
+        f'<a href="{name}.html"{" aria-current=page" if name == tab else ""}>{title}</a>'
+        for name, title in TABS.items()
+    )
+    items = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in (text.headings if text else []))
+    side = f'<nav class="toc" aria-label="On this page"><ol>{items}</ol></nav>' if items else ""
+    folded = f'<details class="toc"><summary>On this page</summary><ol>{items}</ol></details>' if items else ""
+    return f"""<nav class="chapter" aria-label="Chapters">{ways[0]}{ways[1]}</nav>
+<div class="columns">{side}
+<main id="content">
+<p class="eyebrow">Chapter {chapter.number}</p>
+<h1>{html.escape(chapter.title)}</h1>
+<nav class="tabs" aria-label="Chapter {chapter.number}">{tabs}</nav>
+{folded}
+{body}
+</main></div>
+<footer><nav class="chapter" aria-label="Chapters, again">{ways[0]}{ways[1]}</nav></footer>"""
+
+
+def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
+    arrow = "←" if rel == "prev" else "→"
+    if chapter is not None:
+        target, name = f"{chapter.folder.name}/index.html", f"{chapter.number} {chapter.title}"
+    elif rel == "prev":
+        target, name = "index.html", "Contents"
+    else:
+        target, name = "one_request.html", "One request's life"
+    return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
+
+
+def lab_body(chapter: Chapter) -> str:
+    living, number = labs.lab_section(chapter), chapter.number
+    story = story_html(chapter) if (chapter.folder / "story.txt").exists() else ""
+    heading = '<h2 id="story">The lab as a story</h2>\n' if living and story else ""
+    return f"""{living}{heading}{story}
+<p>On your own machine: <code>python -m chapters lab {number}</code></p>"""
+
+
+def exercises_body(chapter: Chapter) -> str:
+    code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
+    return labs.exercises_section(chapter) or f"""<p>The checks of this chapter need the model, so they run on your own
+machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
+<pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
+<p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
+<pre class="code" tabindex="0"><code>{code}</code></pre>"""

@@ -1,0 +1,44 @@
+"""The shell of every page. All links are relative, so that the site works in any folder of any host."""
+
+import html
+import posixpath
+
+DESCRIPTION = "The course about nanovllm: how a language model is served, beside an engine small enough to read."
+ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
+    "%3Cpath fill='%231f6f8b' d='M0 0h3v3H0zM4 0h4v3H4zM0 4h5v4H0zM6 4h2v4H6z'/%3E%3C/svg%3E"
+)
+
+
+def relative(target: str, page_path: str) -> str:
+    """The way from one page of the site to another, or to a file of it."""
+    return posixpath.relpath(target, posixpath.dirname(page_path) or ".")
+
+
+def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles: tuple[str, ...] = ()) -> str:
+    """A whole page. path: its place in the site. scripts (ES modules) and styles: names of files in assets/."""
+
+    def asset(name: str) -> str:
+        return relative(f"assets/{name}", path)
+
+    head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in ("style.css", *styles)]
+    head += [f'<script defer src="{asset("site.js")}"></script>']  # no module: those do not load from file://
+    head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="description" content="{DESCRIPTION}">
+<title>{html.escape(title)}</title>
+<link rel="icon" href="{ICON}">
+{chr(10).join(head)}
+</head>
+<body>
+<a class="skip" href="#content">To the text</a>
+<header class="site"><a href="{relative("index.html", path)}">nanovllm <span>the course</span></a></header>
+{body}
+</body>
+</html>
+"""

@@ -1,0 +1,64 @@
+"""A chapter's quiz on its page: the questions of quiz.toml in the terminal's order and words, asked by site.js."""
+
+import html
+from typing import Any
+
+from chapters import quiz
+from chapters.course import Chapter
+from chapters.site.text import MARKDOWN, inline_html
+
+
+def quiz_section(chapter: Chapter) -> str:
+    questions = quiz.load(chapter)
+    items = (question_html(question, number, len(questions)) for number, question in enumerate(questions, start=1))
+    command = f"python -m chapters quiz {chapter.number}"
+    return f"""<section class="quiz" aria-labelledby="quiz">
+<h2 id="quiz">Quiz</h2>
+<noscript><p class="note">The quiz on this page needs JavaScript. In a terminal: <code>{command}</code></p></noscript>
+<div class="questions" hidden>{"".join(items)}
+<div class="score" tabindex="-1" hidden><p></p><button type="button" class="again">Begin again</button></div></div>
+</section>
+"""
+
+
+def question_html(question: dict[str, Any], number: int, num_questions: int) -> str:
+    ask = _number if "answer" in question else _options
+    return f"""<div class="question" hidden>
+<p class="count">Question {number} of {num_questions}</p>
+<div class="ask" tabindex="-1" id="question-{number}">{MARKDOWN.render(question["ask"])}</div>
+{ask(question, number)}
+<div class="verdict" role="status"></div>
+<button type="button" class="next" hidden>{"Next question" if number < num_questions else "The result"}</button>
+</div>
+"""
+
+
+def verdict(right: bool, text: str) -> str:
+    word = '<strong class="good">Right.</strong>' if right else '<strong class="bad">No.</strong>'
+    return f"<p>{word} {inline_html(text)}</p>"
+
+
+def _options(question: dict[str, Any], number: int) -> str:
+    options = quiz.shuffled(question, number)
+    answer = "abcdef"[next(at for at, option in enumerate(options) if option.get("right"))]
+    rows = []
+    for letter, option in zip("abcdef", options, strict=False):
+        right = bool(option.get("right"))
+        text = question["why"] if right else f"{option['why']} The answer is {answer}: {question['why']}"
+        rows.append(
+            f'<button type="button" class="option" value="{"right" if right else "wrong"}"><b>{letter}</b>'
+            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(right, text)}</template>"
+        )
+    return f'<div class="options" role="group" aria-labelledby="question-{number}">{"".join(rows)}</div>'
+
+
+def _number(question: dict[str, Any], number: int) -> str:
+    answer, why = question["answer"], question["why"]
+    texts = {float(value): f"{hint} It is {answer:,}: {why}" for value, hint in question["wrong"].items()}
+    wrong = "".join(f'<template value="{value}">{verdict(False, text)}</template>' for value, text in texts.items())
+    return f"""<form class="number" data-answer="{float(answer)}">
+<label>Your answer <input name="number" inputmode="decimal" autocomplete="off"> {html.escape(question["unit"])}</label>
+<button>Answer</button>
+<template value="{float(answer)}">{verdict(True, why)}</template>{wrong}
+<template value="else">{verdict(False, f"It is {answer:,}: {why}")}</template>
+</form>"""

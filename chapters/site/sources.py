@@ -1,0 +1,110 @@
+"""The repository's files that the pages link to: highlighted, with an anchor #L12 for each line."""
+
+import ast
+import html
+import re
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+from chapters.course import ROOT as CHAPTERS
+from chapters.site.pages import page, relative
+
+ROOT = CHAPTERS.parent
+TEXTS = {"README.md": "readme.html", "chapters/README.md": "index.html", "chapters/one_request.md": "one_request.html"}
+TEXTS |= {
+    f"chapters/{readme.parent.name}/README.md": f"{readme.parent.name}/index.html"
+    for readme in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.md"))
+}
+
+
+def highlighted(code: str, language: str = "", filename: str = "") -> str:
+    """HTML of the code, a line for a line. Pygments ends every element at the end of its line."""
+    try:
+        lexer = get_lexer_for_filename(filename) if filename else get_lexer_by_name(language)
+    except ClassNotFound:
+        lexer = TextLexer()
+    lexer.stripnl = False
+    return highlight(code, lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
+
+
+def node_of(path: str, symbol: str) -> ast.stmt:
+    """The definition of a class, function, method or module-level constant. Raises LookupError."""
+    body: list = ast.parse((ROOT / path).read_text("utf-8")).body
+    for name in symbol.split("."):
+        for node in body:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])  # of an assignment
+            if name in [getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)]:
+                found, body = node, getattr(node, "body", [])
+                break
+        else:
+            raise LookupError(f"{path} has no {symbol}")
+    return found
+
+
+def first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+
+
+def c_function(path: str, symbol: str) -> re.Match:
+    """Raises LookupError."""
+    function = re.search(
+        rf"^\w[^\n]*\b{symbol}\(.*?^\}}", (ROOT / path).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    if function is None:
+        raise LookupError(f"{path} has no {symbol}")
+    return function
+
+
+def line_of(path: str, symbol: str) -> int:
+    if path.endswith(".py"):
+        return first_line(node_of(path, symbol))
+    function = c_function(path, symbol)
+    return function.string.count("\n", 0, function.start()) + 1
+
+
+class Sources:
+    """Collects what is linked to; write() makes a page of each file and a list of each folder."""
+
+    def __init__(self) -> None:
+        self.wanted: set[str] = set()
+
+    def place_of(self, path: str) -> str:
+        """The site's path for a file or folder of the repository. Raises FileNotFoundError."""
+        if path in TEXTS:
+            return TEXTS[path]
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(f"a text links to {path}, which is not there")
+        self.wanted.add(path)
+        return f"source/{path}/index.html" if (ROOT / path).is_dir() else f"source/{path}.html"
+
+    def write(self, folder: Path) -> None:
+        done: set[str] = set()
+        while todo := sorted(self.wanted - done):
+            for path in todo:
+                place = self.place_of(path)
+                body = self.list_of(path, place) if (ROOT / path).is_dir() else source_body(path)
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                (folder / place).write_text(page(path, body, place), "utf-8")
+            done.update(todo)
+
+    def list_of(self, path: str, place: str) -> str:
+        files = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / path).rglob("*")) if is_text(file)]
+        items = [f'<li><a href="{relative(self.place_of(file), place)}">{file}</a></li>' for file in files]
+        return f'<main id="content"><h1><code>{path}/</code></h1><ul class="files">{"".join(items)}</ul></main>'
+
+
+def is_text(file: Path) -> bool:
+    return file.suffix in (".py", ".c", ".h", ".md", ".toml") and file.stat().st_size > 0
+
+
+def source_body(path: str) -> str:
+    lines = highlighted((ROOT / path).read_text("utf-8"), filename=path).split("\n")
+    numbered = "\n".join(f'<span class="line" id="L{n}">{line}</span>' for n, line in enumerate(lines, start=1))
+    return (
+        f'<main id="content" class="source"><h1><code>{html.escape(path)}</code></h1>'
+        f'<pre class="code numbered" tabindex="0"><code>{numbered}</code></pre></main>'
+    )

@@ -1,0 +1,128 @@
+"""A README.md as HTML: the text as it stands, with links into the site, highlighted code and drawn diagrams."""
+
+import html
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from chapters.site.diagrams import draw
+from chapters.site.pages import relative
+from chapters.site.sources import ROOT, Sources, highlighted, line_of
+
+FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
+CAPTIONS = {"text output": "what it prints", "text lab": "from the lab"}
+
+
+@dataclass
+class Text:
+    """Of one file: its title, its headings of the second level as (id, HTML), and its HTML without the title."""
+
+    title: str
+    headings: list[tuple[str, str]] = field(default_factory=list)
+    body: str = ""
+
+
+@dataclass
+class Place:
+    """Where a text comes from (a path in the repository) and where it goes (a path in the site)."""
+
+    source: str
+    target: str
+    sources: Sources
+    names: set[str] = field(default_factory=set)  # ids of headings, each once
+
+    def href(self, link: str) -> str:
+        """Raises FileNotFoundError."""
+        path, _, fragment = link.partition("#")
+        if not path or ":" in path:
+            return link
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(self.source), path))
+        return relative(self.sources.place_of(path), self.target) + (f"#{fragment}" if fragment else "")
+
+    def name(self, heading: str) -> str:
+        """An id as GitHub makes it, so that links inside a text lead to the same place there and here."""
+        name = base = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        count = 0
+        while name in self.names:
+            count += 1
+            name = f"{base}-{count}"
+        self.names.add(name)
+        return name
+
+
+def render(place: Place) -> Text:
+    return render_text((ROOT / place.source).read_text("utf-8"), place)
+
+
+def render_text(markdown: str, place: Place) -> Text:
+    tokens, text = MARKDOWN.parse(markdown), Text("")
+    for at, token in enumerate(tokens):
+        if token.type == "heading_open":
+            inline = tokens[at + 1]
+            token.attrSet("id", place.name(plain(inline)))
+            if token.tag == "h2":
+                text.headings.append((str(token.attrs["id"]), MARKDOWN.renderer.render([inline], MARKDOWN.options, {})))
+        elif token.type == "inline":
+            link_files(token, place)
+    end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
+    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, {})
+    return text
+
+
+def inline_html(markdown: str) -> str:
+    """Of a line of a quiz, say."""
+    return MARKDOWN.renderInline(markdown)
+
+
+def plain(inline: Token) -> str:
+    return "".join(child.content for child in inline.children or [])
+
+
+def link_files(inline: Token, place: Place) -> None:
+    """Links lead into the site. A quote's heading leads to the line, and a file that is named to its page."""
+    children, linked, depth = inline.children or [], [], 0
+    symbol = children[-2].content if len(children) > 2 and children[-1].type == "strong_close" else ""
+    for child in children:
+        if child.type == "link_open":
+            link, depth = str(child.attrs["href"]), depth + 1
+            href = place.href(link)
+            quoted = symbol and children[0].type == "strong_open" and "#" not in href and FILE.search(link)
+            child.attrs["href"] = f"{href}#L{line_of(quoted[0], symbol)}" if quoted else href
+        depth -= child.type == "link_close"
+        if child.type == "code_inline" and not depth and FILE.fullmatch(child.content):
+            if (ROOT / child.content).is_file():
+                attrs: dict[str, str | int | float] = {"href": place.href(relative(child.content, place.source))}
+                linked += [Token("link_open", "a", 1, attrs=attrs), child, Token("link_close", "a", -1)]
+                continue
+        linked.append(child)
+    inline.children = linked
+
+
+def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+    info, code = tokens[at].info.strip(), tokens[at].content
+    if info == "mermaid":
+        return draw(code)
+    if info in CAPTIONS:
+        block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
+        return f"<figure>{block}<figcaption>{CAPTIONS[info]}</figcaption></figure>\n"
+    if info in ("", "text"):
+        return f'<pre class="printed" tabindex="0">{html.escape(code)}</pre>\n'
+    return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
+
+
+def marked(printed: str) -> str:
+    """What a lab printed, with the lines marked that were measured."""
+    lines = (html.escape(line) for line in printed.rstrip("\n").split("\n"))
+    return "\n".join(f'<span class="measured">{line}</span>' if "(measured)" in line else line for line in lines)
+
+
+MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+MARKDOWN.add_render_rule("fence", fence)
+MARKDOWN.add_render_rule(
+    "table_open", lambda *_: '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>\n'
+)
+MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
