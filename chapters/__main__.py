@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
             which.add_argument("--file", type=Path, help="grade this file instead (for teachers)")
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
-    site = commands.add_parser("site", help="build the course as web pages", description="build the course as web pages")
+    site = commands.add_parser(
+        "site", help="build the course as web pages", description="build the course as web pages"
+    )
     site.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
     site.add_argument("--offline", action="store_true", help="put the labs' runtime beside the pages, for no network")
     site.add_argument("--serve", action="store_true", help="show it on this machine")

@@ -11,11 +11,11 @@ from chapters.site import labs
 from chapters.site.pages import page, relative
 from chapters.site.quiz import quiz_section
 from chapters.site.sources import TEXTS, Sources, highlighted
-from chapters.site.stories import story_html
+from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
 
 ASSETS = Path(__file__).parent / "assets"
-TABS = {"index": "Text", "lab": "Lab", "exercises": "Exercises"}
+TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
 
 
 def build(folder: Path, offline: bool = False) -> None:
@@ -24,10 +24,10 @@ def build(folder: Path, offline: bool = False) -> None:
     for source, target in TEXTS.items():
         write(folder, target, text_page(source, target, sources))
     for chapter in all_chapters():
-        for name, body in (("lab", lab_body(chapter)), ("exercises", exercises_body(chapter))):
+        for name, text in (("lab", lab_text(chapter)), ("exercises", exercises_text(chapter))):
             path = f"{chapter.folder.name}/{name}.html"
-            title = f"{TABS[name]}: {chapter.title}"
-            write(folder, path, page(title, frame(chapter, name, path, body), path, labs.SCRIPTS, labs.STYLES))
+            body = frame(chapter, name, path, text)
+            write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, labs.SCRIPTS, labs.STYLES))
     sources.write(folder)
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     labs.write_lab_files(folder, offline)
@@ -56,21 +56,23 @@ def text_page(source: str, target: str, sources: Sources) -> str:
         body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}</main>'
     else:
         text.headings.append(("quiz", "Quiz"))
-        body = frame(chapter, "index", target, text.body + quiz_section(chapter), text)
+        text.body += quiz_section(chapter)
+        body = frame(chapter, "index", target, text)
     return page(text.title, body, target)
 
 
-def frame(chapter: Chapter, tab: str, path: str, body: str, text: Text | None = None) -> str:
+def frame(chapter: Chapter, tab: str, path: str, text: Text) -> str:
     """A chapter's page: the way to its neighbours and to its other pages, and a list of what is on this one."""
     chapters = all_chapters()
     at = chapters.index(chapter)
-    before, after = chapters[at - 1 : at] or [None], chapters[at + 1 : at + 2] or [None]
-    ways = neighbour(before[0], "prev", path), neighbour(after[0], "next", path)
+    before, after = chapters[at - 1] if at else None, chapters[at + 1] if at + 1 < len(chapters) else None
+    ways = neighbour(before, "prev", path), neighbour(after, "next", path)
     tabs = "".join(
-        f'<a href="{name}.html"{" aria-current=page" if name == tab else ""}>{title}</a>'
+        f'<a href="{"index.html#quiz" if name == "quiz" else f"{name}.html"}"'
+        f"{' aria-current=page' if name == tab else ''}>{title}</a>"
         for name, title in TABS.items()
     )
-    items = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in (text.headings if text else []))
+    items = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in text.headings)
     side = f'<nav class="toc" aria-label="On this page"><ol>{items}</ol></nav>' if items else ""
     folded = f'<details class="toc"><summary>On this page</summary><ol>{items}</ol></details>' if items else ""
     return f"""<nav class="chapter" aria-label="Chapters">{ways[0]}{ways[1]}</nav>
@@ -80,7 +82,7 @@ def frame(chapter: Chapter, tab: str, path: str, body: str, text: Text | None = 
 <h1>{html.escape(chapter.title)}</h1>
 <nav class="tabs" aria-label="Chapter {chapter.number}">{tabs}</nav>
 {folded}
-{body}
+{text.body}
 </main></div>
 <footer><nav class="chapter" aria-label="Chapters, again">{ways[0]}{ways[1]}</nav></footer>"""
 
@@ -96,18 +98,22 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_body(chapter: Chapter) -> str:
-    living, number = labs.lab_section(chapter), chapter.number
-    story = story_html(chapter) if (chapter.folder / "story.txt").exists() else ""
-    heading = '<h2 id="story">The lab as a story</h2>\n' if living and story else ""
-    return f"""{living}{heading}{story}
-<p>On your own machine: <code>python -m chapters lab {number}</code></p>"""
+def lab_text(chapter: Chapter) -> Text:
+    """The lab that runs on the page, or its recorded story, or both."""
+    living, text = labs.lab_section(chapter), Text(chapter.title)
+    if (chapter.folder / "story.txt").exists():
+        text = story_of(chapter)
+    heading = '<h2 id="story">The lab as a story</h2>\n' if living and text.body else ""
+    text.body = f"""{living}{heading}{text.body}
+<p>On your own machine: <code>python -m chapters lab {chapter.number}</code></p>"""
+    return text
 
 
-def exercises_body(chapter: Chapter) -> str:
+def exercises_text(chapter: Chapter) -> Text:
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
-    return labs.exercises_section(chapter) or f"""<p>The checks of this chapter need the model, so they run on your own
-machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
+    here = f"""<p>The checks of this chapter need the model, so they run on your own machine. Write your code in
+<code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""
+    return Text(chapter.title, body=labs.exercises_section(chapter) or here)

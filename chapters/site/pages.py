@@ -37,7 +37,10 @@ def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles
 </head>
 <body>
 <a class="skip" href="#content">To the text</a>
-<header class="site"><a href="{relative("index.html", path)}">nanovllm <span>the course</span></a></header>
+<header class="site"><a class="home" href="{relative("index.html", path)}">nanovllm <span>the course</span></a>
+<nav aria-label="The course"><a href="{relative("index.html", path)}">Contents</a>
+<a href="{relative("one_request.html", path)}">One request</a>
+<a href="{relative("readme.html", path)}">The engine</a></nav></header>
 {body}
 </body>
 </html>

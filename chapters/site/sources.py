@@ -51,9 +51,7 @@ def first_line(node: ast.stmt) -> int:
 
 def c_function(path: str, symbol: str) -> re.Match:
     """Raises LookupError."""
-    function = re.search(
-        rf"^\w[^\n]*\b{symbol}\(.*?^\}}", (ROOT / path).read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    function = re.search(rf"^\w[^\n]*\b{symbol}\(.*?^\}}", (ROOT / path).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     if function is None:
         raise LookupError(f"{path} has no {symbol}")
     return function

@@ -1,19 +1,21 @@
-"""The labs that need a model, as the pages show them: what `lab N --plain` printed, recorded in the chapter's folder."""
+"""What `lab N --plain` printed, recorded in the chapter's folder (story.txt): on a page, a lab that needs a model."""
 
 import contextlib
 import html
 import io
 import re
+from itertools import pairwise
 
 from chapters.course import Chapter
-from chapters.site.text import marked
+from chapters.site.text import Text, marked
 from chapters.story import WIDTH, Story
 
 PART = re.compile(r"^(\d+\. .*?) ─+$")  # what Story.part prints
 
-NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. Lines with a bar and the
-word <span class="measured">(measured)</span> have the times of the machine on which it was recorded; yours will print
-others. Everything else is the same wherever the lab runs.</p>"""
+NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. The lines marked
+<span class="measured">like this (measured)</span> have the times of the machine on which it was recorded; yours will
+print others.</p>"""
+
 
 def record(chapter: Chapter) -> None:
     """Run the lab here, and keep what it prints."""
@@ -24,20 +26,21 @@ def record(chapter: Chapter) -> None:
     (chapter.folder / "story.txt").write_text("\n".join(lines).strip() + "\n", "utf-8")
 
 
-def story_html(chapter: Chapter) -> str:
+def story_of(chapter: Chapter) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, what was drawn as it was printed."""
-    lines = (chapter.folder / "story.txt").read_text("utf-8").splitlines()
-    body, block = [NOTE.format(number=chapter.number)], []
-    for line in [*lines, ""]:
-        title = PART.match(line)
-        if title:
-            body.append(f"<h3>{html.escape(title[1])}</h3>")
+    text, block = Text(chapter.title), []
+    body = [NOTE.format(number=chapter.number)]
+    for line in [*(chapter.folder / "story.txt").read_text("utf-8").splitlines(), ""]:
+        if title := PART.match(line):
+            text.headings.append((f"part-{len(text.headings) + 1}", html.escape(title[1])))
+            body.append('<h2 id="{}">{}</h2>'.format(*text.headings[-1]))
         elif line:
             block.append(line)
         elif block:
             body.append(paragraph(block) if is_said(block) else drawn(block))
             block = []
-    return "\n".join(body)
+    text.body = "\n".join(body)
+    return text
 
 
 def is_said(block: list[str]) -> bool:
@@ -45,8 +48,7 @@ def is_said(block: list[str]) -> bool:
     text = "\n".join(block)
     if re.search(r"  |[─-◿]", text.strip()) or text.startswith(" "):
         return False
-    pairs = zip(block, block[1:], strict=False)
-    return all(len(line) + 1 + len(after.split(" ")[0]) > WIDTH for line, after in pairs)
+    return all(len(line) + 1 + len(after.split(" ")[0]) > WIDTH for line, after in pairwise(block))
 
 
 def paragraph(block: list[str]) -> str:

@@ -93,12 +93,12 @@ def link_files(inline: Token, place: Place) -> None:
             quoted = symbol and children[0].type == "strong_open" and "#" not in href and FILE.search(link)
             child.attrs["href"] = f"{href}#L{line_of(quoted[0], symbol)}" if quoted else href
         depth -= child.type == "link_close"
-        if child.type == "code_inline" and not depth and FILE.fullmatch(child.content):
-            if (ROOT / child.content).is_file():
-                attrs: dict[str, str | int | float] = {"href": place.href(relative(child.content, place.source))}
-                linked += [Token("link_open", "a", 1, attrs=attrs), child, Token("link_close", "a", -1)]
-                continue
-        linked.append(child)
+        named = child.type == "code_inline" and not depth and FILE.fullmatch(child.content)
+        if named and (ROOT / child.content).is_file():
+            attrs: dict[str, str | int | float] = {"href": place.href(relative(child.content, place.source))}
+            linked += [Token("link_open", "a", 1, attrs=attrs), child, Token("link_close", "a", -1)]
+        else:
+            linked.append(child)
     inline.children = linked
 
 

@@ -26,19 +26,15 @@ for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
 
 // -- where the reader is ----------------------------------------------------------------------------------------------
 
-const entries = new Map();
-for (const link of document.querySelectorAll("nav.toc a")) {
-  entries.set(decodeURIComponent(link.hash.slice(1)), link);
-}
-const seen = new IntersectionObserver(
-  (changes) => {
-    for (const change of changes.filter((each) => each.isIntersecting)) {
-      entries.forEach((link, name) => link.classList.toggle("here", name === change.target.id));
-    }
-  },
-  { rootMargin: "0px 0px -70% 0px" },
-);
-for (const name of entries.keys()) seen.observe(document.getElementById(name));
+const entries = [...document.querySelectorAll("nav.toc a")].map((link) => [
+  link,
+  document.getElementById(decodeURIComponent(link.hash.slice(1))),
+]);
+const mark = () => {
+  const passed = entries.filter(([, heading]) => heading.getBoundingClientRect().top < innerHeight / 3);
+  for (const [link] of entries) link.classList.toggle("here", link === passed.at(-1)?.[0]);
+};
+if (entries.length) addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
 
 for (const folded of document.querySelectorAll("details.toc")) {
   folded.addEventListener("click", (event) => event.target.closest("a") && folded.removeAttribute("open"));
