@@ -1,6 +1,5 @@
 """The chapters as texts: their fenced blocks, and the source that a quoted block must agree with."""
 
-import ast
 import re
 import textwrap
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chapters.course import all_chapters
+from chapters.site.sources import c_function, first_line, node_of
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = all_chapters()
@@ -28,31 +28,10 @@ def blocks(chapter) -> list[re.Match]:
     return list(FENCE.finditer(text_of(chapter)))
 
 
-def node_of(path: str, symbol: str) -> ast.stmt:
-    """The definition of a class, function, method or module-level constant."""
-    body: list = ast.parse((ROOT / path).read_text("utf-8")).body
-    for name in symbol.split("."):
-        for node in body:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])  # of an assignment
-            if name in [getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)]:
-                found, body = node, getattr(node, "body", [])
-                break
-        else:
-            raise AssertionError(f"{path} has no {symbol}")
-    return found
-
-
-def first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
-
-
 def source_of(path: str, symbol: str) -> str:
     """The dedented source of what node_of() finds, or of a function in C."""
     if path.endswith(".c"):
-        text = (ROOT / path).read_text("utf-8")
-        function = re.search(rf"^\w[^\n]*\b{symbol}\(.*?^\}}", text, re.MULTILINE | re.DOTALL)
-        assert function, f"{path} has no {symbol}"
-        return function[0]
+        return c_function(path, symbol)[0]
     node, lines = node_of(path, symbol), (ROOT / path).read_text("utf-8").splitlines()
     return textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
 

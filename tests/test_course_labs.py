@@ -26,19 +26,31 @@ def without_measurements(line: str) -> str:
     return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line) if "(measured)" in line else line
 
 
+def unmeasured(story: str) -> list[str]:
+    """The words of the paragraphs and pictures in which nothing is measured."""
+    paragraphs = re.split(r"\n\s*\n", story.strip())
+    numbers = r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+"  # their last digits depend on the machine
+    return [re.sub(numbers, "#", paragraph.strip()) for paragraph in paragraphs if "(measured)" not in paragraph]
+
+
 @for_each_chapter
 def test_lab(chapter, demo_checkpoint, short_demo, capsys):
-    """The plain lab runs, fits its width, and prints what the text quotes from it."""
+    """The plain lab runs, fits its width, and prints what the text quotes from it and what the site shows of it."""
     model = short_demo if chapter.number in OF_ANY_MODEL else demo_checkpoint
     assert main(["lab", str(chapter.number), "--plain", "--model", str(model)]) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 30
     assert all(len(line) <= WIDTH for line in printed.splitlines())
     lines = {without_measurements(line.rstrip()) for line in printed.splitlines()}
+    recorded = (chapter.folder / "story.txt").read_text("utf-8")
+    stale = set(unmeasured(recorded)) ^ set(unmeasured(printed))
+    assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
+    lines_shown = {without_measurements(line) for line in recorded.splitlines()}
     quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
     assert quoted, "no number without the lab's output"
     for line in "".join(quoted).splitlines():
         assert without_measurements(line.rstrip()) in lines, f"the lab does not print: {line}"
+        assert without_measurements(line.rstrip()) in lines_shown, f"the recorded story does not have: {line}"
 
 
 def shown(app) -> str:

@@ -7,20 +7,10 @@ import re
 import sys
 
 import pytest
-from course_text import (
-    CHAPTERS,
-    FENCE,
-    ROOT,
-    assert_quoted,
-    blocks,
-    first_line,
-    for_each_chapter,
-    node_of,
-    source_of,
-    text_of,
-)
+from course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
 
 from chapters.course import TITLES
+from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
 
 PAGES = [f"chapters/{chapter.folder.name}/README.md" for chapter in CHAPTERS]

@@ -103,7 +103,9 @@ def lab_text(chapter: Chapter) -> Text:
     living, text = labs.lab_section(chapter), Text(chapter.title)
     if (chapter.folder / "story.txt").exists():
         text = story_of(chapter)
-    heading = '<h2 id="story">The lab as a story</h2>\n' if living and text.body else ""
+    heading = ""
+    if living and text.body:  # the lab needs the page's whole width: no list beside it
+        heading, text.headings = '<h2 id="story">The lab as a story</h2>\n', []
     text.body = f"""{living}{heading}{text.body}
 <p>On your own machine: <code>python -m chapters lab {chapter.number}</code></p>"""
     return text
