@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "site":
             return run_site(args)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
-    except (ValueError, FileNotFoundError, DemoModelError) as error:
+    except (ValueError, OSError, DemoModelError) as error:
         print(f"python -m chapters: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):

@@ -13,7 +13,7 @@ from chapters.story import WIDTH, Story
 PART = re.compile(r"^(\d+\. .*?) ─+$")  # what Story.part prints
 
 NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. The lines marked
-<span class="measured">like this (measured)</span> have the times of the machine on which it was recorded; yours will
+<span class="measured">like this (measured)</span> have the numbers of the machine on which it was recorded; yours will
 print others.</p>"""
 
 

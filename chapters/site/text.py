@@ -84,7 +84,8 @@ def plain(inline: Token) -> str:
 
 def link_files(inline: Token, place: Place) -> None:
     """Links lead into the site. A quote's heading leads to the line, and a file that is named to its page."""
-    children, linked, depth = inline.children or [], [], 0
+    linked, depth = [], 0
+    children = [child for child in inline.children or [] if child.type != "text" or child.content]
     symbol = children[-2].content if len(children) > 2 and children[-1].type == "strong_close" else ""
     for child in children:
         if child.type == "link_open":
