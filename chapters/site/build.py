@@ -53,7 +53,9 @@ def text_page(source: str, target: str, sources: Sources) -> str:
     chapter = next((chapter for chapter in all_chapters() if chapter.folder.name in source), None)
     if chapter is None:
         kind = "contents" if target == "index.html" else "single"
+        way = neighbour(all_chapters()[-1], "prev", target) if "one_request" in target else ""
         body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}</main>'
+        body += f'<footer><nav class="chapter" aria-label="Chapters">{way}</nav></footer>' if way else ""
     else:
         text.headings.append(("quiz", "Quiz"))
         text.body += quiz_section(chapter)
