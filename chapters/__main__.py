@@ -13,7 +13,8 @@ from rich.table import Table
 
 from chapters import quiz
 from chapters.course import PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
-from chapters.grading import Bench, grade_all
+from chapters.grading import Bench
+from chapters.report import grade_all
 from chapters.story import Story
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import RenderableType
 from rich.panel import Panel
@@ -10,25 +10,16 @@ from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Header, Input, Static
 
+from chapters.play import Action, act
+
 SCROLL = {"up": "scroll_up", "down": "scroll_down", "pageup": "scroll_page_up", "pagedown": "scroll_page_down"}
-
-
-class Action(NamedTuple):
-    """A key, what its button says, and the method of the world that it calls (a str that it returns is shown).
-
-    Without a label it has a key only.
-    """
-
-    key: str
-    label: str
-    method: str
 
 
 Panels = Callable[[Any], Iterable[tuple[str, RenderableType]]]
 
 
 class Explorer(App[None]):
-    """Plays with a world: an object of the lab that holds the engine's objects and has the actions as methods.
+    """Plays with a world (play.py).
 
     panels(world) -> list of (title, renderable), drawn anew after each action. With `ask`, the hint of a text field,
     there is one: the key t goes there, Enter and Escape come back, and the world's typed(text) gets the text.
@@ -92,11 +83,7 @@ class Explorer(App[None]):
 
     def action_act(self, method: str, *args: str) -> None:
         """Do it, and draw what has become of the world."""
-        try:
-            said = getattr(self.world, method)(*args)
-        except ValueError as error:
-            said = str(error)
-        self._draw(said or "")
+        self._draw(act(self.world, method, *args))
 
     def _draw(self, said: str) -> None:
         for index, (title, renderable) in enumerate(self.panels()):

@@ -2,6 +2,8 @@
 
 A chapter's checks.py lists its TASKS. A task names a function of exercise.py and says how it is put into the engine; a
 check is a function of that function and a Bench, with a docstring that names it, and raises Wrong.
+
+This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
 
 import signal
@@ -10,11 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
 
 from chapters.expect import Wrong
 from nanovllm import LLM, SamplingParams
@@ -64,6 +63,28 @@ class Bench:
                 )
 
 
+class NoModel(Exception):
+    """A check asks for a model where there is none."""
+
+
+class BenchWithoutModel(Bench):
+    """For a browser: checks that work without a model are run, the others are left open."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    @property
+    def llm(self) -> LLM:
+        raise NoModel
+
+    @property
+    def expected_tokens(self) -> list[list[int]]:
+        return []
+
+
+Check = Callable[[Any, Bench], None]
+
+
 @dataclass(frozen=True)
 class Task:
     """name: of the function in exercise.py. section: heading of the chapter to read again. use(function): a context in
@@ -72,56 +93,53 @@ class Task:
     name: str
     section: str
     use: Callable[[Any], AbstractContextManager]
-    checks: tuple[Callable[[Any, Bench], None], ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def titles(self) -> list[str]:
+        return [(check.__doc__ or check.__name__).strip().splitlines()[0] for check in self.checks]
 
 
 @dataclass(frozen=True)
 class Result:
+    """num_passed: checks before the first that failed. Those in `open` could not be run without a model."""
+
     task: Task
     num_passed: int
     problem: str = ""  # what the first check that failed says; empty when all passed
     not_started: bool = False
+    open: tuple[int, ...] = ()  # indexes of checks
 
     @property
     def passed(self) -> bool:
-        return self.num_passed == len(self.task.checks)
+        return self.num_passed == len(self.task.checks) and not self.open
 
 
-def grade(task: Task, function: Any, bench: Bench) -> Result:
-    """Run the checks of one task until one fails. Each begins with an engine that has nothing in it."""
+def grade(task: Task, function: Any, bench: Bench, begins: Callable[[int], None] = lambda number: None) -> Result:
+    """Run the checks of one task until one fails. Each begins with an engine that has nothing in it.
+
+    begins(number) is called before each check.
+    """
     _ = bench.expected_tokens
     bench.clean()
-    for num_passed, check in enumerate(task.checks):
+    no_model: list[int] = []
+    for number, check in enumerate(task.checks):
+        begins(number)
         try:
             with _time_limit(), task.use(function):
                 check(function, bench)
+        except NoModel:
+            no_model.append(number)
         except NotImplementedError:
-            return Result(task, num_passed, "not started: it still raises NotImplementedError", not_started=True)
+            problem = "not started: it still raises NotImplementedError"
+            return Result(task, number, problem, not_started=True, open=tuple(no_model))
         except Wrong as wrong:
-            return Result(task, num_passed, _explain(wrong))
+            return Result(task, number, _explain(wrong), open=tuple(no_model))
         except Exception as error:
-            return Result(task, num_passed, _explain_crash(error, function))
+            return Result(task, number, _explain_crash(error, function), open=tuple(no_model))
         finally:
             bench.clean()
-    return Result(task, len(task.checks))
-
-
-def grade_all(tasks: list[Task], module: ModuleType, bench: Bench, console: Console) -> list[Result]:
-    results = []
-    for task in tasks:
-        with console.status(f"checking {task.name}"):
-            result = grade(task, getattr(module, task.name), bench)
-        results.append(result)
-        mark = "[green]passed[/]" if result.passed else "[yellow]not started[/]" if result.not_started else "[red]no[/]"
-        console.print(f"[bold]{task.name}[/]: {mark}, {result.num_passed} of {len(task.checks)} checks")
-        for number, check in enumerate(task.checks[: result.num_passed + 1]):
-            failed = number == result.num_passed
-            title = (check.__doc__ or check.__name__).strip().splitlines()[0]
-            console.print(f"  {'[red]x' if failed else '[green]+'}[/] {escape(title)}")
-        if not result.passed:
-            console.print(escape(f"    {result.problem}").replace("\n", "\n    "), soft_wrap=True)
-            console.print(f"    [dim]Read again: {task.section}[/]")
-    return results
+    return Result(task, len(task.checks), open=tuple(no_model))
 
 
 def _explain(wrong: Wrong) -> str:
@@ -146,6 +164,9 @@ class _TooLong(Exception):
 @contextmanager
 def _time_limit() -> Iterator[None]:
     """A loop that never ends is a mistake like any other."""
+    if not hasattr(signal, "setitimer"):  # in a browser, whose page ends the worker instead
+        yield
+        return
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise _TooLong(f"it was not done after {TIME_LIMIT_S} s of computing: is there a loop that never ends?")

@@ -22,9 +22,11 @@ STAGE_WITHOUT_TERMINAL = """
 import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
     sys.modules[name] = None
+from chapters.ch05_scheduler import checks, solution
 from chapters.ch04_paged_attention.memories import TwoMemories
 from chapters.ch05_scheduler.batching import Comparison
 from chapters.ch07_prefix_caching.simulator import Simulator
+from chapters.grading import BenchWithoutModel, grade
 from chapters.stage import Stage, compare_with_ours
 world = TwoMemories()
 world.admit()
@@ -37,6 +39,7 @@ print(len(world.ours.ended))
 simulator = Simulator()
 while "That was the example" not in simulator.example():
     pass
+assert grade(checks.TASKS[1], solution.preempt_last, BenchWithoutModel()).open
 """
 IMPORT_IS_LIGHT = """
 import sys, nanovllm

@@ -10,7 +10,8 @@ from course_text import CHAPTERS, for_each_chapter, text_of
 from rich.console import Console
 from wrong_solutions import Edit
 
-from chapters.grading import Bench, grade, grade_all
+from chapters.grading import Bench, grade
+from chapters.report import grade_all
 
 
 @for_each_chapter

@@ -96,6 +96,9 @@ def test_app(number, short_demo):
     asyncio.run(play())
 
 
+WRONG_KV = "tokens named without their parent", "hits left in the free queue", "names stay"
+
+
 @pytest.mark.parametrize("fault", simulator.FAULTS)
 def test_simulator_tells_what_a_fault_does(fault):
     """Blocks are marked wrong, or lost, with a fault and never without one."""
@@ -115,8 +118,23 @@ def test_simulator_tells_what_a_fault_does(fault):
         world.end_oldest()
     is_wrong = any(request.wrong for request in world.requests)
     is_lost = "refs" in str(drawing.draw_memory(world).renderables[0].renderables)
-    assert ("WRONG" in said) == is_wrong == (fault not in ("", "references stay raised"))
+    assert ("WRONG" in said) == is_wrong == (fault in WRONG_KV)
     assert is_lost == (fault in ("references stay raised", "hits left in the free queue"))  # more, or less than 0
+
+
+def test_simulator_tells_of_a_prompt_without_logits():
+    world = simulator.Simulator()
+    while world.fault != "nothing is left to compute":
+        world.next_fault()
+    said = [world.typed("one two three four five six seven eight") for _ in range(2)]
+    assert "tokens computed: 8" in said[0] and "no logits" in said[1]
+
+
+def test_the_example_begins_anew_after_an_action_of_ones_own():
+    world = simulator.Simulator()
+    for act in (world.example, world.example, world.end_oldest):
+        act()
+    assert world.example().startswith("Ten blocks, all free")
 
 
 def test_simulator_keeps_salts_apart():

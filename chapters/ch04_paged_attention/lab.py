@@ -12,6 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters.ch04_paged_attention.memories import (
+    ACTIONS,
     BLOCK_SIZE,
     COLUMNS,
     LONGEST,
@@ -103,18 +104,9 @@ def _draw_cells(unit: str, step: int, cells: list[tuple[str, str]], marks: list[
 
 
 def make_app(model: str | None = None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+    from chapters.explorer import Explorer
 
-    actions = [
-        Action("a", "admit", "admit"),
-        Action("g", "grow", "grow"),
-        Action("f", "end", "end_oldest"),
-        Action("p", "limit", "switch_reservation"),
-        Action("c", "share", "switch_caching"),
-        Action("m", "less", "shrink"),
-        Action("r", "new", "reset"),
-    ]
-    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, actions)
+    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, ACTIONS)
 
 
 # -- attention over a block table -------------------------------------------------------------------------------------

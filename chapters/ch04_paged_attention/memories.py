@@ -10,13 +10,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from chapters.play import Action
 from chapters.stage import Stage, compute
-from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 32, 32
 SYSTEM_PROMPT = list(range(1, 9))  # every prompt begins with these 8 tokens: two full blocks
 COLUMNS = ("running", "refused", "stalls", "tokens", "taken", "empty", "free", "fits")
+ACTIONS = [
+    Action("a", "admit", "admit"),
+    Action("g", "grow", "grow"),
+    Action("f", "end", "end_oldest"),
+    Action("p", "limit", "switch_reservation"),
+    Action("c", "share", "switch_caching"),
+    Action("m", "less", "shrink"),
+    Action("r", "new", "reset"),
+]
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,8 @@ class TwoMemories:
 
     def _start(self, num_blocks: int) -> None:
         self.manager = BlockManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=self.caching)
+        self.events: list[BlockEvent] = []  # since the last action, in order; a face that shows them empties the list
+        self.manager.on_event = self.events.append
         self.seqs: dict[str, Sequence] = {}  # in the paged memory, oldest first
         self.contiguous = ContiguousMemory(num_blocks * BLOCK_SIZE)
         self.lengths: dict[str, int] = {}  # in the contiguous one: tokens stored
@@ -156,21 +168,25 @@ class TwoMemories:
         return f"{name} ends"
 
     def switch_reservation(self) -> str:
+        """Begin anew; the contiguous memory reserves max_model_len, or prompt + max_tokens, in turn."""
         self.reserve_longest = not self.reserve_longest
         self._start(len(self.manager.blocks))
         return f"Begun anew: contiguous now reserves {self.reservation}."
 
     def switch_caching(self) -> str:
+        """Begin anew with prefix caching on or off: whether the paged memory shares full blocks."""
         self.caching = not self.caching
         self._start(len(self.manager.blocks))
         return f"Begun anew: prefix caching is {'on: full blocks are shared' if self.caching else 'off'}."
 
     def shrink(self) -> str:
+        """Begin anew with 8 blocks less; after the smallest, with all 32."""
         num_blocks = len(self.manager.blocks)
         self._start(num_blocks - 8 if num_blocks > 8 else NUM_BLOCKS)
         return f"Begun anew with {len(self.manager.blocks)} blocks, {self.contiguous.num_slots} slots each."
 
     def reset(self) -> str:
+        """Begin anew with all 32 blocks."""
         self._start(NUM_BLOCKS)
         return "Begun anew."
 

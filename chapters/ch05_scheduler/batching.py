@@ -6,11 +6,21 @@ pictures are in lab.py.
 
 from typing import Any
 
+from chapters.play import Action
 from chapters.stage import Stage, Step
+from nanovllm.core.block_manager import BlockEvent
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
 # (tokens of the prompt, tokens that the stage will answer, EOS included)
 REQUESTS = [(6, 3), (4, 12), (9, 5), (5, 2), (7, 9), (3, 4), (8, 10), (5, 3)]
+ACTIONS = [
+    Action("s", "step", "step"),
+    Action("a", "add", "add"),
+    Action("x", "abort", "abort"),
+    Action("m", "take", "take"),
+    Action("M", "give", "give"),
+    Action("r", "reset", "reset"),
+]
 
 
 class StaticStage(Stage):
@@ -59,6 +69,19 @@ def mean_num_steps(stage: Stage) -> float:
     return sum(spans) / max(len(spans), 1)
 
 
+def letter(stage: Stage, seq: Sequence, number: int) -> str:
+    """What a request did in a step: P prefill, d decode, x preempted, - ended with a seat of its own, . waited."""
+    step = stage.steps[number]
+    if any(chunk.seq is seq for chunk in step.chunks):
+        return "P" if seq.seq_id in step.prefilling else "d"
+    if seq in step.preempted:
+        return "x"
+    if isinstance(stage, StaticStage) and seq.seq_id in stage.idle[number]:
+        return "-"
+    waits = stage.arrived[seq.seq_id] <= number < stage.ended.get(seq.seq_id, number + 1)
+    return "." if waits else " "
+
+
 class Comparison:
     """The same requests to a scheduler, and to one that is fed in static batches."""
 
@@ -66,24 +89,30 @@ class Comparison:
         self.reset()
 
     def reset(self) -> str:
+        """Begin anew: three requests wait."""
         limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 32}
         self.ours, self.static = Stage(16, **limits), StaticStage(16, **limits)
+        self.events: list[BlockEvent] = []  # since the last action, in order; a face that shows them empties the list
+        self.ours.manager.on_event = self.events.append
         for request in REQUESTS[:3]:
             self._add_to_both(request)
         return "Three requests wait. Press s."
 
     def step(self) -> str:
+        """One step of both schedulers."""
         for stage in (self.ours, self.static):
             if stage.has_unfinished():
                 stage.step()
         return "" if self.ours.has_unfinished() else "All requests have ended. Press a to add some."
 
     def add(self) -> str:
+        """One more request to both."""
         request = REQUESTS[len(self.ours.seqs) % len(REQUESTS)]
         name = self.ours.names[self._add_to_both(request).seq_id]
         return f"{name}: EOS will be its token number {request[1]}. The scheduler isn't told."
 
     def abort(self) -> str:
+        """The oldest request is given up."""
         oldest = next(iter([*self.ours.scheduler.running, *self.ours.scheduler.waiting]), None)
         if oldest is None:
             return "There is nobody to abort."
@@ -93,10 +122,12 @@ class Comparison:
         return f"{name} is gone, and its blocks are free."
 
     def take(self) -> str:
+        """Take two blocks of the pool away, so that it runs dry."""
         self.ours.take_blocks(2)
         return "A hog holds two more blocks. Step until somebody needs one and there is none."
 
     def give(self) -> str:
+        """Give all blocks back that were taken away."""
         self.ours.give_blocks()
         return "All blocks of the hogs are in the pool again."
 

@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.ch05_scheduler.batching import (
+    ACTIONS,
     REQUESTS,
     Comparison,
     StaticStage,
     idle_share,
+    letter,
     mean_num_steps,
     num_computed_tokens,
 )
@@ -91,21 +93,9 @@ def draw_timeline(stage: Stage, limit: int = 30) -> Text:
             continue
         text.append("\n" if text else "").append(_label(stage, seq)).append(" ")
         for number in range(first, len(stage.steps)):
-            letter = _letter(stage, seq, number)
-            text.append(f" {letter}", f"bold {color_of(seq)}" if letter in "Pd" else "dim")
+            sign = letter(stage, seq, number)
+            text.append(f" {sign}", f"bold {color_of(seq)}" if sign in "Pd" else "dim")
     return text
-
-
-def _letter(stage: Stage, seq: Sequence, number: int) -> str:
-    step = stage.steps[number]
-    if any(chunk.seq is seq for chunk in step.chunks):
-        return "P" if seq.seq_id in step.prefilling else "d"
-    if seq in step.preempted:
-        return "x"
-    if isinstance(stage, StaticStage) and seq.seq_id in stage.idle[number]:
-        return "-"
-    waits = stage.arrived[seq.seq_id] <= number < stage.ended.get(seq.seq_id, number + 1)
-    return "." if waits else " "
 
 
 def _range(chunk: ScheduledChunk) -> str:
@@ -131,17 +121,9 @@ def _summary(title: str, stage: Stage) -> str:
 
 
 def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+    from chapters.explorer import Explorer
 
-    actions = [
-        Action("s", "step", "step"),
-        Action("a", "add", "add"),
-        Action("x", "abort", "abort"),
-        Action("m", "take", "take"),
-        Action("M", "give", "give"),
-        Action("r", "reset", "reset"),
-    ]
-    return Explorer("Chapter 5: the scheduler", Comparison(), panels, actions)
+    return Explorer("Chapter 5: the scheduler", Comparison(), panels, ACTIONS)
 
 
 # -- the story ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import xxhash
 from chapters.patching import replaced
 from nanovllm.core import block_manager
 from nanovllm.core.block_hash import BlockHasher
-from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager, FreeBlockQueue
 from nanovllm.core.sequence import Sequence
 
 Fault = Callable[[], AbstractContextManager]
@@ -102,6 +102,8 @@ def names_stay() -> Iterator[None]:
             block.token_ids, block.extra_keys = [], ()
             block.ref_count = 1
             seq.block_table.append(block.block_id)
+            if self.on_event is not None:
+                self.on_event(BlockEvent("allocate", block.block_id, seq.seq_id))
 
     with replaced(BlockManager, "take_fresh_blocks", take_fresh_blocks), _unverified():
         yield

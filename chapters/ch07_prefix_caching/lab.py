@@ -16,7 +16,7 @@ from chapters.ch07_prefix_caching.drawing import (
     panels,
 )
 from chapters.ch07_prefix_caching.policies import POLICIES, bursts, num_hits
-from chapters.ch07_prefix_caching.simulator import Simulator
+from chapters.ch07_prefix_caching.simulator import ACTIONS, Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
 from chapters.stage import compute
@@ -30,26 +30,10 @@ if TYPE_CHECKING:
 
 
 def make_app(model: str | None = None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+    from chapters.explorer import Explorer
 
-    actions = [
-        Action("n", "send", "send"),
-        Action("g", "word", "grow"),
-        Action("e", "end", "end_oldest"),
-        Action("x", "demo", "example"),
-        Action("w", "kind", "next_workload"),
-        Action("s", "salt", "next_salt"),
-        Action("m", "less", "shrink"),
-        Action("f", "trap", "next_fault"),
-        Action("r", "new", "reset"),
-    ]
-    return Explorer(
-        "7. Prefix caching: = found, + now cached, · its own, ! wrong",
-        Simulator(),
-        panels,
-        actions,
-        ask="a prompt of yours",
-    )
+    title = "7. Prefix caching: = found, + now cached, · its own, ! wrong"
+    return Explorer(title, Simulator(), panels, ACTIONS, ask="a prompt of yours")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

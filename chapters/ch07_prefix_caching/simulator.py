@@ -15,20 +15,33 @@ import xxhash
 from chapters.ch07_prefix_caching import faults
 from chapters.ch07_prefix_caching.faults import Fault
 from chapters.ch07_prefix_caching.workloads import ANSWER, WORKLOADS, prompts
+from chapters.play import Action
 from chapters.stage import compute
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 SALTS = [None, "alice", "bob"]
-FAULTS: dict[str, Fault] = {  # the sixth needs a model
+FAULTS: dict[str, Fault] = {
     "": nullcontext,
     "tokens named without their parent": faults.without_parent,
     "bytes(token_ids)": faults.bytes_of_ids,
     "references stay raised": faults.references_stay,
     "hits left in the free queue": faults.hits_stay_free,
     "names stay": faults.names_stay,
+    "nothing is left to compute": faults.nothing_left,
 }
+ACTIONS = [
+    Action("n", "send", "send"),
+    Action("g", "word", "grow"),
+    Action("e", "end", "end_oldest"),
+    Action("x", "demo", "example"),
+    Action("w", "kind", "next_workload"),
+    Action("s", "salt", "next_salt"),
+    Action("m", "less", "shrink"),
+    Action("f", "trap", "next_fault"),
+    Action("r", "new", "reset"),
+]
 
 
 @dataclass
@@ -58,6 +71,7 @@ class Simulator:
             self.manager = BlockManager(num_blocks, BLOCK_SIZE)
         self.manager.on_event = self._note
         self.evicted: list[str] = []  # since the last action
+        self.events: list[BlockEvent] = []  # the same of all kinds, in order; a face that shows them empties the list
         self.written: dict[int, list[int]] = {}  # block -> the text up to its end, when its K/V was computed
         self.requests: list[Request] = []
         self.names: dict[int, str] = {}  # seq_id -> name of the request
@@ -80,7 +94,7 @@ class Simulator:
         """A request with this text."""
         if not text.split():
             return "Type some words: each counts as a token."
-        self.evicted = []
+        self.evicted, self._example = [], None
         with FAULTS[self.fault]():
             said = self._admit(Sequence(self.ids(text), cache_salt=self.salt))
         return said + self._aftermath()
@@ -89,7 +103,7 @@ class Simulator:
         """Every running request gets a word more."""
         if not self.running:
             return "Nothing is running: send a request (n)."
-        self.evicted = []
+        self.evicted, self._example = [], None
         with FAULTS[self.fault]():
             for request in self.running:
                 seq = request.seq
@@ -102,6 +116,7 @@ class Simulator:
         """The oldest running request ends; what it had stays findable."""
         if not self.running:
             return "Nothing is running: send a request (n)."
+        self._example = None
         request = self.running[0]
         request.running = False
         self.answers.append(self.text(request.seq.generated_token_ids))
@@ -110,38 +125,45 @@ class Simulator:
         return f"{request.name} ends. Its blocks go to the tail of the free queue, the last one first."
 
     def next_workload(self) -> str:
+        """Another kind of requests: a system prompt, a conversation, pages, strangers in turn."""
         self.workload = WORKLOADS[(WORKLOADS.index(self.workload) + 1) % len(WORKLOADS)]
         return f"Requests are now: {self.workload}. The cache stays as it is."
 
     def next_salt(self) -> str:
+        """Another salt: none, alice, bob in turn. Requests with different salts share nothing."""
+        self._example = None
         self.salt = SALTS[(SALTS.index(self.salt) + 1) % len(SALTS)]
         return f"Requests now come {f'with the salt {self.salt}' if self.salt else 'without a salt'}."
 
     def shrink(self) -> str:
+        """Begin anew with a smaller pool: 24, 12 or 8 blocks in turn."""
         num_blocks = len(self.manager.blocks)
         self._start({24: 12, 12: 8}.get(num_blocks, NUM_BLOCKS))
         return f"Begun anew with {len(self.manager.blocks)} blocks."
 
     def next_fault(self) -> str:
+        """Begin anew with the next fault built into the engine."""
         names = list(FAULTS)
         self.fault = names[(names.index(self.fault) + 1) % len(names)]
         self._start(len(self.manager.blocks))
         return f"Begun anew, {f'with a fault: {self.fault}' if self.fault else 'without a fault'}."
 
     def reset(self) -> str:
+        """Begin anew, as at the start."""
         self.workload, self.salt, self.fault = WORKLOADS[0], SALTS[0], ""
         self._start(NUM_BLOCKS)
         return "Begun anew."
 
     def example(self) -> str:
-        """The next step of the worked example of vLLM's document; the first begins it."""
+        """The next step of the worked example of vLLM's document; after any other action it begins anew."""
         if self._example is None:
             self.salt, self.fault = None, ""
             self._start(10)
             self._example = self._play_example()
-        said = next(self._example, None)
+        steps = self._example
+        said = next(steps, None)
+        self._example = steps if said else None  # its steps are actions, too
         if said is None:
-            self._example = None
             return "That was the example. Press x to see it again, r for a new pool."
         return said
 
@@ -207,6 +229,8 @@ class Simulator:
         num_hits, num_computed = seq.num_registered_blocks, len(seq.tokens) - seq.num_cached_tokens
         self.requests.append(Request(name, seq, num_hits, num_computed))
         self._compute(self.requests[-1])
+        if num_computed == 0:
+            return f"{name}: {len(seq.tokens)} tokens; all found, nothing computed; WRONG: no logits for the next word"
         all_known = " (all are known: the last one is computed for its logits)" if num_computed == 1 else ""
         return f"{name}: {len(seq.tokens)} tokens; blocks found: {num_hits}; tokens computed: {num_computed}{all_known}"
 
@@ -235,6 +259,7 @@ class Simulator:
             self.manager.check_integrity()
 
     def _note(self, event: BlockEvent) -> None:
+        self.events.append(event)
         if event.kind == "evict":
             self.evicted.append(f"block {event.block_id} ({self.text(self.written[event.block_id][-BLOCK_SIZE:])})")
 

@@ -1,22 +1,118 @@
-"""The labs and exercises that run the engine's own Python in the reader's browser."""
+"""The parts of the site that run Python: a chapter's lab and its exercises, as HTML, and the files that they load."""
 
+from html import escape
+from inspect import getdoc
 from pathlib import Path
 
 from chapters.course import Chapter
+from chapters.site.runtime import CHAPTERS, FILES, write_runtime
 
-SCRIPTS: tuple[str, ...] = ()
-STYLES: tuple[str, ...] = ()
+SCRIPTS = ("lab.js", "exercises.js")
+STYLES = ("lab.css",)
+TIME_LIMIT_S = 60  # for one check; a phone is several times slower than a laptop
+
+MEGABYTES = sum(file.size for file in FILES) / 1e6
+
+# Shown until the script runs; it cannot run where there is no JavaScript, nor on a page opened as a file.
+NEEDS_SERVER = (
+    '<p class="needs-server">This part runs Python in the browser. It needs JavaScript, and a page that comes from a '
+    "web server; <code>python -m chapters site --serve</code> is one.</p>"
+)
+PROGRESS = (
+    '<div class="loading" hidden><progress max="1" value="0" aria-label="Loading"></progress> '
+    '<span class="loaded"></span></div>'
+)
+FAILURE = '<p class="failure" role="alert" hidden></p>'
 
 
 def lab_section(chapter: Chapter) -> str:
-    """HTML of a lab that runs on the page; "" where the chapter has none."""
-    return ""
+    """The chapter's lab, or "" if it has none that runs in a browser."""
+    if chapter.folder.name not in CHAPTERS:
+        return ""
+    page = chapter.module("page")
+    world = page.new_world()
+    buttons, meanings = [], []
+    for action in page.ACTIONS:
+        meaning = " ".join((getdoc(getattr(world, action.method)) or "").split("\n\n")[0].split())
+        buttons.append(
+            f'<button type="button" data-key-name="{action.key}" title="{escape(meaning)}">'
+            f"<kbd>{action.key}</kbd> {escape(action.label)}</button>"
+        )
+        meanings.append(f"<dt><kbd>{action.key}</kbd> {escape(action.label)}</dt><dd>{escape(meaning)}</dd>")
+    form = ""
+    if page.ASK:
+        form = (
+            f'<form class="typed"><label>{escape(page.ASK[0].upper() + page.ASK[1:])} <input name="text" '
+            'autocomplete="off" spellcheck="false"></label><button>send it</button></form>'
+        )
+        meanings.append("<dt><kbd>t</kbd> type</dt><dd>Go to the text field.</dd>")
+    scenes = "".join(
+        f'<li><a href="#{escape(scene.link.replace(" ", "+"))}">{escape(scene.title)}</a></li>' for scene in page.SCENES
+    )
+    return f"""
+<section class="lab" data-chapter="{chapter.number}" aria-label="Lab">
+<h2>{escape(page.TITLE)}</h2>
+{NEEDS_SERVER}
+<div class="begin" hidden>
+<p>The lab runs the engine's own Python code in your browser. Nothing is installed; {MEGABYTES:.1f} MB are loaded when
+you start it.</p>
+<p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
+<p><button type="button" class="start">Start the lab</button></p>
+{PROGRESS}
+</div>
+{FAILURE}
+<details class="scenes" open><summary>Things to see, step by step</summary><ol>{scenes}</ol></details>
+<div class="playing" hidden>
+<div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p></div>
+<div class="controls"><div class="actions">{"".join(buttons)}</div>
+{form}</div>
+<div class="now"><div class="steps">
+<button type="button" class="back" title="Undo the last action (arrow left)">&#9664; back</button>
+<button type="button" class="forward" title="The next action of this scene (arrow right)">next &#9654;</button>
+<button type="button" class="copy" title="Copy the address of this state">copy link</button></div>
+<p class="said" role="status"></p></div>
+<div class="table"><div class="panels"></div></div>
+<details class="meanings"><summary>What the buttons and keys do</summary><dl>{"".join(meanings)}</dl>
+<p>Arrow keys go back and forward. The address of this page holds all actions so far: a copy of it opens the same
+state.</p></details>
+</div>
+</section>"""
 
 
 def exercises_section(chapter: Chapter) -> str:
-    """HTML of the exercises that are checked on the page; "" where the chapter has none."""
-    return ""
+    """An editor with the chapter's exercise.py, or "" if its checks cannot run in a browser."""
+    if chapter.folder.name not in CHAPTERS:
+        return ""
+    source = (chapter.folder / "exercise.py").read_text("utf-8")
+    tasks = "".join(
+        f'<li data-task="{escape(task.name)}"><h3><code>{escape(task.name)}</code> <span class="verdict"></span></h3>'
+        f'<p class="again">Read again: {escape(task.section)}</p><div class="outcome"></div></li>'
+        for task in chapter.module("checks").TASKS
+    )
+    command = f"python -m chapters check {chapter.number} --file exercise.py"
+    return f"""
+<section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
+{NEEDS_SERVER}
+<div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
+spellcheck="false" autocapitalize="off" autocomplete="off">
+{escape(source)}</textarea></div>
+<p class="hint">What you write stays in this browser. Tab indents; Escape, then Tab, leaves the editor.</p>
+<div class="controls" hidden><button type="button" class="check">Check</button>
+<button type="button" class="stop" hidden>Stop</button>
+<button type="button" class="download">Download exercise.py</button>
+<button type="button" class="reset">Begin anew</button></div>
+{PROGRESS}
+{FAILURE}
+<p class="status" role="status"></p>
+<ol class="tasks">{tasks}</ol>
+<details class="printed" hidden><summary>What your code printed</summary><pre></pre></details>
+<p>The checks are the ones of the terminal, and your functions run inside the engine's own code. Those that let a real
+model answer need a computer with the course installed. There, in the course's folder, this grades your downloaded file
+with all of them:</p>
+<pre class="code" tabindex="0"><code>{command}</code></pre>
+</section>"""
 
 
 def write_lab_files(folder: Path, offline: bool) -> None:
-    """What the labs load: scripts, the engine's files and, offline, the runtime."""
+    """Write what the worker loads: the bundle of Python files and, offline, Python itself."""
+    write_runtime(folder / "runtime", offline)

@@ -1,0 +1,72 @@
+"""Things to see in the simulator of chapter 7, step by step: the worked example, the six traps, and others."""
+
+from chapters.site.player import Scene
+
+JAPAN, READER, BOTH = "I come from Japan", "I like to read", "my family lives in that country too"
+KEEPER = "you keep a small lighthouse answer in short clear words"
+SCENES = [
+    Scene(
+        "The worked example of vLLM's document",
+        "/x7",
+        "Ten blocks of four tokens, three requests. Watch the order of the queue: what was released longest ago is "
+        "taken first, and of one request its last block first.",
+    ),
+    Scene(
+        "One system prompt, four requests",
+        "/n4g3e4",
+        "All four begin with the same twelve words: three blocks, computed once, then found. Each gets three words of "
+        "an answer, then they end one after another.",
+    ),
+    Scene(
+        "What is evicted first",
+        "m2/new3newnew3nenewne",
+        "A pool of 8 blocks. Requests with the system prompt and strangers take turns, and each ends before the next "
+        "one comes. Blocks with a name are evicted when they reach the head of the queue.",
+    ),
+    Scene(
+        "Two blocks, one name",
+        "/t(how far does the light reach)t(how far does the light reach)g4",
+        "Two requests with the same text run side by side and get the same words. Their second blocks are filled by "
+        "both at the same time: two blocks under one name.",
+    ),
+    Scene(
+        "Salts keep tenants apart",
+        f"/st({KEEPER})st({KEEPER})s2t({KEEPER})",
+        "The same text from alice, from bob, and from alice again. Only the last one finds something.",
+    ),
+    Scene(
+        "Trap 1: tokens named without their parent",
+        f"f/t({JAPAN} {BOTH})t({READER} thank you)t({READER} {BOTH})",
+        "A block's name is made of its own tokens only. The third request finds a block that was computed behind "
+        "another beginning.",
+    ),
+    Scene(
+        "Trap 2: bytes(token_ids)",
+        "f2/n",
+        "bytes() takes numbers up to 255, and token ids are larger. This fault at least is loud.",
+    ),
+    Scene(
+        "Trap 3: references stay raised",
+        f"m2f3/n3e2t({BOTH} and I like to read in the evening when the lamp is lit at last)",
+        "A request that does not fit is refused, and its hits keep the references that were taken for it. When all "
+        "have ended, blocks are lost: nobody holds them, and they are not in the queue.",
+    ),
+    Scene(
+        "Trap 4: hits left in the free queue",
+        "m2f4/nen3",
+        "A hit gets a reference and stays in the queue. So it is taken once more, for another text, under the eyes of "
+        "the request that uses it.",
+    ),
+    Scene(
+        "Trap 5: names stay",
+        f"m2f5/t({JAPAN} {BOTH})ew3nenenet({JAPAN} {BOTH})",
+        "A block that is taken for new content keeps its entry in the hash map. The first text comes again, and finds "
+        "K/V of somebody else.",
+    ),
+    Scene(
+        "Trap 6: nothing left to compute",
+        f"f6/t({KEEPER} thank you)t({KEEPER} thank you)g",
+        "Of a prompt that is found as a whole, everything counts as computed. Then no position is computed, and there "
+        "are no logits to choose the next word from.",
+    ),
+]

@@ -1,0 +1,160 @@
+// A lab: buttons, keys and the address bar play it, Python says what there is to see, and what moved glides.
+
+import { Python, loadingBar } from "./python.js";
+
+const section = document.querySelector("section.lab");
+if (section) run(section);
+
+function run(section) {
+  const $ = (selector) => section.querySelector(selector);
+  const chapter = Number(section.dataset.chapter), bar = loadingBar(section);
+  const python = new Python({ progress: bar.progress });
+  const linked = () => location.hash.slice(1);
+  let running = false, shown = null; // shown: the link of what is drawn
+  let queue = Promise.resolve(); // one thing at a time, in the order of clicks
+
+  const then = (job) => (queue = queue.then(job).catch((error) => bar.fail(error)));
+  const play = (move, ...args) => then(async () => show(await python.call({ do: "play", move, arguments: args })));
+
+  $(".needs-server").hidden = true;
+  $(".begin").hidden = false;
+  noticeLink();
+  $(".start").onclick = start;
+  $(".back").onclick = () => play("back");
+  $(".forward").onclick = () => play("forward");
+  $(".copy").onclick = copy;
+  for (const button of section.querySelectorAll("[data-key-name]"))
+    button.onclick = () => play("do", button.dataset.keyName);
+  $(".typed")?.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const input = event.target.elements.text;
+    if (input.value.trim()) play("do", "t", input.value);
+    input.value = "";
+    input.blur();
+  });
+  window.addEventListener("hashchange", () => {
+    if (!running) noticeLink();
+    else if (linked() !== shown) openLink();
+  });
+  document.addEventListener("keydown", press);
+
+  function noticeLink() {
+    $(".from-link").hidden = !linked();
+  }
+
+  async function start() {
+    $(".start").disabled = true;
+    bar.begin();
+    try {
+      await python.start();
+      show(await python.call({ do: "lab", chapter }), false);
+      running = true;
+      $(".begin").hidden = true;
+      $(".playing").hidden = false;
+      if (linked()) openLink();
+    } catch (error) {
+      python.end("");
+      bar.fail(error);
+      $(".start").disabled = false;
+    }
+  }
+
+  function openLink() {
+    play("open", linked());
+    $(".playing").scrollIntoView({ behavior: still() ? "auto" : "smooth" });
+  }
+
+  function press(event) {
+    if (!running || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) {
+      if (event.key === "Escape") event.target.blur?.();
+      return;
+    }
+    const scrolls = event.target.matches?.(".scroll");
+    if (event.key === "ArrowLeft" && !scrolls) play("back");
+    else if (event.key === "ArrowRight" && !scrolls) play("forward");
+    else if (event.key === "t" && $(".typed")) $(".typed input").focus();
+    else if (section.querySelector(`[data-key-name="${CSS.escape(event.key)}"]`)) play("do", event.key);
+    else return;
+    event.preventDefault();
+  }
+
+  async function copy() {
+    try {
+      await navigator.clipboard.writeText(location.href);
+      $(".said").textContent = "Copied. Whoever opens it sees this state.";
+    } catch {
+      $(".said").textContent = "The address bar has the link of this state.";
+    }
+  }
+
+  function show(view, write = true) {
+    if (view.problem) {
+      $(".said").textContent = view.problem;
+      return;
+    }
+    shown = view.link;
+    if (write) history.replaceState(null, "", view.link ? `#${view.link}` : location.pathname + location.search);
+    $(".said").textContent = view.said || (view.did ? `Action ${view.num_done}, ${view.did}, is done.` : "Nothing has happened yet.");
+    $(".back").disabled = !view.num_done;
+    $(".forward").disabled = !view.num_ahead;
+    $(".forward").textContent = view.num_ahead ? `next \u25b6 (${view.num_ahead} to come)` : "next \u25b6";
+    $(".scene").hidden = !view.scene;
+    $(".scene-title").textContent = view.scene?.[0] ?? "";
+    $(".scene-text").textContent = view.scene?.[1] ?? "";
+    if (view.scene) $(".scenes").open = false;
+    draw($(".panels"), view.panels);
+  }
+}
+
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+// Where is everything that may move? Name -> its place, and the element.
+function places(box) {
+  return new Map([...box.querySelectorAll("[data-key]")].map((el) => [el.dataset.key, [el.getBoundingClientRect(), el]]));
+}
+
+function draw(box, panels) {
+  const before = places(box), anchor = box.getBoundingClientRect();
+  if (box.children.length !== panels.length)
+    box.innerHTML = panels.map((_, i) => `<section class="panel" aria-labelledby="panel${i}"><h3 id="panel${i}"></h3><div></div></section>`).join("");
+  panels.forEach(([title, html], i) => {
+    const [head, body] = box.children[i].children;
+    head.textContent = title;
+    if (body.html === html) return;
+    body.html = body.innerHTML = html;
+    for (const wide of body.querySelectorAll(".scroll")) {
+      wide.setAttribute("role", "region");
+      wide.setAttribute("aria-labelledby", head.id);
+      if (wide.querySelector(".timeline")) wide.scrollLeft = wide.scrollWidth;
+    }
+  });
+  if (!before.size || still()) return;
+  const after = places(box), now = box.getBoundingClientRect(), used = new Set();
+  for (const [key, [to, element]] of after) {
+    const from = [key, ...(element.dataset.from ?? "").split(" ")].find((name) => before.has(name));
+    if (!from) {
+      element.animate([{ opacity: 0 }, { opacity: 1 }], { duration: 400 });
+      continue;
+    }
+    used.add(from);
+    const old = before.get(from)[0];
+    const x = old.left - anchor.left - (to.left - now.left), y = old.top - anchor.top - (to.top - now.top);
+    if (Math.abs(x) + Math.abs(y) < 2) continue;
+    const order = Number(element.style.getPropertyValue("--order") || 0);
+    element.classList.add("moving");
+    element.animate([{ transform: `translate(${x}px, ${y}px)` }, { transform: "none" }],
+      { duration: 600, delay: Math.min(order, 12) * 120, easing: "ease-in-out", fill: "backwards" })
+      .finished.then(() => element.classList.remove("moving"), () => {});
+  }
+  for (const [key, [rect, element]] of before) // a name that was evicted, a request that ended: it fades where it was
+    if (/^[ns]/.test(key) && !used.has(key) && !after.has(key)) {
+      const ghost = element.cloneNode(true);
+      ghost.removeAttribute("data-key");
+      ghost.classList.add("ghost");
+      Object.assign(ghost.style, { left: `${rect.left - anchor.left}px`, top: `${rect.top - anchor.top}px`,
+        width: `${rect.width}px`, height: `${rect.height}px` });
+      ghost.ariaHidden = "true";
+      box.parentElement.append(ghost);
+      ghost.animate([{ opacity: 1 }, { opacity: 0 }], { duration: 1500 }).finished.finally(() => ghost.remove());
+    }
+}

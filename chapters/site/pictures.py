@@ -1,0 +1,112 @@
+"""Pictures of the engine's objects as HTML: what the pages of several labs show.
+
+What may move has a data-key, its name on the page; lab.js lets it glide from where it was to where it is now. Something
+new comes from the first of its data-from that was there before. data-event marks what has just happened to it, and
+--order says when, so that the reader sees events one after another.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
+from nanovllm.core.sequence import Sequence
+
+VERBS = {"hit": "hit", "allocate": "taken", "register": "named", "evict": "evicted", "free": "freed"}
+
+
+def color(name: str) -> str:
+    """The class of a request's colour. By its name: the number of a Sequence is another in each run."""
+    return "hog" if name == "hog" else f"seq-{(ord(name[0]) - ord('A')) % 8}"
+
+
+def label(name: str) -> str:
+    return f'<b class="who {color(name)}">{escape(name)}</b>'
+
+
+def marks(events: Iterable[BlockEvent], block_id: int) -> str:
+    """Attributes of a block to which something has just happened. Of several events the one that says most."""
+    kinds = {event.kind: order for order, event in enumerate(events) if event.block_id == block_id}
+    kind = next((kind for kind in ("evict", "hit", "allocate", "free", "register") if kind in kinds), None)
+    return f' data-event="{kind}" style="--order:{kinds[kind]}"' if kind else ""
+
+
+def draw_events(events: list[BlockEvent], names: Mapping[int, str]) -> str:
+    """What has happened to blocks in the last action, in order."""
+    if not events:
+        return '<p class="none">No block was touched.</p>'
+    items = [
+        f'<li class="event" data-event="{event.kind}" style="--order:{order}">'
+        f"{VERBS[event.kind]} <b>{event.block_id}</b> {label(names.get(event.seq_id, 'hog'))}</li>"
+        for order, event in enumerate(events)
+    ]
+    return f'<ol class="events">{"".join(items)}</ol>'
+
+
+def holders(seqs: Iterable[Sequence], names: Mapping[int, str]) -> dict[int, list[str]]:
+    """block_id -> the names of those that have it in their tables."""
+    held: dict[int, list[str]] = {}
+    for seq in seqs:
+        for block_id in seq.block_table:
+            held.setdefault(block_id, []).append(names[seq.seq_id])
+    return held
+
+
+def draw_pool(
+    manager: BlockManager,
+    held: Mapping[int, list[str]],
+    events: list[BlockEvent],
+    words: Callable[[Block], str] = lambda block: "",
+) -> str:
+    """A cell for each block: its holders, or cached, or free. A count that its holders do not explain is shown."""
+    cells = []
+    for block in manager.blocks:
+        names = held.get(block.block_id, [])
+        if block.ref_count != len(names):
+            state, what = "lost", f"ref_count {block.ref_count}"
+        elif names:
+            state, what = "held" if len(names) == 1 else "shared", ""
+        else:
+            state = what = "cached" if block.block_hash else "free"
+        more = f"<b>+{len(names) - 4}</b>" if len(names) > 4 else ""
+        who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
+        text = f'<span class="words">{escape(words(block))}</span>' if words(block) else ""
+        tint = f" {color(names[0])}" if names else ""
+        cells.append(
+            f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
+            f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'
+        )
+    return f'<ol class="pool">{"".join(cells)}</ol>'
+
+
+def draw_queue(
+    manager: BlockManager, events: list[BlockEvent], words: Callable[[Block], str] = lambda block: ""
+) -> str:
+    """The free queue from its head, which is taken next. A cached block still has its name, and its K/V is found."""
+    chips = []
+    for block_id in manager.free_blocks:
+        block = manager.blocks[block_id]
+        state = "cached" if block.block_hash else "free"
+        text = f' <span class="words">{escape(words(block))}</span>' if words(block) else ""
+        chips.append(
+            f'<li class="chip {state}" data-key="q{block_id}" data-from="b{block_id}"{marks(events, block_id)}>'
+            f"<b>{block_id}</b>{text}</li>"
+        )
+    if not chips:
+        return '<p class="none">The queue is empty: no block is free.</p>'
+    return f'<ol class="queue"><li class="end">taken next</li>{"".join(chips)}<li class="end">tail</li></ol>'
+
+
+def draw_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table whose rows begin with a heading. Cells are HTML."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
+    )
+    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def draw_counters(counters: Mapping[str, object]) -> str:
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in counters.items()
+    )
+    return f'<dl class="counters">{items}</dl>'

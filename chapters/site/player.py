@@ -1,0 +1,136 @@
+"""Player: a lab as a page plays it. The same code runs in the browser (Pyodide) and in ordinary Python.
+
+A world is deterministic: the same actions lead to the same state. So a list of actions *is* a state. Going back is
+playing all of them but the last, and a link holds the list: `x7` is step 7 of the worked example, `n3gt(how far)` is
+three requests, a word for each, and a typed request. What stands behind a slash is still to come: `x2/x5`.
+"""
+
+import re
+from types import ModuleType
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus, unquote_plus
+
+from chapters.play import Action, act
+
+MAX_MOVES = 500
+MOVES = re.compile(r"(?P<key>[A-Za-z])(?:\((?P<text>[^()]*)\)|(?P<times>[1-9]\d{0,2}))?")
+
+
+class Move(NamedTuple):
+    key: str
+    text: str | None = None  # of a typed request
+
+
+class Scene(NamedTuple):
+    """Something to see: a link to its beginning, with its actions still to come, and what to look at."""
+
+    title: str
+    link: str
+    text: str
+
+
+class Player:
+    """One lab. `page` is its page.py: TITLE, new_world(), ACTIONS, ASK, SCENES and panels(world)."""
+
+    def __init__(self, page: ModuleType, link: str = "") -> None:
+        self.page = page
+        self.actions: dict[str, Action] = {action.key: action for action in page.ACTIONS}
+        self.ahead: list[Move] = []
+        self._play([])
+        if link:
+            self.open(link)
+
+    def _play(self, moves: list[Move]) -> None:
+        self.world: Any = self.page.new_world()
+        self.done: list[Move] = []
+        self.said = ""
+        for move in moves:
+            self._do(move)
+
+    def _do(self, move: Move) -> None:
+        self.world.events.clear()
+        if move.text is not None:
+            self.said = act(self.world, "typed", move.text)
+        else:
+            self.said = act(self.world, self.actions[move.key].method)
+        self.done.append(move)
+
+    def do(self, key: str, text: str | None = None) -> None:
+        """Any action. If it is the next one of those ahead, the others stay."""
+        if len(self.done) >= MAX_MOVES:
+            self.said = f"A link holds at most {MAX_MOVES} actions. Go back, or begin anew."
+            return
+        move = Move(key, text)
+        self.ahead = self.ahead[1:] if self.ahead[:1] == [move] else []
+        self._do(move)
+
+    def forward(self) -> None:
+        if self.ahead:
+            self.do(*self.ahead[0])
+
+    def back(self) -> None:
+        if self.done:
+            self.ahead = [self.done[-1], *self.ahead]
+            self._play(self.done[:-1])
+
+    def open(self, link: str) -> None:
+        """The state that a link means. Raises ValueError, with nothing changed, if it means none."""
+        done, _, ahead = link.partition("/")
+        moves, self.ahead = self.parse(done), self.parse(ahead)
+        self._play(moves)
+
+    def parse(self, text: str) -> list[Move]:
+        moves: list[Move] = []
+        position = 0
+        while position < len(text):
+            found = MOVES.match(text, position)
+            if found is None:
+                raise ValueError(f"This link is broken: it cannot be read from {text[position : position + 20]!r} on.")
+            position = found.end()
+            key, typed = found["key"], found["text"]
+            if (typed is None and key not in self.actions) or (typed is not None and (key != "t" or not self.page.ASK)):
+                keys = " ".join(self.actions) + (" t(text)" if self.page.ASK else "")
+                raise ValueError(f"This link asks for {found[0]!r}, and this lab has the actions {keys}.")
+            move = Move(key, None if typed is None else unquote_plus(typed))
+            moves += [move] * int(found["times"] or 1)
+            if len(moves) > MAX_MOVES:
+                raise ValueError(f"This link asks for more than {MAX_MOVES} actions.")
+        return moves
+
+    @property
+    def link(self) -> str:
+        return write_moves(self.done) + (f"/{write_moves(self.ahead)}" if self.ahead else "")
+
+    @property
+    def scene(self) -> list[str] | None:
+        """Title and text of the scene that is being played."""
+        moves = self.done + self.ahead
+        for scene in self.page.SCENES:
+            done, _, ahead = scene.link.partition("/")
+            if moves == self.parse(done) + self.parse(ahead):
+                return [scene.title, scene.text]
+        return None
+
+    def view(self) -> dict[str, Any]:
+        """What the page shows, as text, numbers and HTML."""
+        return {
+            "said": self.said,
+            "panels": [list(panel) for panel in self.page.panels(self.world)],
+            "link": self.link,
+            "scene": self.scene,
+            "did": self.actions[self.done[-1].key].label if self.done and self.done[-1].text is None else "",
+            "num_done": len(self.done),
+            "num_ahead": len(self.ahead),
+        }
+
+
+def write_moves(moves: list[Move]) -> str:
+    text, index = "", 0
+    while index < len(moves):
+        move = moves[index]
+        if move.text is not None:
+            text, index = f"{text}t({quote_plus(move.text)})", index + 1
+            continue
+        times = next((n for n, other in enumerate(moves[index:]) if other != move), len(moves) - index)
+        text, index = text + move.key + (str(times) if times > 1 else ""), index + times
+    return text

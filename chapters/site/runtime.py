@@ -1,0 +1,153 @@
+"""Runtime: what a browser needs to run the labs. Python itself, xxHash, and the bundle of our own files.
+
+Python is Pyodide, CPython in WebAssembly, and xxHash is xxhash-wasm; both come from npm, pinned by version and by the
+hash of each file, which the page compares before it runs anything. A site has them from a public CDN, or, built with
+--offline, beside its pages. The bundle holds files of this repository as they are.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from nanovllm.tools.demo_model import cache_folder
+
+REPOSITORY = Path(__file__).parents[2]
+CDN = "https://cdn.jsdelivr.net/npm"
+PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
+CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching")  # those with a page.py
+
+
+class RuntimeFile(NamedTuple):
+    package: str
+    path: str  # inside the package
+    size: int
+    integrity: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+FILES = (
+    RuntimeFile(
+        PYODIDE, "pyodide.mjs", 17_931, "sha384-Lp79fMwxa4n2BLtugpUAoQMlbxIdg8iCUiP1r3h7nJLkQjwlXT1JzZTeHVL+f4Dg"
+    ),
+    RuntimeFile(
+        PYODIDE, "pyodide.asm.mjs", 1_250_344, "sha384-/2281iaC0Iimw0B3Kagy1DBfZcJG3W4KYW+EmOqhsdY3fR9BJ88FE2Zt6y0KQKpa"
+    ),
+    RuntimeFile(
+        PYODIDE,
+        "pyodide.asm.wasm",
+        9_598_218,
+        "sha384-y++qrQ72KPA1fTjLIuGMP+jppgGxjbLCgfdb0zMrnNnQVhxRUXTOTF6rTxNzllSu",
+    ),
+    RuntimeFile(
+        PYODIDE,
+        "python_stdlib.zip",
+        2_545_637,
+        "sha384-xW3A5jmenkrPXbsgrIaB1FCJh9OuLT7FRMagsJMgtlhVc19k/mSy3+7nMaF/d767",
+    ),
+    RuntimeFile(
+        XXHASH, "esm/xxhash-wasm.js", 11_195, "sha384-+yBP2R/lJ7ZC768k4BAU/+v4QHm2jIJtEKXQkkKn8+Zl/ovuddiFlTSH0eeDLIbU"
+    ),
+)
+
+
+class MissingRuntime(ValueError):
+    """The runtime cannot be had. Says why."""
+
+
+def integrity_of(data: bytes) -> str:
+    """As the HTML attribute `integrity` has it."""
+    return f"sha384-{base64.b64encode(hashlib.sha384(data).digest()).decode()}"
+
+
+def install_runtime(folder: Path) -> None:
+    """Put the runtime's files into this folder, out of the cache; fetched with npm if they are not there yet.
+
+    Raises MissingRuntime.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder() / "site-runtime"
+    for file in FILES:
+        if not _is_whole(cache / file.name, file):
+            _fetch(file.package, cache)
+        shutil.copyfile(cache / file.name, folder / file.name)
+
+
+def _is_whole(path: Path, file: RuntimeFile) -> bool:
+    return path.is_file() and integrity_of(path.read_bytes()) == file.integrity
+
+
+def _fetch(package: str, cache: Path) -> None:
+    """Every file of this package into the cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        command = ["npm", "pack", package, "--silent", "--pack-destination", temporary]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip()
+            raise MissingRuntime(
+                f"{package} is needed for --offline, and `{' '.join(command[:4])}` failed: {said}\nInstall npm and "
+                f"connect to a network, or put the files into {cache}, or build without --offline."
+            ) from error
+        [archive] = Path(temporary).glob("*.tgz")
+        with tarfile.open(archive) as tar:
+            for file in FILES:
+                if file.package != package:
+                    continue
+                member = tar.extractfile(f"package/{file.path}")
+                data = member.read() if member else b""
+                if integrity_of(data) != file.integrity:
+                    raise MissingRuntime(f"{file.path} of {package} is not the file that was pinned")
+                part = Path(temporary) / file.name
+                part.write_bytes(data)
+                part.replace(cache / file.name)
+
+
+def bundled_files() -> dict[str, Path]:
+    """What the browser's Python imports: path there -> file here. All are unchanged."""
+    files = {"xxhash.py": Path(__file__).with_name("browser_xxhash.py")}
+    for name in ("__init__", "browser", "player", "pictures"):
+        files[f"chapters/site/{name}.py"] = Path(__file__).with_name(f"{name}.py")
+    for folder in ("nanovllm", "nanovllm/core", "chapters", *(f"chapters/{name}" for name in CHAPTERS)):
+        for path in sorted((REPOSITORY / folder).glob("*.py")):
+            files[f"{folder}/{path.name}"] = path
+    return files
+
+
+def make_bundle() -> bytes:
+    """A ZIP file, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, path in bundled_files().items():
+            bundle.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def write_runtime(folder: Path, offline: bool) -> None:
+    """Write the bundle, the manifest that worker.js reads, and, offline, the runtime, into this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if offline:
+        install_runtime(folder)
+    bundle = make_bundle()
+    (folder / "course.zip").write_bytes(bundle)
+    manifest = {
+        file.name: {
+            "url": file.name if offline else f"{CDN}/{file.package}/{file.path}",
+            "size": file.size,
+            "integrity": file.integrity,
+        }
+        for file in FILES
+    }
+    manifest["course.zip"] = {"url": "course.zip", "size": len(bundle), "integrity": integrity_of(bundle)}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")

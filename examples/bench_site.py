@@ -1,0 +1,74 @@
+"""How long a reader waits: the first paint of a page of the course, and a lab from the click until it is drawn.
+
+    python examples/bench_site.py
+
+builds the site with its runtime (python -m chapters site --offline) into a temporary folder, serves it from this
+machine and opens it in chromium with Playwright, each time with an empty browser cache. No network is in these numbers.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
+
+from chapters.site.build import build
+from chapters.site.runtime import CHAPTERS, FILES
+
+FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => resolve(list.getEntries()[0].startTime))
+    .observe({ type: "paint", buffered: true }))"""
+READY = """() => new Promise(resolve => {
+    const started = performance.now(), panels = document.querySelector(".panels");
+    new MutationObserver(() => resolve(performance.now() - started)).observe(panels, { childList: true });
+    document.querySelector(".start").click();
+})"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="First paint of a page, and a lab from the click until it is drawn.")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="take the median of N (default: 3)")
+    parser.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="(default: 4 5 7)")
+    args = parser.parse_args(argv)
+    names = [name for name in CHAPTERS if not args.chapters or int(name[2:4]) in args.chapters]
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        build(Path(folder), offline=True)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+
+        def measure(path: str, script: str) -> float:
+            """Milliseconds, median."""
+            times = []
+            for _ in range(args.repeats):
+                context = browser.new_context()
+                page = context.new_page()
+                page.goto(f"http://127.0.0.1:{server.server_port}/{path}")
+                times.append(page.evaluate(script))
+                context.close()
+            return statistics.median(times)
+
+        megabytes = sum(file.size for file in FILES) / 1e6
+        print(f"first paint, or a lab ready after the click ({megabytes:.1f} MB from this machine)")
+        for path in ("index.html", *(f"{name}/index.html" for name in names)):
+            print(f"{path:40} first paint {measure(path, FIRST_PAINT):6.0f} ms")
+        for name in names:
+            print(f"{f'{name}/lab.html':40} lab ready   {measure(f'{name}/lab.html', READY) / 1e3:6.2f} s")
+        browser.close()
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

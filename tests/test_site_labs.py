@@ -1,0 +1,328 @@
+"""Labs and exercises in a real browser: the same pictures and the same verdicts as in ordinary Python."""
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from course_text import CHAPTERS, ROOT
+from site_browser import chromium, served
+from wrong_solutions import Edit
+
+from chapters.grading import BenchWithoutModel, grade
+from chapters.site import build, runtime
+from chapters.site.browser import Browser
+from chapters.site.player import Move, Player, write_moves
+
+LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
+for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chapter.folder.name)
+
+
+# -- the player, in ordinary Python -----------------------------------------------------------------------------------
+
+
+def pages():
+    return [chapter.module("page") for chapter in LABS]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.__name__.split(".")[1])
+def test_scenes_play_forward_and_back(page):
+    """After every step the link opens the same state, and back is the state before."""
+    for scene in page.SCENES:
+        player = Player(page, scene.link.replace(" ", "+"))
+        assert player.ahead, "a scene has something to come"
+        while player.ahead:
+            before, title = player.view()["panels"], player.view()["scene"][0]
+            assert title == scene.title
+            num_ahead = len(player.ahead)
+            player.forward()
+            assert len(player.ahead) == num_ahead - 1
+            assert Player(page, player.link).view() == player.view()
+            player.back()
+            if player.done:  # else there is no action whose events are shown
+                assert player.view()["panels"] == before
+            player.forward()
+
+
+@pytest.mark.parametrize("number", [7])
+def test_a_link_is_short_and_exact(number):
+    page = next(chapter for chapter in LABS if chapter.number == number).module("page")
+    text = "a (b) c/d é + 1"
+    player = Player(page)
+    for move in ("n", "n", "n", "g"):
+        player.do(move)
+    player.do("t", text)
+    assert player.link.startswith("n3gt(a+%28b%29") and player.parse(player.link)[-1] == Move("t", text)
+    assert write_moves(player.parse("x2n12")) == "x2n12"
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("n3?", r"cannot be read from '\?' on"),
+        ("q", "asks for 'q', and this lab has the actions n g"),
+        ("n99n999", "more than 500 actions"),
+        ("n(what)", "cannot be read from|asks for"),
+    ],
+)
+def test_a_broken_link_says_what_is_wrong(link, said):
+    player = Player(LABS[-1].module("page"), "x2")
+    with pytest.raises(ValueError, match=said):
+        player.open(link)
+    assert player.link == "x2", "nothing has changed"
+
+
+def test_the_traps_show_what_is_wrong():
+    page = LABS[-1].module("page")
+    for number, wrong in ((1, "WRONG"), (2, "range"), (3, "Refused"), (4, "WRONG"), (5, "WRONG"), (6, "no logits")):
+        [scene] = [scene for scene in page.SCENES if scene.title.startswith(f"Trap {number}")]
+        player, said = Player(page, scene.link.replace(" ", "+")), ""
+        while player.ahead:
+            player.forward()
+            said += player.said
+        assert wrong in said, scene.title
+
+
+def test_the_bundle_is_the_repository(tmp_path):
+    files = runtime.bundled_files()
+    assert "nanovllm/core/block_manager.py" in files and runtime.make_bundle() == runtime.make_bundle()
+    assert all(path.is_file() for path in files.values())
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
+    try:
+        build.build(folder, offline=True)
+    except runtime.MissingRuntime as error:
+        pytest.skip(str(error))
+    with served(folder.parent.parent) as host:
+        yield f"{host}/in/a%20folder"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser):
+    """A phone's tab in which nothing goes wrong."""
+    context = browser.new_context(viewport={"width": 360, "height": 740}, reduced_motion="reduce")
+    tab = context.new_page()
+    tab.set_default_timeout(60_000)
+    tab.problems = []
+    tab.on("console", lambda message: message.type in ("error", "warning") and tab.problems.append(message.text))
+    tab.on("pageerror", lambda error: tab.problems.append(str(error)))
+    yield tab
+    assert tab.problems == []
+    context.close()
+
+
+PICTURES = """panels => {
+  const same = (a, b) => { const t = document.createElement("template"); t.innerHTML = b;
+    for (const wide of t.content.querySelectorAll(".scroll")) wide.setAttribute("role", "region");
+    const clean = html => html.replace(/ aria-labelledby="panel\\d+"/g, "");
+    return clean(a.innerHTML) === clean(t.innerHTML); };
+  const shown = [...document.querySelectorAll(".panel")];
+  if (shown.length !== panels.length) return "another number of panels";
+  for (const [i, [title, html]] of panels.entries()) {
+    if (shown[i].children[0].textContent !== title) return `title: ${shown[i].children[0].textContent}, not ${title}`;
+    if (!same(shown[i].children[1], html)) return `${title}: ${shown[i].children[1].innerHTML}`;
+  }
+  return "";
+}"""
+
+
+def start(tab, address: str, chapter, link: str = "") -> None:
+    tab.goto(f"{address}/{chapter.folder.name}/lab.html{f'#{link}' if link else ''}")
+    assert "runtime" not in str(tab.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
+    tab.click("text=Start the lab")
+    tab.wait_for_selector(".panel")
+
+
+def assert_shows(tab, player: Player) -> None:
+    """The page shows what ordinary Python has drawn."""
+    view = player.view()
+    tab.wait_for_function("link => location.hash.slice(1) === link", arg=view["link"])
+    assert tab.evaluate(PICTURES, view["panels"]) == ""
+    if view["said"]:
+        assert tab.inner_text(".said") == view["said"]
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def assert_accessible(tab) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(tab).response["violations"]
+    serious = [f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+@for_each_lab
+def test_a_lab_by_clicks_keys_and_links(chapter, address, tab):
+    page = chapter.module("page")
+    player = Player(page)
+    start(tab, address, chapter)
+    for action in page.ACTIONS:
+        for _ in range(2):
+            player.do(action.key)
+            tab.click(f"[data-key-name='{action.key}']")
+            assert_shows(tab, player)
+    player.do(page.ACTIONS[0].key)
+    tab.keyboard.press(page.ACTIONS[0].key)
+    assert_shows(tab, player)
+    if page.ASK:
+        player.do("t", "so <b>many</b> (words) & more")
+        tab.keyboard.press("t")
+        tab.keyboard.type("so <b>many</b> (words) & more")
+        tab.keyboard.press("Enter")
+        assert_shows(tab, player)
+    for move, act in (
+        ("back", lambda: tab.click(".back")),
+        ("back", lambda: tab.keyboard.press("ArrowLeft")),
+        ("forward", lambda: tab.click(".forward")),
+        ("forward", lambda: tab.keyboard.press("ArrowRight")),
+    ):
+        getattr(player, move)()
+        act()
+        assert_shows(tab, player)
+    for scene in page.SCENES:
+        player = Player(page, scene.link.replace(" ", "+"))
+        tab.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
+        while player.ahead:
+            assert_shows(tab, player)
+            player.forward()
+            tab.click(".forward")
+        assert_shows(tab, player)
+        assert tab.inner_text(".scene-title") == scene.title
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        assert_accessible(tab)
+
+
+def test_a_link_opens_the_state_and_a_broken_one_says_so(address, tab):
+    chapter = LABS[-1]
+    start(tab, address, chapter, "x7")
+    tab.wait_for_function("document.querySelector('.said').textContent.startsWith('C: 29 tokens')")
+    assert_shows(tab, Player(chapter.module("page"), "x7"))
+    tab.evaluate("location.hash = 'x3q'")
+    tab.wait_for_function("document.querySelector('.said').textContent.startsWith('This link asks for')")
+    assert tab.evaluate(PICTURES, Player(chapter.module("page"), "x7").view()["panels"]) == "", "the lab is as it was"
+
+
+def test_bench_site(address, browser, processes):
+    status, out, err = processes.run(str(ROOT / "examples" / "bench_site.py"), "4", "--repeats", "1", cwd=ROOT)
+    assert status == 0, err
+    assert re.search(r"index.html +first paint +\d+ ms", out) and re.search(r"lab.html +lab ready +[\d.]+ s", out)
+
+
+def test_a_changed_file_is_refused(address, tab):
+    tab.route("**/xxhash-wasm.js", lambda route: route.fulfill(body="export default 1", content_type="text/javascript"))
+    tab.goto(f"{address}/{LABS[0].folder.name}/lab.html")
+    tab.click("text=Start the lab")
+    tab.wait_for_selector(".failure:not([hidden])")
+    assert "its hash differs" in tab.inner_text(".failure")
+    assert tab.is_enabled(".start")
+    tab.problems.clear()  # the browser reports it, too
+
+
+CHECK = """async (submissions) => {
+  const { Python } = await import(new URL("../assets/python.js", location.href).href);
+  const python = new Python();
+  await python.start();
+  const verdicts = [];
+  for (const [chapter, task, source] of submissions)
+    verdicts.push(await python.call({ do: "check", chapter, source, task }));
+  python.end("");
+  return verdicts;
+}"""
+
+
+def submissions(chapter) -> Iterator[tuple[int, str, str | None]]:
+    """Of each task: its number, a solution's text, and what the student must be told (None: it passes)."""
+    source = (chapter.folder / "solution.py").read_text("utf-8")
+    wrong = importlib.import_module(f"wrong_solutions.{chapter.folder.name[:4]}").WRONG
+    for number, task in enumerate(chapter.module("checks").TASKS):
+        yield number, source, None
+        for edit in wrong[task.name]:
+            if isinstance(edit, Edit):
+                yield number, edit.apply(source, task.name), edit.hint
+
+
+def test_verdicts_are_those_of_ordinary_python(address, tab, tmp_path):
+    """All solutions pass, all wrong ones are caught, with the same words. One worker takes them all."""
+    todo = [(chapter, *submission) for chapter in LABS for submission in submissions(chapter)]
+    tab.goto(f"{address}/{LABS[0].folder.name}/exercises.html")
+    there = tab.evaluate(CHECK, [(chapter.number, *submission) for chapter, *submission, _ in todo])
+    here = Browser(tmp_path)
+    for (chapter, number, source, hint), verdict in zip(todo, there, strict=True):
+        tasks = chapter.module("checks").TASKS
+        ours = json.loads(
+            here.call(json.dumps({"do": "check", "chapter": chapter.number, "source": source, "task": number}))
+        )
+        if hint is None:
+            assert verdict["status"] == "passed", verdict["problem"]
+            num_open, num_checks = len(verdict["open"]), len(tasks[number].checks)
+            assert 1 <= num_open <= 2 and verdict["open"] == list(range(num_checks - num_open, num_checks))
+        else:
+            assert verdict["status"] == "no" and hint in verdict["problem"]
+        for each in (verdict, ours):  # names that another process gives are random
+            each["problem"] = re.sub(r"(expected|got): .*[0-9a-f]{16}.*", "", each["problem"])
+        assert verdict == ours
+
+
+def test_the_exercises_page(address, tab):
+    chapter = LABS[0]
+    [task, *others] = chapter.module("checks").TASKS
+    tab.goto(f"{address}/{chapter.folder.name}/exercises.html")
+    skeleton = (chapter.folder / "exercise.py").read_text("utf-8")
+    assert tab.input_value("textarea") == skeleton
+    assert_accessible(tab)
+
+    def check() -> list[str]:
+        tab.click(".check")
+        tab.wait_for_selector(".check:enabled")
+        return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
+
+    assert check() == ["not started"] * (1 + len(others))
+    tab.fill("textarea", (chapter.folder / "solution.py").read_text("utf-8"))
+    assert check() == ["passed"] * (1 + len(others))
+    assert tab.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
+    assert_accessible(tab)
+
+    endless = f"def {task.name}(*args):\n    print('going')\n    while True:\n        pass\n"
+    tab.fill("textarea", endless)
+    tab.evaluate("document.querySelector('.exercises').dataset.limit = 2")
+    assert check() == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
+    first = tab.inner_text(".tasks > li >> nth=0")
+    assert task.titles[0] in first and "is there a loop that never ends?" in first
+    assert f"no function {others[0].name}" in tab.inner_text(".tasks > li >> nth=1")
+    assert "going" in tab.text_content(".printed pre")
+
+    tab.fill("textarea", "def broken(:\n")
+    assert check() == ["no"] * (1 + len(others)) and "line 1" in tab.inner_text(".problem >> nth=0")
+
+    tab.reload()
+    assert tab.input_value("textarea") == "def broken(:\n", "what one writes is kept"
+    with tab.expect_download() as download:
+        tab.click(".download")
+    assert download.value.suggested_filename == "exercise.py"
+    assert Path(download.value.path()).read_text("utf-8") == "def broken(:\n"
+    tab.on("dialog", lambda dialog: dialog.accept())
+    tab.click(".reset")
+    assert tab.input_value("textarea") == skeleton
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_check_that_needs_a_model_stays_open():
+    """Without a model a task does not count as passed; what fails before it fails as ever."""
+    chapter = LABS[0]
+    task = chapter.module("checks").TASKS[0]
+    result = grade(task, getattr(chapter.module("solution"), task.name), BenchWithoutModel())
+    assert result.num_passed == len(task.checks) and result.open and not result.passed
