@@ -54,8 +54,8 @@ SCENES = [
     Scene(
         "Trap 4: hits left in the free queue",
         "m2f4/nen3",
-        "A hit gets a reference and stays in the queue. So it is taken once more, for another text, under the eyes of "
-        "the request that uses it.",
+        "A hit gets a reference and stays in the queue. So it is taken a second time, for another text, while a "
+        "request still uses it.",
     ),
     Scene(
         "Trap 5: names stay",

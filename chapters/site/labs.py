@@ -93,6 +93,8 @@ def exercises_section(chapter: Chapter) -> str:
     return f"""
 <section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
 {NEEDS_SERVER}
+<p>Write the functions below. Check puts each of them into the engine in place of ours and tries it, from easy to hard,
+until something is wrong; then it says what.</p>
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>

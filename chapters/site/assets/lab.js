@@ -9,7 +9,10 @@ function run(section) {
   const $ = (selector) => section.querySelector(selector);
   const chapter = Number(section.dataset.chapter), bar = loadingBar(section);
   const python = new Python({ progress: bar.progress });
-  const linked = () => location.hash.slice(1);
+  const linked = () => { // "" if the address leads to a place on this page instead
+    const hash = location.hash.slice(1);
+    return document.getElementById(hash) ? "" : hash;
+  };
   let running = false, shown = null; // shown: the link of what is drawn
   let queue = Promise.resolve(); // one thing at a time, in the order of clicks
 
@@ -34,7 +37,7 @@ function run(section) {
   });
   window.addEventListener("hashchange", () => {
     if (!running) noticeLink();
-    else if (linked() !== shown) openLink();
+    else if (linked() && linked() !== shown) openLink();
   });
   document.addEventListener("keydown", press);
 
