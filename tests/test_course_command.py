@@ -9,7 +9,8 @@ from rich.console import Console
 
 from chapters.__main__ import main
 from chapters.course import Progress, find_chapter
-from chapters.grading import Bench, grade_all
+from chapters.grading import Bench
+from chapters.report import grade_all
 
 
 @pytest.fixture(autouse=True)
