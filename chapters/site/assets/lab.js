@@ -54,6 +54,7 @@ function run(section) {
       running = true;
       $(".begin").hidden = true;
       $(".playing").hidden = false;
+      $(".scenes").open = innerWidth > 700; // a phone shows the lab, not the list
       if (linked()) openLink();
     } catch (error) {
       python.end("");
