@@ -11,12 +11,13 @@ import pytest
 from checkpoints import VARIANTS, make_checkpoint
 from processes import Processes
 from safetensors.torch import load_file, save_file
+from site_browser import chromium
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
-# Fixtures that make a test slow: real weights, engines in processes of their own, C kernels that are compiled anew.
-SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}
+# Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
+SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "empty_cache"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,3 +112,24 @@ def short_demo(demo_checkpoint, tmp_path_factory) -> Path:
     kept = {n: x for n, x in weights.items() if ".layers." not in n or int(n.split(".")[2]) < num_layers}
     save_file(kept, folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture(scope="module")  # Playwright's event loop must have ended where other tests run theirs
+def browser() -> Iterator:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def phone(browser) -> Iterator:
+    """A tab of a phone's width, in which nothing goes wrong."""
+    context = browser.new_context(viewport={"width": 360, "height": 740}, reduced_motion="reduce")
+    tab = context.new_page()
+    tab.set_default_timeout(60_000)
+    tab.problems = []
+    tab.on("console", lambda message: message.type in ("error", "warning") and tab.problems.append(message.text))
+    tab.on("pageerror", lambda error: tab.problems.append(str(error)))
+    tab.on("response", lambda got: got.status >= 400 and tab.problems.append(f"{got.status} {got.url}"))
+    yield tab
+    context.close()
+    assert tab.problems == []

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from course_text import CHAPTERS, ROOT, for_each_chapter
-from site_browser import chromium, served
+from site_browser import served
 
 from chapters import quiz
 from chapters.__main__ import main
@@ -31,7 +31,7 @@ sys.exit(main(["site", "--out", sys.argv[1]]))
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """In a folder of a host, not at its root; built where the packages that run models cannot be imported."""
     folder = tmp_path_factory.mktemp("host") / "some" / "where"
@@ -39,30 +39,10 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(site):
     with served(site.parent.parent) as host:
         yield f"{host}/some/where"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def phone(browser):
-    """A tab of a phone's width, and what went wrong in it."""
-    context = browser.new_context(viewport={"width": 360, "height": 740})
-    tab = context.new_page()
-    tab.problems = []
-    tab.on("console", lambda message: message.type in ("error", "warning") and tab.problems.append(message.text))
-    tab.on("pageerror", lambda error: tab.problems.append(str(error)))
-    tab.on("response", lambda got: got.status >= 400 and tab.problems.append(f"{got.status} {got.url}"))
-    yield tab
-    context.close()
-    assert tab.problems == []
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

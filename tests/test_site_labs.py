@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from course_text import CHAPTERS, ROOT
-from site_browser import chromium, served
+from site_browser import served
 from wrong_solutions import Edit
 
 from chapters.grading import BenchWithoutModel, grade
@@ -105,26 +105,6 @@ def address(tmp_path_factory) -> Iterator[str]:
         yield f"{host}/in/a%20folder"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser):
-    """A phone's tab in which nothing goes wrong."""
-    context = browser.new_context(viewport={"width": 360, "height": 740}, reduced_motion="reduce")
-    tab = context.new_page()
-    tab.set_default_timeout(60_000)
-    tab.problems = []
-    tab.on("console", lambda message: message.type in ("error", "warning") and tab.problems.append(message.text))
-    tab.on("pageerror", lambda error: tab.problems.append(str(error)))
-    yield tab
-    assert tab.problems == []
-    context.close()
-
-
 PICTURES = """panels => {
   const same = (a, b) => { const t = document.createElement("template"); t.innerHTML = b;
     for (const wide of t.content.querySelectorAll(".scroll")) wide.setAttribute("role", "region");
@@ -140,82 +120,82 @@ PICTURES = """panels => {
 }"""
 
 
-def start(tab, address: str, chapter, link: str = "") -> None:
-    tab.goto(f"{address}/{chapter.folder.name}/lab.html{f'#{link}' if link else ''}")
-    assert "runtime" not in str(tab.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
-    tab.click("text=Start the lab")
-    tab.wait_for_selector(".panel")
+def start(phone, address: str, chapter, link: str = "") -> None:
+    phone.goto(f"{address}/{chapter.folder.name}/lab.html{f'#{link}' if link else ''}")
+    assert "runtime" not in str(phone.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
+    phone.click("text=Start the lab")
+    phone.wait_for_selector(".panel")
 
 
-def assert_shows(tab, player: Player) -> None:
+def assert_shows(phone, player: Player) -> None:
     """The page shows what ordinary Python has drawn."""
     view = player.view()
-    tab.wait_for_function("link => location.hash.slice(1) === link", arg=view["link"])
-    assert tab.evaluate(PICTURES, view["panels"]) == ""
+    phone.wait_for_function("link => location.hash.slice(1) === link", arg=view["link"])
+    assert phone.evaluate(PICTURES, view["panels"]) == ""
     if view["said"]:
-        assert tab.inner_text(".said") == view["said"]
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        assert phone.inner_text(".said") == view["said"]
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def assert_accessible(tab) -> None:
+def assert_accessible(phone) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(tab).response["violations"]
+    found = axe.run(phone).response["violations"]
     serious = [f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")]
     assert serious == []
 
 
 @for_each_lab
-def test_a_lab_by_clicks_keys_and_links(chapter, address, tab):
+def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
     page = chapter.module("page")
     player = Player(page)
-    start(tab, address, chapter)
+    start(phone, address, chapter)
     for action in page.ACTIONS:
         for _ in range(2):
             player.do(action.key)
-            tab.click(f"[data-key-name='{action.key}']")
-            assert_shows(tab, player)
+            phone.click(f"[data-key-name='{action.key}']")
+            assert_shows(phone, player)
     player.do(page.ACTIONS[0].key)
-    tab.keyboard.press(page.ACTIONS[0].key)
-    assert_shows(tab, player)
+    phone.keyboard.press(page.ACTIONS[0].key)
+    assert_shows(phone, player)
     if page.ASK:
         player.do("t", "so <b>many</b> (words) & more")
-        tab.keyboard.press("t")
-        tab.keyboard.type("so <b>many</b> (words) & more")
-        tab.keyboard.press("Enter")
-        assert_shows(tab, player)
+        phone.keyboard.press("t")
+        phone.keyboard.type("so <b>many</b> (words) & more")
+        phone.keyboard.press("Enter")
+        assert_shows(phone, player)
     for move, act in (
-        ("back", lambda: tab.click(".back")),
-        ("back", lambda: tab.keyboard.press("ArrowLeft")),
-        ("forward", lambda: tab.click(".forward")),
-        ("forward", lambda: tab.keyboard.press("ArrowRight")),
+        ("back", lambda: phone.click(".back")),
+        ("back", lambda: phone.keyboard.press("ArrowLeft")),
+        ("forward", lambda: phone.click(".forward")),
+        ("forward", lambda: phone.keyboard.press("ArrowRight")),
     ):
         getattr(player, move)()
         act()
-        assert_shows(tab, player)
+        assert_shows(phone, player)
     for scene in page.SCENES:
         player = Player(page, scene.link.replace(" ", "+"))
-        tab.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
+        phone.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
         while player.ahead:
-            assert_shows(tab, player)
+            assert_shows(phone, player)
             player.forward()
-            tab.click(".forward")
-        assert_shows(tab, player)
-        assert tab.inner_text(".scene-title") == scene.title
+            phone.click(".forward")
+        assert_shows(phone, player)
+        assert phone.inner_text(".scene-title") == scene.title
     for scheme in ("light", "dark"):
-        tab.emulate_media(color_scheme=scheme)
-        assert_accessible(tab)
+        phone.emulate_media(color_scheme=scheme)
+        assert_accessible(phone)
 
 
-def test_a_link_opens_the_state_and_a_broken_one_says_so(address, tab):
+def test_a_link_opens_the_state_and_a_broken_one_says_so(address, phone):
     chapter = LABS[-1]
-    start(tab, address, chapter, "x7")
-    tab.wait_for_function("document.querySelector('.said').textContent.startsWith('C: 29 tokens')")
-    assert_shows(tab, Player(chapter.module("page"), "x7"))
-    tab.evaluate("location.hash = 'x3q'")
-    tab.wait_for_function("document.querySelector('.said').textContent.startsWith('This link asks for')")
-    tab.evaluate("location.hash = 'content'")  # a place on the page, which is no state
-    tab.click(".back")
-    assert_shows(tab, Player(chapter.module("page"), "x6/x"))
+    start(phone, address, chapter, "x7")
+    phone.wait_for_function("document.querySelector('.said').textContent.startsWith('C: 29 tokens')")
+    assert_shows(phone, Player(chapter.module("page"), "x7"))
+    phone.evaluate("location.hash = 'x3q'")
+    phone.wait_for_function("document.querySelector('.said').textContent.startsWith('This link asks for')")
+    phone.evaluate("location.hash = 'content'")  # a place on the page, which is no state
+    phone.click(".back")
+    assert_shows(phone, Player(chapter.module("page"), "x6/x"))
 
 
 def test_bench_site(address, browser, processes):
@@ -224,14 +204,16 @@ def test_bench_site(address, browser, processes):
     assert re.search(r"index.html +first paint +\d+ ms", out) and re.search(r"lab.html +lab ready +[\d.]+ s", out)
 
 
-def test_a_changed_file_is_refused(address, tab):
-    tab.route("**/xxhash-wasm.js", lambda route: route.fulfill(body="export default 1", content_type="text/javascript"))
-    tab.goto(f"{address}/{LABS[0].folder.name}/lab.html")
-    tab.click("text=Start the lab")
-    tab.wait_for_selector(".failure:not([hidden])")
-    assert "its hash differs" in tab.inner_text(".failure")
-    assert tab.is_enabled(".start")
-    tab.problems.clear()  # the browser reports it, too
+def test_a_changed_file_is_refused(address, phone):
+    phone.route(
+        "**/xxhash-wasm.js", lambda route: route.fulfill(body="export default 1", content_type="text/javascript")
+    )
+    phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
+    phone.click("text=Start the lab")
+    phone.wait_for_selector(".failure:not([hidden])")
+    assert "its hash differs" in phone.inner_text(".failure")
+    assert phone.is_enabled(".start")
+    phone.problems.clear()  # the browser reports it, too
 
 
 CHECK = """async (submissions) => {
@@ -257,11 +239,11 @@ def submissions(chapter) -> Iterator[tuple[int, str, str | None]]:
                 yield number, edit.apply(source, task.name), edit.hint
 
 
-def test_verdicts_are_those_of_ordinary_python(address, tab, tmp_path):
+def test_verdicts_are_those_of_ordinary_python(address, phone, tmp_path):
     """All solutions pass, all wrong ones are caught, with the same words. One worker takes them all."""
     todo = [(chapter, *submission) for chapter in LABS for submission in submissions(chapter)]
-    tab.goto(f"{address}/{LABS[0].folder.name}/exercises.html")
-    there = tab.evaluate(CHECK, [(chapter.number, *submission) for chapter, *submission, _ in todo])
+    phone.goto(f"{address}/{LABS[0].folder.name}/exercises.html")
+    there = phone.evaluate(CHECK, [(chapter.number, *submission) for chapter, *submission, _ in todo])
     here = Browser(tmp_path)
     for (chapter, number, source, hint), verdict in zip(todo, there, strict=True):
         tasks = chapter.module("checks").TASKS
@@ -279,47 +261,47 @@ def test_verdicts_are_those_of_ordinary_python(address, tab, tmp_path):
         assert verdict == ours
 
 
-def test_the_exercises_page(address, tab):
+def test_the_exercises_page(address, phone):
     chapter = LABS[0]
     [task, *others] = chapter.module("checks").TASKS
-    tab.goto(f"{address}/{chapter.folder.name}/exercises.html")
+    phone.goto(f"{address}/{chapter.folder.name}/exercises.html")
     skeleton = (chapter.folder / "exercise.py").read_text("utf-8")
-    assert tab.input_value("textarea") == skeleton
-    assert_accessible(tab)
+    assert phone.input_value("textarea") == skeleton
+    assert_accessible(phone)
 
     def check() -> list[str]:
-        tab.click(".check")
-        tab.wait_for_selector(".check:enabled")
-        return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
+        phone.click(".check")
+        phone.wait_for_selector(".check:enabled")
+        return phone.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
 
     assert check() == ["not started"] * (1 + len(others))
-    tab.fill("textarea", (chapter.folder / "solution.py").read_text("utf-8"))
+    phone.fill("textarea", (chapter.folder / "solution.py").read_text("utf-8"))
     assert check() == ["passed"] * (1 + len(others))
-    assert tab.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
-    assert_accessible(tab)
+    assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
+    assert_accessible(phone)
 
     endless = f"def {task.name}(*args):\n    print('going')\n    while True:\n        pass\n"
-    tab.fill("textarea", endless)
-    tab.evaluate("document.querySelector('.exercises').dataset.limit = 2")
+    phone.fill("textarea", endless)
+    phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
     assert check() == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
-    first = tab.inner_text(".tasks > li >> nth=0")
+    first = phone.inner_text(".tasks > li >> nth=0")
     assert task.titles[0] in first and "is there a loop that never ends?" in first
-    assert f"no function {others[0].name}" in tab.inner_text(".tasks > li >> nth=1")
-    assert "going" in tab.text_content(".printed pre")
+    assert f"no function {others[0].name}" in phone.inner_text(".tasks > li >> nth=1")
+    assert "going" in phone.text_content(".printed pre")
 
-    tab.fill("textarea", "def broken(:\n")
-    assert check() == ["no"] * (1 + len(others)) and "line 1" in tab.inner_text(".problem >> nth=0")
+    phone.fill("textarea", "def broken(:\n")
+    assert check() == ["no"] * (1 + len(others)) and "line 1" in phone.inner_text(".problem >> nth=0")
 
-    tab.reload()
-    assert tab.input_value("textarea") == "def broken(:\n", "what one writes is kept"
-    with tab.expect_download() as download:
-        tab.click(".download")
+    phone.reload()
+    assert phone.input_value("textarea") == "def broken(:\n", "what one writes is kept"
+    with phone.expect_download() as download:
+        phone.click(".download")
     assert download.value.suggested_filename == "exercise.py"
     assert Path(download.value.path()).read_text("utf-8") == "def broken(:\n"
-    tab.on("dialog", lambda dialog: dialog.accept())
-    tab.click(".reset")
-    assert tab.input_value("textarea") == skeleton
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    phone.on("dialog", lambda dialog: dialog.accept())
+    phone.click(".reset")
+    assert phone.input_value("textarea") == skeleton
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_check_that_needs_a_model_stays_open():

@@ -86,16 +86,7 @@ def draw_tree(world: Simulator) -> Tree:
 
 
 def draw_counters(world: Simulator) -> Table:
-    stats = world.manager.stats
-    columns = {
-        "requests": len(world.requests),
-        "hits": stats.hits,
-        "misses": stats.misses,
-        "prompt tokens": world.num_prompt_tokens,
-        "prefill saved": f"{world.prefill_saved:.0%}",
-        "evictions": stats.evictions,
-        "refused": world.num_refused,
-    }
+    columns = world.counters()
     table = Table(*columns, box=None, pad_edge=False)
     table.add_row(*map(str, columns.values()))
     return table

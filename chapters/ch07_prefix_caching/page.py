@@ -33,7 +33,7 @@ def panels(world: Simulator) -> list[tuple[str, str]]:
             draw_queue(world.manager, world.events, lambda block: world.text(block.token_ids)),
         ),
         (f"The hash map as a tree: {len(world.manager.hash_to_block)} names", draw_tree(world, held)),
-        ("Prompt tokens computed and saved", _draw_counters(world) + draw_chart(world)),
+        ("Prompt tokens computed and saved", draw_counters(world.counters()) + draw_chart(world)),
     ]
 
 
@@ -110,21 +110,6 @@ def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
     trees = "".join(branch(name) for name in children.get(None, []))
     trees += "".join(branch(name) for name in names if name not in drawn)  # rings, which only a fault can make
     return f'<ul class="tree">{trees}</ul>'
-
-
-def _draw_counters(world: Simulator) -> str:
-    stats = world.manager.stats
-    return draw_counters(
-        {
-            "requests": len(world.requests),
-            "hits": stats.hits,
-            "misses": stats.misses,
-            "prompt tokens": world.num_prompt_tokens,
-            "prefill saved": f"{world.prefill_saved:.0%}",
-            "evictions": stats.evictions,
-            "refused": world.num_refused,
-        }
-    )
 
 
 def draw_chart(world: Simulator) -> str:

@@ -207,6 +207,18 @@ class Simulator:
         num_computed = sum(request.num_computed for request in self.requests)
         return (self.num_prompt_tokens - num_computed) / max(self.num_prompt_tokens, 1)
 
+    def counters(self) -> dict[str, object]:
+        stats = self.manager.stats
+        return {
+            "requests": len(self.requests),
+            "hits": stats.hits,
+            "misses": stats.misses,
+            "prompt tokens": self.num_prompt_tokens,
+            "prefill saved": f"{self.prefill_saved:.0%}",
+            "evictions": stats.evictions,
+            "refused": self.num_refused,
+        }
+
     def ids(self, text: str) -> list[int]:
         """A word's token id is a hash of it: 32 bits, as large as an id may be."""
         ids = [xxhash.xxh32_intdigest(word.encode()) for word in text.split()]
