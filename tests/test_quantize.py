@@ -94,6 +94,17 @@ def test_no_group_is_worse_than_with_nearest_rounding(search):
             assert (found <= nearest * (1 + 1e-5) + 1e-30).all()
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_fitted_line_beyond_float16_stays_finite(search, sign):
+    torch.manual_seed(0)
+    weight = sign * (65504 - torch.rand(512, 64) ** 4 * 40_000)
+    weight[:, 0] = sign * 65504
+    importance = torch.rand(64) ** 6 + 1e-4
+    groups = search(weight, importance), quantize_q4_1(weight)
+    found, nearest = (errors(g, weight, importance) for g in groups)
+    assert found.isfinite().all() and (found <= nearest * (1 + 1e-5)).all()
+
+
 @pytest.mark.parametrize("n, k", [(1, 32), (7, 20), (16, 96), (33, 100), (300, 1000)])
 def test_search_in_c_finds_what_the_one_in_pytorch_finds(n, k):
     torch.manual_seed(n)

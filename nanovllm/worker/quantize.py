@@ -129,7 +129,7 @@ def warn_of_int4(num_weights: int, group: Group) -> None:
     if num_weights * group.size < 1e9 and group.rank == 0:
         size = num_weights * group.size / 1e9
         logger.warning(
-            "int4 costs a model of %.1f billion weights accuracy, some 5 %% of perplexity; int8 does not", size
+            "int4 costs a model of %.1f billion weights accuracy, some 5 %% of perplexity; int8 a tenth of that", size
         )
 
 

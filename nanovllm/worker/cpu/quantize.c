@@ -32,8 +32,9 @@ static inline vec nearest_code(vec x) { /* x >= 0 after the first line: to an in
     return __builtin_convertvector(__builtin_convertvector(x, mask), vec);
 }
 
-static float as_half(float x) { /* the nearest float16, below 65504 */
+static float as_half(float x) { /* the nearest float16 that is finite: a fitted line may lead beyond all weights */
     uint32_t bits;
+    x = x > 65504 ? 65504 : x < -65504 ? -65504 : x;
     if (fabsf(x) < 0x1p-14f) /* a denormal */
         return rintf(x * 0x1p24f) * 0x1p-24f;
     memcpy(&bits, &x, 4);
