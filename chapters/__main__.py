@@ -134,7 +134,7 @@ def run_quiz(chapter: Chapter, args: argparse.Namespace, console: Console, progr
 
 
 def run_site(args: argparse.Namespace) -> int:
-    from chapters.site import build, stories
+    from chapters.site import build, server, stories
 
     if args.record is not None:
         for number in args.record or TITLES:
@@ -143,7 +143,7 @@ def run_site(args: argparse.Namespace) -> int:
     build.build(args.out, args.offline)
     print(f"written: {args.out / 'index.html'}")
     if args.serve:
-        build.serve(args.out, args.port)
+        server.serve(args.out, args.port)
     return 0
 
 

@@ -11,15 +11,13 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 
 from chapters.site.build import build
 from chapters.site.runtime import CHAPTERS, FILES
+from chapters.site.server import served
 
 FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => resolve(list.getEntries()[0].startTime))
     .observe({ type: "paint", buffered: true }))"""
@@ -30,11 +28,6 @@ READY = """() => new Promise(resolve => {
 })"""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="First paint of a page, and a lab from the click until it is drawn.")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="take the median of N (default: 3)")
@@ -43,10 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     names = [name for name in CHAPTERS if not args.chapters or int(name[2:4]) in args.chapters]
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address, sync_playwright() as playwright:
         build(Path(folder), offline=True)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
 
         def measure(path: str, script: str) -> float:
@@ -55,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
             for _ in range(args.repeats):
                 context = browser.new_context()
                 page = context.new_page()
-                page.goto(f"http://127.0.0.1:{server.server_port}/{path}")
+                page.goto(f"{address}/{path}")
                 times.append(page.evaluate(script))
                 context.close()
             return statistics.median(times)
@@ -67,7 +58,6 @@ def main(argv: list[str] | None = None) -> None:
         for name in names:
             print(f"{f'{name}/lab.html':40} lab ready   {measure(f'{name}/lab.html', READY) / 1e3:6.2f} s")
         browser.close()
-        server.shutdown()
 
 
 if __name__ == "__main__":

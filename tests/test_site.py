@@ -9,11 +9,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from course_text import CHAPTERS, ROOT, for_each_chapter
-from site_browser import served
 
 from chapters import quiz
 from chapters.__main__ import main
 from chapters.site.diagrams import draw
+from chapters.site.server import served
 from chapters.site.sources import TEXTS, Sources
 from chapters.site.stories import story_of
 from chapters.site.text import Place, render_text

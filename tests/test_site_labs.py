@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from course_text import CHAPTERS, ROOT
-from site_browser import served
 from wrong_solutions import Edit
 
 from chapters.grading import BenchWithoutModel, grade
 from chapters.site import build, runtime
 from chapters.site.browser import Browser
 from chapters.site.player import Move, Player, write_moves
+from chapters.site.server import served
 
 LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
 for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chapter.folder.name)

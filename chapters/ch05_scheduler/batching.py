@@ -82,6 +82,12 @@ def letter(stage: Stage, seq: Sequence, number: int) -> str:
     return "." if waits else " "
 
 
+def summary(title: str, stage: Stage) -> str:
+    counts = f"{len(stage.steps)} steps, {idle_share(stage):.0%} of seats idle"
+    tokens = num_computed_tokens(stage) / max(len(stage.steps), 1)
+    return f"{title}: {counts}, {tokens:.1f} tokens a step, {stage.scheduler.num_preemptions} preempted"
+
+
 class Comparison:
     """The same requests to a scheduler, and to one that is fed in static batches."""
 

@@ -21,6 +21,7 @@ from chapters.ch05_scheduler.batching import (
     letter,
     mean_num_steps,
     num_computed_tokens,
+    summary,
 )
 from chapters.draw import color_of, draw_free_queue, pool_cells
 from chapters.stage import EOS, Stage, Step
@@ -42,8 +43,8 @@ def panels(world: Comparison) -> list[tuple[str, RenderableType]]:
         (f"Step {len(ours.steps)}: {used} of {budget} tokens; * samples", draw_step(ours)),
         (f"Running, {seats} seats; tokens are prompt+generated", draw_sequences(ours)),
         (f"Pool, blocks of {ours.manager.block_size} tokens", draw_memory(ours)),
-        (_summary("Continuous", ours), draw_timeline(ours)),
-        (_summary("Static batches", static), draw_timeline(static)),
+        (summary("Continuous", ours), draw_timeline(ours)),
+        (summary("Static batches", static), draw_timeline(static)),
     ]
 
 
@@ -112,12 +113,6 @@ def _label(stage: Stage, seq: Sequence) -> Text:
 
 def _labels(stage: Stage, seqs: Iterable[Sequence]) -> Text:
     return Text(" ").join(_label(stage, seq) for seq in seqs)
-
-
-def _summary(title: str, stage: Stage) -> str:
-    counts = f"{len(stage.steps)} steps, {idle_share(stage):.0%} of seats idle"
-    tokens = num_computed_tokens(stage) / max(len(stage.steps), 1)
-    return f"{title}: {counts}, {tokens:.1f} tokens a step, {stage.scheduler.num_preemptions} preempted"
 
 
 def make_app(model: str | None) -> "Explorer":

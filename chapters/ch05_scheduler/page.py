@@ -2,7 +2,7 @@
 
 from html import escape
 
-from chapters.ch05_scheduler.batching import ACTIONS, Comparison, idle_share, letter, num_computed_tokens
+from chapters.ch05_scheduler.batching import ACTIONS, Comparison, letter, summary
 from chapters.site.pictures import color, draw_events, draw_pool, draw_queue, holders, label
 from chapters.site.player import Scene
 from chapters.stage import Stage
@@ -53,8 +53,8 @@ def panels(world: Comparison) -> list[tuple[str, str]]:
         ("What just happened to blocks, in order", draw_events(world.events, ours.names)),
         (f"Step {len(ours.steps)}: {used} of {scheduler.max_num_batched_tokens} tokens", draw_step(ours)),
         (f"Running, {scheduler.max_num_seqs} seats, and waiting", draw_seats(ours)),
-        (_summary("Continuous", ours), draw_timeline(ours)),
-        (_summary("Static batches", world.static), draw_timeline(world.static)),
+        (summary("Continuous", ours), draw_timeline(ours)),
+        (summary("Static batches", world.static), draw_timeline(world.static)),
         (
             f"The pool: {len(ours.manager.blocks)} blocks of {ours.manager.block_size} tokens",
             draw_pool(ours.manager, held, world.events),
@@ -127,9 +127,3 @@ def draw_timeline(stage: Stage) -> str:
         f'<thead><tr><th scope="col">step</th>{head}</tr></thead>'
         f'<tbody>{"".join(rows)}</tbody></table></div><p class="small">{legend}</p>'
     )
-
-
-def _summary(title: str, stage: Stage) -> str:
-    counts = f"{len(stage.steps)} steps, {idle_share(stage):.0%} of seats idle"
-    tokens = num_computed_tokens(stage) / max(len(stage.steps), 1)
-    return f"{title}: {counts}, {tokens:.1f} tokens a step, {stage.scheduler.num_preemptions} preempted"

@@ -45,8 +45,7 @@ def draw_requests(world: Simulator, last: int) -> Text:
         salt = f" salt {request.seq.cache_salt}" if request.seq.cache_salt else ""
         line = Text(f"{request.name}{state}{salt} ", "bold" if request.running else "dim")
         for index, block_id in enumerate(request.table):
-            kind = "hit" if index < request.num_hits else "miss" if index < request.num_named else "own"
-            kind = "wrong" if index in request.wrong else kind
+            kind = request.kind(index)
             words = world.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
             sign, style = KINDS[kind]
             cell = f" {sign}{block_id} {words} "

@@ -46,8 +46,7 @@ def draw_requests(world: Simulator, last: int = 6) -> str:
         salt = f" <em>salt {escape(request.seq.cache_salt)}</em>" if request.seq.cache_salt else ""
         chips = []
         for index, block_id in enumerate(request.table):
-            kind = "hit" if index < request.num_hits else "miss" if index < request.num_named else "own"
-            kind = "wrong" if index in request.wrong else kind
+            kind = request.kind(index)
             words = escape(world.text(request.seq.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]))
             is_last = request is world.requests[-1]
             chips.append(

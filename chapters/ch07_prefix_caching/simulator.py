@@ -57,6 +57,12 @@ class Request:
     running: bool = True
     wrong: set[int] = field(default_factory=set)  # indexes of blocks that held, at some time, K/V of another text
 
+    def kind(self, index: int) -> str:
+        """Of a block of its table: found (hit), computed and named (miss), without a name (own), or wrong."""
+        if index in self.wrong:
+            return "wrong"
+        return "hit" if index < self.num_hits else "miss" if index < self.num_named else "own"
+
 
 class Simulator:
     """A BlockManager, the requests that came to it, and the words they are made of. Actions return what happened."""

@@ -2,13 +2,11 @@
 
 import html
 import shutil
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from chapters.course import Chapter, all_chapters
 from chapters.site import labs
-from chapters.site.pages import page, relative
+from chapters.site.pages import page, relative, write
 from chapters.site.quiz import quiz_section
 from chapters.site.sources import TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
@@ -31,18 +29,6 @@ def build(folder: Path, offline: bool = False) -> None:
     sources.write(folder)
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     labs.write_lab_files(folder, offline)
-
-
-def write(folder: Path, path: str, text: str) -> None:
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_text(text, "utf-8")
-
-
-def serve(folder: Path, port: int) -> None:
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
-        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
-        server.serve_forever()
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import html
 import posixpath
+from pathlib import Path
 
 DESCRIPTION = "The course about nanovllm: how a language model is served, beside an engine small enough to read."
 ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
@@ -13,6 +14,11 @@ ICON = (  # blocks of memory, in the page itself: one request less, and no 404 f
 def relative(target: str, page_path: str) -> str:
     """The way from one page of the site to another, or to a file of it."""
     return posixpath.relpath(target, posixpath.dirname(page_path) or ".")
+
+
+def write(folder: Path, path: str, text: str) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text, "utf-8")
 
 
 def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles: tuple[str, ...] = ()) -> str:

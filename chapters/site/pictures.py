@@ -69,7 +69,7 @@ def draw_pool(
             state = what = "cached" if block.block_hash else "free"
         more = f"<b>+{len(names) - 4}</b>" if len(names) > 4 else ""
         who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
-        text = f'<span class="words">{escape(words(block))}</span>' if words(block) else ""
+        text = f'<span class="words">{escape(said)}</span>' if (said := words(block)) else ""
         tint = f" {color(names[0])}" if names else ""
         cells.append(
             f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
@@ -86,7 +86,7 @@ def draw_queue(
     for block_id in manager.free_blocks:
         block = manager.blocks[block_id]
         state = "cached" if block.block_hash else "free"
-        text = f' <span class="words">{escape(words(block))}</span>' if words(block) else ""
+        text = f' <span class="words">{escape(said)}</span>' if (said := words(block)) else ""
         chips.append(
             f'<li class="chip {state}" data-key="q{block_id}" data-from="b{block_id}"{marks(events, block_id)}>'
             f"<b>{block_id}</b>{text}</li>"

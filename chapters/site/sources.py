@@ -11,7 +11,7 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 from chapters.course import ROOT as CHAPTERS
-from chapters.site.pages import page, relative
+from chapters.site.pages import page, relative, write
 
 ROOT = CHAPTERS.parent
 TEXTS = {"README.md": "readme.html", "chapters/README.md": "index.html", "chapters/one_request.md": "one_request.html"}
@@ -85,8 +85,7 @@ class Sources:
             for path in todo:
                 place = self.place_of(path)
                 body = self.list_of(path, place) if (ROOT / path).is_dir() else source_body(path)
-                (folder / place).parent.mkdir(parents=True, exist_ok=True)
-                (folder / place).write_text(page(path, body, place), "utf-8")
+                write(folder, place, page(path, body, place))
             done.update(todo)
 
     def list_of(self, path: str, place: str) -> str:

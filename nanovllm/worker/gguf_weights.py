@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.gguf_file import FLOATS, GGUFFile, GGUFTensor, gguf_package
-from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q8_0, Groups, quantize_q8_0
+from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q8_0, Groups, concatenate, quantize_q8_0
 
 logger = logging.getLogger("nanovllm")
 
@@ -59,8 +59,7 @@ class GGUFSlice:
             return numbers[:, share[1]] if len(share) > 1 else numbers[:, 0]
         if self.type in FORMATS:
             return self._groups(rows, share[1])
-        parts = [self._unpack(part, share[1]) for part in rows.split(ROWS_AT_A_TIME)]
-        return Groups(Q8_0, parts[0].k, torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]))
+        return concatenate(self._unpack(part, share[1]) for part in rows.split(ROWS_AT_A_TIME))
 
     def _groups(self, rows: Tensor, columns: slice) -> Groups:
         """In the file a group is its scale, its minimum if there is one, and its codes."""

@@ -1,0 +1,33 @@
+"""Files of a folder over HTTP: a site to look at, and for benchmarks and tests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def serve(folder: Path, port: int) -> None:
+    """Until Ctrl-C, with a line for each request."""
+    with _server(folder, port, SimpleHTTPRequestHandler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)")
+        server.serve_forever()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Beside what else goes on; gives the address."""
+    with _server(folder, 0, Quiet) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _server(folder: Path, port: int, handler: type[SimpleHTTPRequestHandler]) -> ThreadingHTTPServer:
+    return ThreadingHTTPServer(("127.0.0.1", port), partial(handler, directory=str(folder)))
