@@ -270,7 +270,7 @@ def test_quiz_by_finger_and_keyboard(address, phone):
 
 def test_command(tmp_path, monkeypatch, capsys):
     shown = []
-    monkeypatch.setattr("chapters.site.build.serve", lambda folder, port: shown.append((folder, port)))
+    monkeypatch.setattr("chapters.site.server.serve", lambda folder, port: shown.append((folder, port)))
     assert main(["site", "--out", str(tmp_path / "site"), "--serve", "--port", "8123"]) == 0
     assert (tmp_path / "site" / "index.html").is_file() and shown == [(tmp_path / "site", 8123)]
     assert "index.html" in capsys.readouterr().out
