@@ -43,9 +43,7 @@ int64_t partial_bytes(void) { return sizeof(partial); }
 
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
-    const int64_t num_items = a->num_tasks * a->num_kv_heads * a->num_parts;
-    for (int64_t reversed = first; reversed < end; reversed++) { /* the last rows of a prompt take longest */
-        const int64_t i = num_items - 1 - reversed;
+    for (int64_t i = first; i < end; i++) {
         const int64_t part = i % a->num_parts, kv_head = i / a->num_parts % a->num_kv_heads;
         const attention_task *task = a->tasks + i / a->num_parts / a->num_kv_heads;
         const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */

@@ -20,7 +20,7 @@
 #include "pool.h"
 #include "vectors.h"
 
-/* So many rows that a thread claims at a time; so few numbers that a decode of some rows stays in one thread. */
+/* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
 static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
 
 typedef struct {

@@ -1,8 +1,10 @@
 /* A pool of threads for the C kernels (chapter 10). A library of its own: however many models a process runs, there is
  * one pool.
  *
- * The thread that calls parallel_for() publishes a job: a function and its items, in chunks. Helpers, and the caller,
- * too, claim chunks one by one until none is left. The caller waits for chunks that a helper has claimed, never for a
+ * The thread that calls parallel_for() publishes a job: a function and its items. Helpers, and the caller, too, claim
+ * chunks of items until none is left. A chunk is half of a thread's fair share of what is left: large ones first, since
+ * memory is read fastest in one go, small ones last, so that all threads are done at about the same time (guided
+ * self-scheduling: Polychronopoulos and Kuck, 1987). The caller waits for chunks that a helper has claimed, never for a
  * helper itself: beside other programs the system may not run a helper for many milliseconds, and then the caller
  * computes everything alone. (In OpenMP every thread has to arrive.)
  *
@@ -30,15 +32,15 @@ enum {
 };
 
 static struct {
-    /* generation << 32 | number of chunks that nobody has claimed. One number, so that a helper that was stopped after
-     * it had read a job's fields cannot claim a chunk of a later job: its compare-and-swap fails. */
+    /* generation << 32 | number of items that nobody has claimed. One number, so that a helper that was stopped after
+     * it had read a job's fields cannot claim items of a later job: its compare-and-swap fails. */
     _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
-    /* The job. Written only while all chunks of the one before are done. */
+    /* The job. Written only while all items of the one before are done. */
     _Atomic(work_function *) work;
     _Atomic(const void *) args;
-    _Atomic int64_t num_items, chunk_size;
+    _Atomic int64_t num_items, min_chunk;
 
-    _Alignas(CACHE_LINE) _Atomic uint32_t num_done; /* chunks */
+    _Alignas(CACHE_LINE) _Atomic uint32_t num_done; /* items */
     _Atomic uint32_t caller_sleeps;                 /* until all are done */
     _Atomic uint32_t num_sleeping;                  /* helpers, until num_wakeups changes */
     _Atomic uint32_t num_wakeups;
@@ -85,21 +87,22 @@ static void pause_briefly(void) {
 #endif
 }
 
-static int64_t chunks_of(int64_t num_items, int64_t chunk_size) { return (num_items + chunk_size - 1) / chunk_size; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Claim and compute chunks until none is left. */
+/* Claim and compute chunks until no item is left. */
 static void work_on_job(void) {
     uint64_t ticket = pool.ticket;
-    while ((uint32_t)ticket > 0) {
+    for (int64_t left; (left = (uint32_t)ticket) > 0;) {
         work_function *work = pool.work;
         const void *args = pool.args;
-        const int64_t num_items = pool.num_items, chunk_size = pool.chunk_size;
-        if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1))
+        const int64_t first = pool.num_items - left, half_a_share = left / (2 * pool.num_threads);
+        const int64_t count = smaller(left, larger(half_a_share, pool.min_chunk));
+        if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - count))
             continue; /* `ticket` is the new one now, and the fields may be another job's */
-        const int64_t num_chunks = chunks_of(num_items, chunk_size);
-        const int64_t first = (num_chunks - (uint32_t)ticket) * chunk_size;
-        work(args, first, first + chunk_size < num_items ? first + chunk_size : num_items);
-        if (++pool.num_done == num_chunks && pool.caller_sleeps)
+        work(args, first, first + count);
+        const int64_t num_items = pool.num_items;
+        if ((pool.num_done += count) == num_items && pool.caller_sleeps)
             wake_all(&pool.num_done);
         ticket = pool.ticket;
     }
@@ -162,10 +165,9 @@ void set_threads(uint32_t num_threads, team_function *team) {
 }
 
 /* See pool.h. If the pool works for another thread, the caller computes alone. */
-void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t chunk_size) {
-    const int64_t num_chunks = chunks_of(num_items, chunk_size);
+void parallel_for(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {
     const uint32_t num_threads = pool.num_threads;
-    if (num_chunks < 2 || num_chunks > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
+    if (num_items <= min_chunk || num_items > INT32_MAX || num_threads < 2 || atomic_exchange(&pool.busy, 1)) {
         work(args, 0, num_items);
         return;
     }
@@ -175,9 +177,9 @@ void parallel_for(work_function *work, const void *args, int64_t num_items, int6
     pool.work = work;
     pool.args = args;
     pool.num_items = num_items;
-    pool.chunk_size = chunk_size;
+    pool.min_chunk = min_chunk;
     pool.num_done = 0;
-    pool.ticket = ((pool.ticket >> 32) + 1) << 32 | (uint64_t)num_chunks;
+    pool.ticket = ((pool.ticket >> 32) + 1) << 32 | (uint64_t)num_items;
     if (team) {
         team(join_team, NULL, num_threads, 0);
     } else if (pool.num_sleeping) {
@@ -185,10 +187,10 @@ void parallel_for(work_function *work, const void *args, int64_t num_items, int6
         wake_all(&pool.num_wakeups);
     }
     work_on_job();
-    for (const int64_t until = now_ns() + SPIN_NS; pool.num_done < num_chunks && now_ns() < until;)
+    for (const int64_t until = now_ns() + SPIN_NS; pool.num_done < num_items && now_ns() < until;)
         pause_briefly();
     pool.caller_sleeps = 1;
-    for (uint32_t num_done; (num_done = pool.num_done) < num_chunks;)
+    for (uint32_t num_done; (num_done = pool.num_done) < num_items;)
         sleep_while(&pool.num_done, num_done);
     pool.caller_sleeps = 0;
     pool.busy = 0;

@@ -190,7 +190,7 @@ void quantized_linear(const quantized_args *args) {
     const int64_t row_bytes = num_groups(slab.k) * sizeof(x_group);
     for (int64_t r = 0; r < args->m; r += SLAB_ROWS) {
         slab.m = smaller(args->m - r, SLAB_ROWS);
-        parallel_for(quantize_rows, &slab, slab.m, 1 + CHUNK_BYTES / 8 / row_bytes);
+        parallel_for(quantize_rows, &slab, slab.m, 1 + CHUNK_BYTES / 2 / row_bytes);
         const int64_t tile_bytes = slab.parts->block_bytes * num_tiles(slab.m);
         parallel_for(multiply_blocks, &slab, slab.num_blocks, 1 + CHUNK_BYTES / tile_bytes);
         slab.out += SLAB_ROWS * slab.n;

@@ -133,6 +133,8 @@ static inline unit_vec all_lanes(unit x) { return (vec){0} + x; }
 static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return sum + a * b; }
 #endif
 
+static inline void put_unit_vec(unit *to, unit_vec x) { memcpy(to, &x, sizeof(x)); }
+
 /* x, in a register from here on: gcc would fetch it from memory again for each product. */
 static inline unit_vec in_register(unit_vec x) {
 #ifdef __AVX__ /* without, a vec is no register */
