@@ -90,16 +90,24 @@ def demo_gguf(demo_checkpoint) -> Path:
         pytest.skip(f"no demo model: {error}")
 
 
-@pytest.fixture(scope="session")
-def demo_in_float32(demo_checkpoint, tmp_path_factory) -> Path:
-    """The demo checkpoint, computed in float32: exact enough to compare tokens, and faster where bfloat16 is not."""
-    folder = tmp_path_factory.mktemp("demo")
-    for file in demo_checkpoint.iterdir():
+def in_float32(model: Path, folder: Path) -> Path:
+    """The same model, computed in float32: exact enough to compare tokens."""
+    for file in model.iterdir():
         (folder / file.name).symlink_to(file)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((model / "config.json").read_text())
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_in_float32(demo_checkpoint, tmp_path_factory) -> Path:
+    return in_float32(demo_checkpoint, tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="session")
+def short_demo_in_float32(short_demo, tmp_path_factory) -> Path:
+    return in_float32(short_demo, tmp_path_factory.mktemp("short_demo"))
 
 
 @pytest.fixture(scope="session")

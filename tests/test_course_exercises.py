@@ -31,8 +31,8 @@ def bench(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def demo_bench(demo_in_float32):
-    return Bench(str(demo_in_float32))
+def real_bench(short_demo_in_float32):
+    return Bench(str(short_demo_in_float32))
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_solution_passes(chapter, bench, no_time_limit):
 
 
 @for_each_chapter
-def test_solution_passes_with_real_weights(chapter, demo_bench, no_time_limit):
-    assert_passes(chapter, demo_bench)
+def test_solution_passes_with_real_weights(chapter, real_bench, no_time_limit):
+    assert_passes(chapter, real_bench)
 
 
 def wrong_solutions_of(chapter) -> dict:
