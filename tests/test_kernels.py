@@ -4,9 +4,12 @@ import ctypes
 import ctypes.util
 import hashlib
 import multiprocessing
+import platform
 import random
 import shutil
 import stat
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +36,27 @@ def kernels(dtype, num_heads=6, num_kv_heads=2, head_dim=64):
     if found is None:
         pytest.skip("no C compiler; PyTorch's operations are tested by every other test")
     return found
+
+
+PROCESSORS = "x86-64 haswell alderlake skylake-avx512 icelake-server cooperlake sapphirerapids".split()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="processors with x86-64 instructions")
+@pytest.mark.parametrize("dtype", cpu_kernels.TYPES.values())
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_source_is_right_for_other_processors(processor, dtype):
+    """This machine compiles only some of the branches: AVX2, AVX512 and their instructions for bf16 and int8."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    flags = [flag for flag in c_compiler.COMPILE if flag != "-march=native"]
+    sizes = [f"-DTYPE_{dtype}", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=64"]
+    warnings = ["-fsyntax-only", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
+    source = Path(c_compiler.__file__).with_name("kernels.c")
+    command = ["cc", *flags, f"-march={processor}", *sizes, *warnings, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "-march" in done.stderr or "_Float16 is not supported" in done.stderr:
+        pytest.skip(f"this compiler does not know {processor}, or its float16")
+    assert done.returncode == 0, done.stderr
 
 
 def ragged_batch(block_size: int, lengths=RAGGED) -> tuple[Batch, int]:

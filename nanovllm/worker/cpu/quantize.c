@@ -45,10 +45,10 @@ static float as_half(float x) { /* the nearest float16 that is finite: a fitted 
 
 typedef struct {
     vec scale, minimum, error, codes[GROUP_SIZE];
-} rounded;
+} rounding;
 
 /* The nearest codes, with scale and minimum as they are stored. */
-static inline void round_groups(rounded *r, const vec *x, const float *w, vec scale, vec minimum) {
+static inline void round_groups(rounding *r, const vec *x, const float *w, vec scale, vec minimum) {
     for (int l = 0; l < LANES; l++) {
         r->scale[l] = as_half(scale[l]);
         r->minimum[l] = as_half(minimum[l]);
@@ -111,12 +111,12 @@ static void search_groups(const search_args *a, int64_t first, int64_t g) {
         for (int end = 0; end < 2 && fine < 0; end++)
             cut[end] = choose(better, tried[end], cut[end]);
     }
-    rounded nearest, found;
+    rounding nearest, found;
     round_groups(&nearest, x, w, (largest - smallest) / 15, smallest); /* the whole range: what nearest rounding takes */
     round_groups(&found, x, w, best_scale, best_minimum + mean);
     for (int l = 0; l < LANES && first + l < a->n; l++) {
         const int64_t at = (first + l) * (a->k / GROUP_SIZE) + g;
-        const rounded *r = found.error[l] < nearest.error[l] ? &found : &nearest;
+        const rounding *r = found.error[l] < nearest.error[l] ? &found : &nearest;
         a->scales[at] = r->scale[l];
         a->minimums[at] = r->minimum[l];
         for (int i = 0; i < GROUP_SIZE / 2; i++)
