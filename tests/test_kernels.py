@@ -173,12 +173,13 @@ def test_rotary_and_write(dtype):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("in_c", [False, True], ids=["oneDNN", "C"])
-def test_reordered_weights(dtype, bias, in_c):
+@pytest.mark.parametrize("k", [64, 600])  # C converts 256 numbers of a row at a time
+def test_reordered_weights(dtype, bias, in_c, k):
     torch.manual_seed(0)
-    layer = Linear(64, 96, bias).to(dtype).requires_grad_(False)
+    layer = Linear(k, 96, bias).to(dtype).requires_grad_(False)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    inputs = [torch.randn(rows, 64).to(dtype) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 300)]
+    inputs = [(torch.randn(rows, k) * (64 / k) ** 0.5).to(dtype) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 300)]
     expected = [layer(x) for x in inputs]
     reorder_weights(layer, kernels(dtype) if in_c else TORCH_KERNELS)
     for x, y in zip(inputs, expected, strict=True):

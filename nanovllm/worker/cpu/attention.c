@@ -43,7 +43,7 @@ int64_t partial_bytes(void) { return sizeof(partial); }
 
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
-    for (int64_t i = first; i < end; i++) {
+    for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
         const int64_t part = i % a->num_parts, kv_head = i / a->num_parts % a->num_kv_heads;
         const attention_task *task = a->tasks + i / a->num_parts / a->num_kv_heads;
         const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */

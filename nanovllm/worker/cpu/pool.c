@@ -101,7 +101,7 @@ static void work_on_job(void) {
         if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - count))
             continue; /* `ticket` is the new one now, and the fields may be another job's */
         work(args, first, first + count);
-        const int64_t num_items = pool.num_items;
+        const int64_t num_items = pool.num_items; /* read before the last item counts as done: then a job may follow */
         if ((pool.num_done += count) == num_items && pool.caller_sleeps)
             wake_all(&pool.num_done);
         ticket = pool.ticket;

@@ -4,8 +4,9 @@
 /* Computes the items first to end - 1 of a job. Chunks of items run at the same time, in any order, in any thread. */
 typedef void work_function(const void *args, int64_t first, int64_t end);
 
-/* Calls work(args, first, end) for chunks of at least min_chunk items (the last one may be smaller), until all num_items
- * are done. Claiming a chunk takes a fraction of a microsecond, so min_chunk should be some microseconds of work.
+/* Calls work(args, first, end) for chunks of at least min_chunk items (the last one may be smaller), until all
+ * num_items are done. Claiming a chunk takes a fraction of a microsecond, so min_chunk should be some microseconds of
+ * work.
  *
  * A variable that cpu/kernels.py sets to the function in pool.c: all libraries of a process share one pool. */
 void (*parallel_for)(work_function *work, const void *args, int64_t num_items, int64_t min_chunk);
