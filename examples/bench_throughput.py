@@ -42,7 +42,8 @@ def main() -> None:
     for _ in range(args.num_requests):
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(args.min_input, args.max_input))]
         num_output = rng.randint(args.min_output, args.max_output)
-        llm.engine.add_request(prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output))
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output)
+        llm.engine.add_request(None, prompt, params, stream=False)
 
     # A step that computes prompt tokens counts as prefill; the decodes in such a step are counted separately.
     stats = llm.engine.stats

@@ -91,7 +91,7 @@ def main() -> None:
 
 def request(llm: LLM, num_prompt: int, num_output: int) -> None:
     prompt = random.choices(range(100, llm.engine.model_config.vocab_size), k=num_prompt)
-    llm.engine.add_request(prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output), stream=True)
+    llm.engine.add_request(None, prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output))
 
 
 def timed_steps(llm: LLM, num: int) -> float:

@@ -4,15 +4,15 @@ A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.config import DTYPES
-from nanovllm.sampling_params import NUMBERS as SAMPLING
-from nanovllm.validation import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_choice, check_number, shorten
+from nanovllm.option_checks import DTYPES
+from nanovllm.option_checks import PARAMETER_BOUNDS as SAMPLING
+from nanovllm.rope_scaling import read_rope
+from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
@@ -20,10 +20,6 @@ SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
 NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
 NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
-FACTOR: Bounds = (Real, MIN_POSITIVE, MAX_POSITIVE)
-LLAMA3 = dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR)
-LLAMA3 |= {"original_max_position_embeddings": NUMBERS["max_position_embeddings"]}
-ROPE_SCALINGS: dict[str, dict[str, Bounds]] = {"default": {}, "linear": {"factor": FACTOR}, "llama3": LLAMA3}
 GENERATION = {name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 GENERATION |= {"max_new_tokens": SAMPLING["max_tokens"]}
 
@@ -58,8 +54,12 @@ class ModelConfig:
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * itemsize
 
     @classmethod
-    def from_directory(cls, directory: Path) -> "ModelConfig":
+    def from_directory(
+        cls, directory: Path, overrides: dict[str, Any] | None = None, generation_config: str = "auto"
+    ) -> "ModelConfig":
         """Read and check the configuration in a checkpoint's directory, or in its GGUF file.
+
+        overrides: fields of config.json. generation_config: "auto", "vllm" (none) or the directory that has one.
 
         ValueError for what this engine would compute wrongly.
         """
@@ -67,27 +67,32 @@ class ModelConfig:
             from nanovllm.gguf_file import GGUFFile
 
             file = GGUFFile(directory)
-            checked = cls._checked(file.config(), {}, directory, directory)
+            checked = cls._checked(file.config() | (overrides or {}), {}, directory, directory)
             return replace(checked, rope_scaling=checked.rope_scaling | file.rope_divisors(checked.head_dim))
-        path, generation_path = directory / "config.json", directory / "generation_config.json"
+        path = directory / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-        generation = read_json(generation_path) if generation_path.is_file() else {}
-        return cls._checked(read_json(path), generation, path, generation_path)
+        config = {name: found for name, found in (read_json(path) | (overrides or {})).items() if found is not None}
+        place = directory if generation_config == "auto" else Path(generation_config)
+        generation_path = place / "generation_config.json"
+        if generation_config not in ("auto", "vllm") and not generation_path.is_file():
+            raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
+        is_read = generation_config != "vllm" and generation_path.is_file()
+        return cls._checked(config, read_json(generation_path) if is_read else {}, path, generation_path)
 
     @classmethod
     def _checked(
         cls, config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path
     ) -> "ModelConfig":
-        architecture = (_get(config, "architectures", [], path) or ["none named"])[0]
+        architecture = (typed(config, "architectures", [], path) or ["none named"])[0]
         check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
         is_llama, is_qwen2, is_qwen3 = (architecture == name for name in ARCHITECTURES)
         _reject_unimplemented(config, path)
-        rope = _rope(config, path)
+        rope = read_rope(config, path)
         required = [*SIZES, *COUNTS[:2], "rms_norm_eps", *["head_dim"] * is_qwen3]
         if missing := [name for name in required if name not in config]:
             raise ValueError(f"{path} lacks {', '.join(missing)}")
-        numbers = _numbers({"rope_theta": 10000.0, **config, **rope}, NUMBERS, path)
+        numbers = numbers_of({"rope_theta": 10000.0, **config, **rope}, NUMBERS, path)
         num_heads = numbers["num_attention_heads"]
         num_kv_heads = numbers.setdefault("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
@@ -96,16 +101,16 @@ class ModelConfig:
         if head_dim == 0 or head_dim % 2:
             raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
         # Llama and Qwen3 say attention_bias (all four projections); Qwen2 always has it, on q, k and v.
-        attention_bias = _get(config, "attention_bias", False, path)
+        attention_bias = typed(config, "attention_bias", False, path)
         return cls(
             architecture=architecture,
             **numbers,
             rope_scaling=rope,
             qkv_bias=is_qwen2 or attention_bias,
             o_bias=not is_qwen2 and attention_bias,
-            mlp_bias=is_llama and _get(config, "mlp_bias", False, path),
+            mlp_bias=is_llama and typed(config, "mlp_bias", False, path),
             qk_norm=is_qwen3,
-            tie_word_embeddings=_get(config, "tie_word_embeddings", False, path),
+            tie_word_embeddings=typed(config, "tie_word_embeddings", False, path),
             dtype=_checkpoint_dtype(config, path),
             eos_token_ids=check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
             generation=_sampling(generation, generation_path),
@@ -131,25 +136,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return {name: found for name, found in value.items() if found is not None}
 
 
-def _get(config: dict[str, Any], name: str, default: Any, path: Path) -> Any:
-    """A list, an object or a bool: whatever the default is."""
-    value = config.get(name, default)
-    if type(value) is not type(default):
-        raise ValueError(f"{path}: {name} must be a {type(default).__name__}, found {shorten(value)}")
-    return value
-
-
-def _numbers(config: dict[str, Any], bounds: Mapping[str, Bounds], where: Any) -> dict[str, Any]:
-    """Those of the numbers that are there, each within its bounds."""
-    return {n: check_number(f"{where}: {n}", config[n], *bounds[n]) for n in bounds if n in config}
-
-
 def _sampling(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     """generation_config.json in the names of SamplingParams."""
-    found = _numbers(generation, GENERATION, path)
+    found = numbers_of(generation, GENERATION, path)
     if "max_new_tokens" in found:
         found["max_tokens"] = found.pop("max_new_tokens")
-    return found if _get(generation, "do_sample", True, path) else found | {"temperature": 0.0}
+    return found if typed(generation, "do_sample", True, path) else found | {"temperature": 0.0}
 
 
 def _reject_unimplemented(config: dict[str, Any], path: Path) -> None:
@@ -158,27 +150,9 @@ def _reject_unimplemented(config: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
     check_choice(f"{path}: hidden_act", config.get("hidden_act", "silu"), ("silu",))
     # Qwen2 configs carry a sliding_window size and say beside it whether it is used.
-    sliding = _get(config, "use_sliding_window", "sliding_window" in config, path)
-    if sliding or any(kind != "full_attention" for kind in _get(config, "layer_types", [], path)):
+    sliding = typed(config, "use_sliding_window", "sliding_window" in config, path)
+    if sliding or any(kind != "full_attention" for kind in typed(config, "layer_types", [], path)):
         raise ValueError(f"{path}: sliding-window attention is not supported, only full attention in every layer")
-
-
-def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The rotary embedding: rope_type, what that type needs, and perhaps rope_theta."""
-    given = _get(config, "rope_parameters", {}, path) or _get(config, "rope_scaling", {}, path)
-    given = {name: value for name, value in given.items() if value is not None}
-    kind = given.get("rope_type") or given.get("type") or "default"
-    check_choice(f"{path}: rotary scaling", kind, ROPE_SCALINGS)
-    if unknown := given.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *LLAMA3}:
-        raise ValueError(f"{path}: {shorten(sorted(unknown))} of the rotary scaling is not supported")
-    if (turned := {**config, **given}.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError(f"{path}: partial_rotary_factor is {shorten(turned)}, only 1.0 is supported")
-    if missing := [name for name in ROPE_SCALINGS[kind] if name not in given]:
-        raise ValueError(f"{path}: rotary scaling {kind!r} lacks {', '.join(missing)}")
-    rope = _numbers(given, NUMBERS | ROPE_SCALINGS[kind], f"{path}: rotary scaling")
-    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
-        raise ValueError(f"{path}: low_freq_factor of the rotary scaling must be below high_freq_factor")
-    return {"rope_type": kind} | rope
 
 
 def _checkpoint_dtype(config: dict[str, Any], path: Path) -> str:

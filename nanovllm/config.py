@@ -2,37 +2,28 @@
 
 import os
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.core.block_hash import HASH_FUNCTIONS
-from nanovllm.validation import MAX_INT32, SEED, Bounds, check_choice, check_fields, reject_unknown, shorten, tuple_of
-
-DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
-QUANTIZATIONS = ("int8", "int4")
-OPTIMIZATIONS = ("reordered_weights", "c_kernels", "triton", "flash_attn", "cuda_graphs")
-
-NUMBERS: dict[str, Bounds] = {
-    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
-    "max_model_len": (Integral, 2, MAX_INT32),
-    "kv_cache_memory_bytes": (Integral, 1),
-    "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
-    "tensor_parallel_size": (Integral, 1, MAX_INT32),
-    "gpu_memory_utilization": (Real, 0.01, 1.0),
-    "seed": SEED,
-}
+from nanovllm.option_checks import OPTIMIZATIONS, check_option
+from nanovllm.vllm_names import Named
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """Options of an LLM, with vLLM's names.
+class EngineConfig(metaclass=Named):
+    """Options of an LLM, with vLLM's names. None is the default.
 
     model:                    a directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B"
                               ("owner/name:Q8_0": of its GGUF files the one of this quantization)
+    tokenizer:                another checkpoint's directory or hub id, to take the tokenizer from
+    revision:                 branch, tag or commit of the hub's repository
+    load_format:              "auto", "safetensors", "gguf", or "dummy": random weights, no file of weights is read
+    hf_overrides:             fields of config.json, replaced
+    generation_config:        "auto" (the checkpoint's), "vllm" (none: vLLM's defaults), or a directory that has one
     dtype:                    "auto" (the checkpoint's), "float32", "bfloat16" or "float16"
     quantization:             None (as in the checkpoint), "int8" or "int4": bits of the weights (worker/quantize.py)
-    max_model_len:            tokens of one sequence, prompt and output; None: as many as model and KV pool allow
+    max_model_len:            tokens of one sequence, prompt and output, "8k" is 8,000 and "8K" 8,192; None or -1: as
+                              many as model and KV pool allow
     max_num_seqs:             sequences that run at a time
     max_num_batched_tokens:   tokens computed in one step; a longer prompt is computed in chunks
     block_size:               tokens in a block of the KV pool; None: what the attention backend works best with
@@ -49,6 +40,11 @@ class EngineConfig:
     """
 
     model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    load_format: str = "auto"
+    hf_overrides: dict[str, Any] | None = None
+    generation_config: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None
@@ -65,26 +61,14 @@ class EngineConfig:
     optimizations: tuple[str, ...] = OPTIMIZATIONS
     seed: int = 0
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "EngineConfig":
-        reject_unknown(kwargs, (f.name for f in fields(cls)), "LLM")
-        return object.__new__(cls)
-
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str | os.PathLike) or not str(self.model):
-            raise ValueError(f"model must be a checkpoint's directory or a hub id, found {shorten(self.model)}")
-        check_fields(self, NUMBERS)
-        dtype = str(self.dtype).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
-        check_choice("dtype", dtype, DTYPES)
-        if self.quantization is not None:
-            check_choice("quantization", self.quantization, QUANTIZATIONS)
-        check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_FUNCTIONS)
-        optimizations = tuple_of(self.optimizations, str, "optimizations", "names")
-        for name in optimizations:
-            check_choice("optimizations", name, OPTIMIZATIONS)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None and f.name != "model":
+                value = f.default
+            object.__setattr__(self, f.name, check_option(f.name, value, f.type))
         if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
-            optimizations = ()
-        for name, value in dict(model=str(self.model), dtype=DTYPES[dtype], optimizations=optimizations).items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, "optimizations", ())
 
 
 def cache_folder() -> Path:

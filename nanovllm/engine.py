@@ -6,7 +6,6 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 from nanovllm.checkpoint import ModelConfig, check_eos
@@ -15,14 +14,16 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.hub import resolve_checkpoint
+from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, check_token_ids, parse_prompt
 from nanovllm.request import Request, Sample
+from nanovllm.request_checks import bad_word_ids, check_params
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
+from nanovllm.structured_outputs import GrammarCompiler
 from nanovllm.tokenizer import load_tokenizer
-from nanovllm.validation import check_number
+from nanovllm.vllm_names import accepted
 
 
 class LLMEngine:
@@ -34,15 +35,15 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError, before any weight is read, for what cannot work."""
-        directory = resolve_checkpoint(config.model)
-        model_config = ModelConfig.from_directory(directory)
+        directory = resolve_checkpoint(config.model, config.revision, config.load_format)
+        model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
         from nanovllm.worker.model_runner import ModelRunner
         from nanovllm.worker.parallel import ParallelRunner
 
         runner_class = ModelRunner if config.tensor_parallel_size == 1 else ParallelRunner
         self.model_runner: Any = runner_class(config, model_config)
-        self.tokenizer = load_tokenizer(directory)
+        self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         if not model_config.eos_token_ids:
             eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
             model_config = replace(model_config, eos_token_ids=eos)
@@ -62,6 +63,7 @@ class LLMEngine:
             max_model_len=self.kv_pool.max_model_len,
             eos_token_ids=model_config.eos_token_ids,
         )
+        self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.request_of_seq: dict[int, Request] = {}
@@ -70,6 +72,10 @@ class LLMEngine:
         self._output: SchedulerOutput | None = None  # of the step in flight, once it is scheduled
         self._dropped: list[Request] = []  # have finished or were aborted, and are about to be forgotten
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
+        return cls(engine_args)
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     def make_request(
@@ -77,23 +83,16 @@ class LLMEngine:
     ) -> Request:
         """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError."""
         text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
-        vocab_size = self.model_config.vocab_size
-        check_token_ids(token_ids, vocab_size, self.scheduler.max_model_len)
-        for token_id in params.stop_token_ids or ():
-            check_number("a stop token id", token_id, Integral, 0, vocab_size - 1)
-        stop_ids = {*(params.stop_token_ids or ()), *self.model_config.eos_token_ids}
-        if params.min_tokens > 1 and len(stop_ids) == vocab_size:
-            raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")
-        if params.logprobs is not None:
-            check_number("logprobs", params.logprobs, Integral, 0, vocab_size)
-
+        check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
+        params = check_params(params, self.model_config)
+        bad_words = bad_word_ids(self.tokenizer, params.bad_words)  # type: ignore[arg-type]
         samples = []
         for sample_index in range(params.n):
             seq = Sequence(token_ids, params, cache_salt=cache_salt)
-            seq.sample_index = sample_index
-            samples.append(Sample(seq, Detokenizer(self.tokenizer, params.stop, params.min_tokens)))  # type: ignore[arg-type]
+            seq.sample_index, seq.bad_word_ids = sample_index, bad_words
+            if params.structured_outputs is not None:
+                seq.grammar = self.grammars.compile(params.structured_outputs)
+            samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
         return Request(request_id or "", text, token_ids, params, samples, stream, metrics)
 
@@ -130,17 +129,21 @@ class LLMEngine:
                 self.scheduler.add(sample.seq)
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = False
+        self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **neutral: Any
     ) -> str:
-        """Check one prompt and queue it. Returns its id. Raises ValueError, with the queue as it was.
+        """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
         stream: step() then returns an output for the request after every step that gave it a token.
         """
+        accepted(neutral, (), "generate")
         return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream)])[0]
 
-    def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request now. Returns its last output, or None when there is no such request (any more)."""
-        request = self.requests.get(request_id)
+    def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
+        """End one request now, or several. Returns the last output of one; None for several or if there is none."""
+        if not isinstance(request_ids, str):
+            self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
+            return None
+        request = self.requests.get(request_ids)
         if request is None:
             return None
         self.abort_requests([request])
@@ -180,6 +183,7 @@ class LLMEngine:
             assert output.chunks or not self.requests, "requests wait and none can be scheduled"
             self.note_scheduled(output, started)
             token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
+            self.take_prompt_logprobs(output)
             self.scheduler.update(output, token_ids)
             progressed = self.take_tokens(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
@@ -213,6 +217,11 @@ class LLMEngine:
             if (stop := request.take_token(seq, token_logprobs, now)) is not None:
                 self.scheduler.finish(seq, "stop", stop)
         return list(progressed.values())
+
+    def take_prompt_logprobs(self, output: SchedulerOutput) -> None:
+        if any(not chunk.seq.reads_cache for chunk in output.chunks):
+            for seq_id, position, found in self.model_runner.take_prompt_logprobs():
+                self.request_of_seq[seq_id].take_prompt_logprobs(position, found)
 
     # -- what an exception has interrupted ------------------------------------------------------------------------
 

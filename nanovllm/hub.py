@@ -5,12 +5,26 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+WEIGHTS = ["*.safetensors"]
+REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
 
-def resolve_checkpoint(model: str) -> Path:
-    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to."""
+
+def resolve_tokenizer(name: str) -> Path:
+    """Where the tokenizer's files are: a directory, or where the hub's were downloaded to."""
+    return resolve_checkpoint(name, load_format="dummy")
+
+
+def resolve_checkpoint(model: str, revision: str | None = None, load_format: str = "auto") -> Path:
+    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to.
+
+    revision: of the hub's repository. load_format: "dummy" needs no weights, "gguf" and "safetensors" choose.
+    """
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
-        return _gguf_file_in(path) or path
+        gguf_file = None if load_format == "safetensors" else _gguf_file_in(path)
+        if gguf_file is None and load_format == "gguf":
+            raise FileNotFoundError(f"load_format='gguf', and {path} has no *.gguf file, or *.safetensors beside it")
+        return gguf_file or path
     exists = os.path.exists(path)
     if exists and path.suffix == ".gguf":
         return path
@@ -21,17 +35,17 @@ def resolve_checkpoint(model: str) -> Path:
         raise FileNotFoundError(f"model {model!r} {found}; give {known}")
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
     try:
         if quantization:
-            return _download_gguf_file(repository, quantization)
-        folder = Path(snapshot_download(model, allow_patterns=patterns))
+            return _download_gguf_file(repository, quantization, revision)
+        patterns = REST + WEIGHTS * (load_format != "dummy")
+        folder = Path(snapshot_download(model, allow_patterns=patterns, revision=revision))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(
             f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
         ) from error
-    if not any(folder.glob("*.safetensors")):
+    if load_format != "dummy" and not any(folder.glob("*.safetensors")):
         hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
         raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
     return folder
@@ -48,16 +62,16 @@ def _gguf_file_in(directory: Path) -> Path | None:
     return paths[0]
 
 
-def _download_gguf_file(repository: str, quantization: str) -> Path:
+def _download_gguf_file(repository: str, quantization: str, revision: str | None) -> Path:
     """The one file that is called model-Q8_0.gguf or model.Q8_0.gguf, for example; capital letters or not."""
     from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
 
     try:
-        names = list_repo_files(repository)
+        names = list_repo_files(repository, revision=revision)
     except Exception:
         names = []
         with suppress(Exception):  # without a network, what has been downloaded before is there
-            folder = Path(snapshot_download(repository, local_files_only=True))
+            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
         if not names:
             raise
@@ -68,4 +82,4 @@ def _download_gguf_file(repository: str, quantization: str) -> Path:
         listed = ", ".join(found or names) or "none at all"
         hint = "give the path of one that you have downloaded" if found else "files in several parts are not read"
         raise FileNotFoundError(f"{len(found)} of its GGUF files are called ...-{quantization}.gguf: {listed} ({hint})")
-    return Path(hf_hub_download(repository, found[0]))
+    return Path(hf_hub_download(repository, found[0], revision=revision))

@@ -11,16 +11,19 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.config import EngineConfig
+from nanovllm.conversation import render_chat
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
-from nanovllm.prompts import Prompt, render_chat
+from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import snapshot
 from nanovllm.terminal import ctrl_c_after_step, progress_bar
 from nanovllm.turns import Turns
+from nanovllm.vllm_names import accepted, refused_method
 
 Message = dict[str, Any]
+CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 MAX_LISTED_ERRORS = 20
 
 
@@ -40,6 +43,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        **neutral: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
 
@@ -54,6 +58,7 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
+        accepted(neutral, (), "generate")
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
         pairs = list(zip(prompt_list, params_list, strict=True))
@@ -67,21 +72,26 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template."""
+        """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template.
+
+        options: continue_final_message, chat_template, chat_template_kwargs and tools (conversation.py).
+        """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
 
         def make(conversation: list[Message]) -> dict[str, Any]:
-            return self.chat_prompt(conversation, add_generation_prompt, cache_salt)
+            return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
         return self.generate(_make_all("conversations", conversations, make), sampling_params, use_tqdm)
 
     def chat_prompt(
-        self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None
+        self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
-        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt)
+        options = accepted(options, CHAT_OPTIONS, "chat")
+        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, **options)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -111,11 +121,18 @@ class LLM:
         with self._turns:
             return self.engine.block_manager.reset_prefix_cache()
 
+    def __getattr__(self, name: str) -> Any:
+        raise refused_method(LLM, name)
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        return self.engine
+
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer (of transformers)."""
         return self.engine.tokenizer
 
-    def default_sampling_params(self) -> SamplingParams:
+    def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
         return SamplingParams(**self.engine.model_config.generation)
 
@@ -123,7 +140,7 @@ class LLM:
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:
-            params = self.default_sampling_params()
+            params = self.get_default_sampling_params()
         if not isinstance(params, list | tuple):
             return [params] * num
         if len(params) != num:

@@ -9,7 +9,7 @@ class Logprob:
 
     logprob: float
     rank: int
-    decoded_token: str
+    decoded_token: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(slots=True)
@@ -62,7 +65,9 @@ class RequestMetrics:
 class RequestOutput:
     """A request and its samples so far. prompt is None where token ids were given.
 
-    num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted.
+    num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted. vLLM gives that of the
+    sample that ends last, which found what sample 0 had just computed; ours says what the prompt cost. prompt_logprobs:
+    one dict a prompt token, None for the first; as logprobs of a sample.
     """
 
     request_id: str
@@ -72,3 +77,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

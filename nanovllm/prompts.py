@@ -1,21 +1,20 @@
-"""From what a user gives to token ids: forms of a prompt, chat template. The mirror of detokenizer.py."""
+"""From what a user gives to token ids: the forms of a prompt. The mirror of detokenizer.py. Chats: conversation.py."""
 
 from numbers import Integral
 from typing import Any
 
-from nanovllm.time_limit import call_with_limit
 from nanovllm.tokenizer import is_panic
-from nanovllm.validation import reject_unknown, shorten
+from nanovllm.validation import shorten
+from nanovllm.vllm_names import accepted
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-TEMPLATE_LIMIT_S = 10.0  # for one conversation; an ordinary template takes less than a millisecond
 
 
 def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
     """(text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
     fields = prompt if isinstance(prompt, dict) else {}
-    reject_unknown(map(str, fields), PROMPT_KEYS, "a prompt")
+    fields = accepted({str(key): value for key, value in fields.items()}, PROMPT_KEYS, "a prompt")
     salt = fields.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")
@@ -33,10 +32,11 @@ def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int],
             "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
             f"found {shorten(prompt)}"
         )
-    return text, _tokenize(tokenizer, text), salt
+    return text, tokenize(tokenizer, text), salt
 
 
-def _tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
+def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Raises ValueError for text that is not valid Unicode."""
     try:
         return tokenizer(text, **options).input_ids
     except BaseException as error:  # but not what a signal handler raises meanwhile
@@ -58,28 +58,3 @@ def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
         raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")
-
-
-def render_chat(tokenizer: Any, messages: Any, add_generation_prompt: bool = True) -> dict[str, Any]:
-    """One conversation as a prompt, by the checkpoint's chat template. Raises ValueError if the template refuses it."""
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"a conversation is a list of messages, not empty; found {shorten(messages)}")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(
-                f"message {index} must be a dict with strings 'role' and 'content', found {shorten(message)}"
-            )
-    if not tokenizer.chat_template:
-        raise ValueError("this checkpoint has no chat template; use generate() with a prompt of your own")
-
-    def render() -> str:
-        options = dict(tokenize=False, add_generation_prompt=add_generation_prompt)
-        try:
-            return tokenizer.apply_chat_template(messages, **options)
-        except Exception as error:  # whatever the checkpoint's template raises
-            reason = str(error) or type(error).__name__
-            raise ValueError(f"the chat template does not take these messages: {reason}") from error
-
-    text = call_with_limit(render, TEMPLATE_LIMIT_S, "the chat template")
-    # The template has written the special tokens already.
-    return {"prompt": text, "prompt_token_ids": _tokenize(tokenizer, text, add_special_tokens=False)}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanovllm.core.sequence import Sequence, SequenceStatus
-from nanovllm.detokenizer import Detokenizer, decode
+from nanovllm.detokenizer import Detokenizer
+from nanovllm.logprobs import MAX_BYTES, make_entries
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
@@ -23,25 +24,21 @@ class Sample:
     @property
     def text(self) -> str:
         """What may be shown: while the sample runs, only what later tokens cannot change."""
-        if self.seq.status is not SequenceStatus.FINISHED:
+        seq, params = self.seq, self.detokenizer.params
+        if not params.detokenize:
+            return ""
+        if seq.status is not SequenceStatus.FINISHED:
             return self.detokenizer.visible_text()
-        if isinstance(self.seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
+        if isinstance(seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
             return self.detokenizer.text
-        ids = self.seq.generated_token_ids
-        return decode(self.detokenizer.tokenizer, ids[:-1] if self.seq.finish_reason == "stop" else ids)
+        is_cut = seq.ended_by_token and not params.include_stop_str_in_output
+        return self.detokenizer.whole_text(seq.generated_token_ids[: -1 if is_cut else None])
 
     def take_logprobs(self, found: Any) -> None:
         """found: the sampler's TokenLogprobs of the newest token."""
-
-        def entry(token_id: int, logprob: float, rank: int) -> Logprob:
-            return Logprob(logprob, rank, decode(self.detokenizer.tokenizer, [token_id]))
-
-        chosen = self.seq.tokens[-1]
-        entries = {chosen: entry(chosen, found.logprob, found.rank)}
-        for rank, (token_id, logprob) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), start=1):
-            if token_id != chosen:
-                entries[token_id] = entry(token_id, logprob, rank)
-        self.logprobs.append(entries)
+        *before, token_id = self.seq.generated_token_ids[-MAX_BYTES - 1 :]
+        tokenizer = self.detokenizer.tokenizer if self.detokenizer.params.detokenize else None
+        self.logprobs.append(make_entries(tokenizer, found, token_id, before))
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
         seq, logprobs, total = self.seq, None, None
@@ -64,6 +61,7 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # of the first admission of sample 0
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])  # the first has none
 
     @property
     def finished(self) -> bool:
@@ -88,9 +86,16 @@ class Request:
         if token_logprobs is not None:
             sample.take_logprobs(token_logprobs)
         # Text that nobody reads while it grows is decoded once, at the end.
-        if not (self.stream or self.params.stop) or seq.finish_reason == "stop":
+        if not ((self.stream and self.params.detokenize) or self.params.stop) or seq.ended_by_token:
             return None
         return sample.detokenizer.append([seq.tokens[-1]])
+
+    def take_prompt_logprobs(self, position: int, found: Any) -> None:
+        """found: the TokenLogprobs of the prompt's token at this position. Taken in order, or again from the first."""
+        tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
+        *before, token_id = self.prompt_token_ids[max(0, position - MAX_BYTES) : position + 1]
+        del self.prompt_logprobs[position:]
+        self.prompt_logprobs.append(make_entries(tokenizer, found, token_id, before))
 
     def roll_back(self, seq: Sequence) -> None:
         """The step that sampled the newest token failed, and the token is gone: so are its text and its logprobs."""
@@ -103,4 +108,6 @@ class Request:
         """What there is so far."""
         completions = [sample.output(self.params.logprobs is not None) for sample in self.samples]
         prompt = self.request_id, self.prompt, self.prompt_token_ids
-        return RequestOutput(*prompt, completions, self.finished, self.num_cached_tokens or 0, replace(self.metrics))
+        counters = self.num_cached_tokens or 0, replace(self.metrics)
+        prompt_logprobs = None if self.params.prompt_logprobs is None else list(self.prompt_logprobs)
+        return RequestOutput(*prompt, completions, self.finished, *counters, prompt_logprobs)

@@ -5,10 +5,10 @@ integers and floats are taken wherever Python's are. A bool is not a number.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
@@ -21,13 +21,13 @@ SEED: Bounds = (Integral, -(2**63), 2**64 - 1)  # as torch.manual_seed: it is ha
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise a ValueError for the first name in `given` that `what` does not know, naming the nearest it does."""
+    """Raise a ValueError for the first name in `given` that `what` does not know, naming one it does that is near."""
     names = list(known)
     for name in given:
         if name not in names:
-            nearest = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.0)[0]
-            found = f"{what} has no argument {shorten(name)}"
-            raise ValueError(f"{found}; did you mean {nearest!r}? It takes: {', '.join(names)}")
+            near = difflib.get_close_matches(name[:80], names, n=1)
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            raise ValueError(f"{what} has no argument {shorten(name)}; {hint} takes: {', '.join(names)}")
 
 
 def check_number(name: str, value: Any, kind: type, low: float | None = None, high: float | None = None) -> Any:
@@ -49,14 +49,26 @@ def check_number(name: str, value: Any, kind: type, low: float | None = None, hi
     raise ValueError(f"{name} must be {noun}{bounds}, found {shorten(value)} ({type(value).__name__})")
 
 
-def check_fields(instance: Any, numbers: Mapping[str, Bounds]) -> None:
-    """Check the numbers and bools of a frozen dataclass, and make the numbers plain."""
-    for f in fields(instance):
-        value: Any = getattr(instance, f.name)
-        if f.name in numbers and not (value is None and isinstance(None, f.type)):  # type: ignore[arg-type]
-            object.__setattr__(instance, f.name, check_number(f.name, value, *numbers[f.name]))
-        if f.type is bool and not isinstance(value, bool):
-            raise ValueError(f"{f.name} must be True or False, found {shorten(value)}")
+def check_field(name: str, value: Any, kind: Any, numbers: Mapping[str, Bounds]) -> Any:
+    """A dataclass's field of this type, checked if it is a number (it leaves as a plain one) or a bool."""
+    if name in numbers and not (value is None and isinstance(None, kind)):
+        return check_number(name, value, *numbers[name])
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, found {shorten(value)}")
+    return value
+
+
+def typed(config: dict[str, Any], name: str, default: Any, path: Any) -> Any:
+    """A list, an object or a bool: whatever the default is."""
+    value = config.get(name, default)
+    if type(value) is not type(default):
+        raise ValueError(f"{path}: {name} must be a {type(default).__name__}, found {shorten(value)}")
+    return value
+
+
+def numbers_of(config: dict[str, Any], bounds: Mapping[str, Bounds], where: Any) -> dict[str, Any]:
+    """Those of the numbers that are there, each within its bounds."""
+    return {n: check_number(f"{where}: {n}", config[n], *bounds[n]) for n in bounds if n in config}
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -64,16 +76,41 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, found {shorten(value)}")
 
 
-def tuple_of(value: Any, kind: type, name: str, noun: str) -> tuple:
-    """A list, tuple or set of `kind` (str or Integral) as a tuple; None is an empty one, a string stands for itself."""
+def size_of(name: str, text: str) -> int:
+    """ "8k" is 8,000 and "8K" 8,192, as vLLM reads them; k, m, g and t. "auto" is -1."""
+    found = re.fullmatch(r"(\d+)(\.\d+)?([kmgtKMGT]?)", text.strip())
+    if text.strip().lower() in ("auto", "-1"):
+        return -1
+    if found is None or (found[2] and not found[3].islower()):
+        known = "a whole number, or one like '8k' (8,000), '8K' (8,192) or '2.5k'"
+        raise ValueError(f"{name} must be {known}, found {shorten(text)}")
+    power = " kmgt".index(found[3].lower() or " ")
+    return int(float(found[1] + (found[2] or "")) * 1000**power) if found[3].islower() else int(found[1]) * 1024**power
+
+
+def list_of(value: Any, kind: type, noun: str, name: str) -> list:
+    """A list, tuple or set of `kind` (str or Integral) as a list; None is an empty one, a string stands for itself."""
     if value is None:
-        return ()
+        return []
     if isinstance(value, str) and kind is str:
-        return (value,)
-    items = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (None,)
+        return [value]
+    items = list(value) if isinstance(value, list | tuple | set | frozenset) else [None]
     if any(not isinstance(item, kind) or isinstance(item, bool) for item in items):
         raise ValueError(f"{name} must be a list of {noun}, found {shorten(value)}")
-    return items if kind is str else tuple(check_number(name, item, kind) for item in items)
+    return items if kind is str else [check_number(name, item, kind) for item in items]
+
+
+def bias_of(value: Any) -> dict[int, float]:
+    """logit_bias, {token id: number}. Ids may be text: JSON has no other keys."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias must be a dict of token ids and numbers, found {shorten(value)}")
+    bias = {}
+    for token_id, number in value.items():
+        if isinstance(token_id, str) and token_id.isdecimal():
+            token_id = int(token_id[:20])
+        token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
+        bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real)
+    return bias
 
 
 def shorten(value: Any, limit: int = 80) -> str:

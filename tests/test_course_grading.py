@@ -72,7 +72,7 @@ def test_a_broken_engine_is_replaced(checkpoint):
 
     def leaves_a_request(function, bench):
         """leaves"""
-        bench.llm.engine.add_request([5, 6], SamplingParams())
+        bench.llm.engine.add_request(None, [5, 6], SamplingParams(), stream=False)
         raise Wrong("left")
 
     before = bench.llm

@@ -5,6 +5,7 @@ import random
 import pytest
 from checkpoints import make_tokenizer
 
+from nanovllm import SamplingParams
 from nanovllm.detokenizer import Detokenizer
 
 TEXTS = [
@@ -59,7 +60,7 @@ def test_random_tokens_show_a_prefix_of_the_whole_text(tokenizer):
     ],
 )
 def test_stop_strings_across_token_borders(tokenizer, stop, expected, found):
-    detokenizer = Detokenizer(tokenizer, stop)
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop=stop))
     result = None
     for token_id in tokenizer("the quick brown fox jumps").input_ids:
         result = detokenizer.append([token_id])
@@ -71,7 +72,7 @@ def test_stop_strings_across_token_borders(tokenizer, stop, expected, found):
 
 
 def test_what_may_become_a_stop_string_is_not_shown_yet(tokenizer):
-    detokenizer = Detokenizer(tokenizer, ("<end>",))
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop="<end>"))
     detokenizer.append(tokenizer("a <en").input_ids)
     assert (detokenizer.text, detokenizer.visible_text()) == ("a <en", "a ")
     detokenizer.append(tokenizer("x").input_ids)
@@ -80,6 +81,6 @@ def test_what_may_become_a_stop_string_is_not_shown_yet(tokenizer):
 
 def test_no_stop_string_before_min_tokens(tokenizer):
     ids = tokenizer("xyxyxyxy").input_ids
-    assert Detokenizer(tokenizer, ("y",)).append(ids) == "y"
-    patient = Detokenizer(tokenizer, ("y",), min_tokens=len(ids) - 1)
+    assert Detokenizer(tokenizer, SamplingParams(stop="y")).append(ids) == "y"
+    patient = Detokenizer(tokenizer, SamplingParams(stop="y", min_tokens=len(ids) - 1))
     assert patient.append(ids) == "y" and len(patient.text) >= 5

@@ -111,7 +111,7 @@ def test_an_exception_in_a_step_leaves_the_llm_usable(llm, monkeypatch):
 
 
 def test_request_id_in_use(llm):
-    llm.engine.add_request("a", SamplingParams(), request_id="x")
-    expect("request id 'x' is already in use", llm.engine.add_request, "b", SamplingParams(), request_id="x")
+    llm.engine.add_request("x", "a", SamplingParams(), stream=False)
+    expect("request id 'x' is already in use", llm.engine.add_request, "x", "b", SamplingParams())
     assert len(llm.engine.scheduler.waiting) == 1
     llm.abort("x")

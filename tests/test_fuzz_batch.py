@@ -11,12 +11,13 @@ from test_openai_batch import CHAT, COMPLETIONS, FOX, USER
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
 from nanovllm.tools import openai_batch, run_batch
-from nanovllm.tools.openai_batch import KNOWN_BY_URL, MEANS_NO
+from nanovllm.tools.openai_batch import KNOWN_BY_URL
+from nanovllm.vllm_names import BODY
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
 NUMBERS = [0, 1, 2, 3, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, *HUGE, 0.5, 1.0, 1e-50, 1e-300, 5e-324, 1e38, 1e308]
 TEXTS = ["", " ", "a", FOX, "\ud800", "\0", "\u2028", "[/foo]", "é" * 50, " " * 5000, "<|eos|><|im_end|>", "POST", CHAT]
-NAMES = sorted({*KNOWN_BY_URL[CHAT], *KNOWN_BY_URL[COMPLETIONS], *MEANS_NO, "frobnicate"})
+NAMES = sorted({*KNOWN_BY_URL[CHAT], *KNOWN_BY_URL[COMPLETIONS], *BODY, "frobnicate"})
 
 numbers = st.sampled_from([*NUMBERS, *(-x for x in NUMBERS), math.inf, -math.inf, math.nan]) | st.integers(0, 400)
 scalars = st.none() | st.booleans() | numbers | st.sampled_from(TEXTS) | st.text(max_size=5)

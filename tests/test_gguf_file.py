@@ -62,21 +62,21 @@ def hub(monkeypatch, tmp_path) -> Path:
     for name in HUB_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repository: HUB_FILES)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, name: str(tmp_path / name))
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repository, revision: HUB_FILES)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, name, revision: str(tmp_path / name))
     return tmp_path
 
 
 def test_hub_id(hub, monkeypatch):
     """Without a network, what has been downloaded before is taken."""
 
-    def no_network(repository):
+    def no_network(repository, revision):
         raise ConnectionError("no network")
 
     assert resolve_checkpoint("owner/name:Q4_0") == hub / "m-q4_0.gguf"
     monkeypatch.setattr("huggingface_hub.list_repo_files", no_network)
     expect("could not be downloaded from the hub: no network", resolve_checkpoint, "o/n:Q8_0", error=FileNotFoundError)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, local_files_only: str(hub))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, revision, local_files_only: str(hub))
     assert resolve_checkpoint("owner/name:Q8_0") == hub / "m-Q8_0.gguf"
 
 
@@ -96,7 +96,7 @@ def test_hub_id_that_names_no_file(hub, quantization, text):
 
 
 def test_hub_id_of_gguf_files_without_a_quantization(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns, revision: str(tmp_path))
     expect("as in 'owner/name:Q8_0'", resolve_checkpoint, "owner/name", error=FileNotFoundError)
 
 

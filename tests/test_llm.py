@@ -80,7 +80,7 @@ def test_defaults_come_from_generation_config(tmp_path, checkpoint):
     config = json.loads(path.read_text()) | {"temperature": 0.7, "top_k": 5, "max_new_tokens": 9, "do_sample": True}
     path.write_text(json.dumps(config))
     llm = LLM(str(folder), num_gpu_blocks_override=64)
-    assert llm.default_sampling_params() == SamplingParams(temperature=0.7, top_k=5, max_tokens=9)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=5, max_tokens=9)
     assert len(llm.generate(TEXT)[0].outputs[0].token_ids) <= 9
 
 
@@ -96,7 +96,7 @@ def test_all_bad_prompts_are_listed_and_nothing_is_started(llm):
     expect("2 prompts need 2 sampling_params", llm.generate, ["a", "b"], [SamplingParams()])
     expect("must be a SamplingParams, found dict", llm.generate, ["a"], {"temperature": 0})
     expect(
-        "a stop token id must be a whole number between 0 and 319",
+        "a token id of stop_token_ids must be a whole number between 0 and 319",
         llm.generate,
         "a",
         SamplingParams(stop_token_ids=[320]),

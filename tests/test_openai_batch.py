@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, SamplingParams, vllm_names
 from nanovllm.tools import openai_batch
 from nanovllm.tools.lines import to_json
 from nanovllm.tools.openai_batch import Answer, answer_lines
@@ -96,6 +96,12 @@ def test_parameters_are_honoured(llm):
         repetition_penalty=1.1,
         presence_penalty=0.2,
         frequency_penalty=0.1,
+        logit_bias={5: 2.0},
+        allowed_token_ids=list(range(4, 300)),
+        bad_words=["the"],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
     )
     assert {*given, "ignore_eos"} == openai_batch.PASSED_ON
     body = answer(llm, line(prompt=[5, 6, 7, 8], cache_salt="s", **given)).body
@@ -107,7 +113,9 @@ def test_parameters_are_honoured(llm):
 
 
 def test_values_that_mean_no(llm):
-    extra = openai_batch.MEANS_NO | {"stop": None, "seed": None, "logprobs": None}
+    neutral = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
+    extra = {name: "x" if value is vllm_names.ANY else value for name, value in neutral.items()}
+    extra |= {"stop": None, "seed": None, "logprobs": None, "response_format": {"type": "text"}}
     assert answer(llm, line(prompt=FOX, max_tokens=2, **extra)).error is None
 
 
@@ -175,9 +183,9 @@ BAD_LINES = [
     (line()[:-1] + b', "priority": 1}', "found also priority"),
     (line().replace(b'"body": {}', b'"body": 3'), "body must be an object, found int"),
     (line(), "body has no prompt"),
-    (line(prompt=FOX, tools=[{"type": "function"}], echo=True), "cannot honour echo, tools; for /v1/completions"),
-    (line(prompt=FOX, messages=USER), "cannot honour messages"),
-    (line(prompt=FOX, stream=True), "cannot honour stream"),
+    (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools'; it takes: allowed_token_ids"),
+    (line(prompt=FOX, messages=USER), "body has no argument 'messages'"),
+    (line(prompt=FOX, stream=True), "body: stream=True asks for streaming; this engine does not do that"),
     (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this job runs tiny"),
     (line(prompt=FOX, temperature=-1), "temperature must be a number from 0.0, found -1"),
     (line(prompt=FOX, temperature=float("nan")), "temperature must be a number"),
@@ -186,7 +194,7 @@ BAD_LINES = [
     (line(prompt=FOX, n=2000), "number of samples (prompts times n) must be a whole number between 1 and 1024"),
     (line(prompt=FOX, logprobs=21), "the number of logprobs must be a whole number between 0 and 20"),
     (line(prompt=FOX, logprobs="2"), "the number of logprobs must be"),
-    (line(prompt=FOX, stop_token_ids=[999]), "a stop token id must be a whole number between 0 and 319"),
+    (line(prompt=FOX, stop_token_ids=[999]), "a token id of stop_token_ids must be a whole number between 0 and 319"),
     (line(prompt=FOX, cache_salt=""), "cache_salt must be a string that is not empty"),
     (line(prompt=""), "the prompt is empty"),
     (line(prompt=[]), "the prompt is empty"),
@@ -199,7 +207,14 @@ BAD_LINES = [
     (line(url=CHAT), "a conversation is a list of messages"),
     (line(url=CHAT, messages=[]), "a conversation is a list of messages"),
     (line(url=CHAT, messages=[{"role": "wizard", "content": "x"}]), "unknown role wizard"),
-    (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "parts of type text only"),
+    (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "parts of type text"),
+    (line(prompt=FOX, echo=True), "echo=True asks for the prompt in the answer"),
+    (line(url=CHAT, messages=USER, tools=[{"type": "function"}]), "calls of tools are not read out of answers"),
+    (line(prompt=FOX, response_format={"type": "xml"}), "response_format must be of type text, json_object or"),
+    (line(prompt=FOX, response_format={"type": "json_schema"}), "needs a json_schema with a schema"),
+    (line(prompt=FOX, structured_outputs={"regex": "("}), "the regex cannot be used"),
+    (line(prompt=FOX, structured_outputs={"regex": "a", "choice": ["a"]}), "found regex and choice"),
+    (line(prompt=FOX, structured_outputs=[]), "structured_outputs must be an object"),
     (line(url=CHAT, messages=USER, logprobs=3), "logprobs of a chat must be true or false"),
     (line(url=CHAT, messages=USER, top_logprobs=3), "top_logprobs needs logprobs"),
     (line(url=CHAT, messages=USER, add_generation_prompt="no"), "add_generation_prompt must be true or false"),

@@ -94,12 +94,19 @@ def test_messages(llm, monkeypatch):
         "conversations[1]: the chat template does not take these messages: at most 9", llm.chat, [[user], [user] * 10]
     )
     expect("unknown role wizard", llm.chat, [{"role": "wizard", "content": "hi"}])
-    expect("message 0 must be a dict with strings 'role' and 'content'", llm.chat, [{"role": "user"}])
-    expect("message 0 must be a dict", llm.chat, [{"role": "user", "content": ["hi"]}])
+    expect("message 0 must be a dict with strings 'role' and 'content'", llm.chat, [{"content": "hi"}])
+    expect("message 1: content must be a string or a list", llm.chat, [user, {"role": "user", "content": [5]}])
+    expect("parts of type text", llm.chat, [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
+    expect("message 0: a tool call must be of type 'function'", llm.chat, [{"role": "assistant", "tool_calls": ["f"]}])
+    expect("tools must be a list of dicts", llm.chat, [user], tools={"name": "f"})
+    expect("chat_template_kwargs must be a dict", llm.chat, [user], chat_template_kwargs=["thinking"])
+    expect("chat_template must be a template's text", llm.chat, [user], chat_template=5)
+    expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
+    expect("chat has no argument 'chat_tempalte'; did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")
     expect("not empty", llm.chat, [])
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(llm.get_tokenizer(), "chat_template", loop)
-    monkeypatch.setattr("nanovllm.prompts.TEMPLATE_LIMIT_S", 0.2)
+    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_S", 0.2)
     num_threads = threading.active_count()
     expect("the chat template has not ended after 0.2 s", llm.chat, [user])
     deadline = time.monotonic() + 10

@@ -61,7 +61,8 @@ def test_logprobs(llm):
     for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
         assert token_id in entries and 2 <= len(entries) <= 3
         assert {entry.rank for entry in entries.values()} >= {1, 2}
-        assert entries[token_id].decoded_token == llm.get_tokenizer().decode([token_id], skip_special_tokens=True)
+        text = llm.get_tokenizer().decode([token_id])
+        assert entries[token_id].decoded_token == ("" if text.endswith("\ufffd") else text)
     chosen = [e[t].logprob for t, e in zip(completion.token_ids, completion.logprobs, strict=True)]
     assert completion.cumulative_logprob == pytest.approx(math.fsum(chosen))
     assert llm.generate([TEXT], sampled())[0].outputs[0].logprobs is None

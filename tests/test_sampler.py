@@ -165,7 +165,9 @@ def test_min_tokens_forbids_what_would_stop():
     seq = Sequence([1], SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[3]))
     assert draw([LOGITS], [seq], frozenset([0])) == [6], "0 is EOS, 3 a stop token"
     seq.append(6)
-    assert draw([LOGITS], [seq], frozenset([0])) == [0], "the second token may stop"
+    assert draw([LOGITS], [seq], frozenset([0])) == [6], "the second token may not stop either"
+    seq.append(6)
+    assert draw([LOGITS], [seq], frozenset([0])) == [0], "the third may"
 
 
 def test_logprobs_are_of_the_raw_logits():

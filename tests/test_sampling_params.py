@@ -11,7 +11,7 @@ from nanovllm import SamplingParams
     ("options", "text"),
     [
         (dict(temprature=1), "did you mean 'temperature'"),
-        (dict(best_of=2), "SamplingParams has no argument 'best_of'"),
+        (dict(best_of=2), "best_of=2 asks for the best of several answers; this engine does not do that. Leave it out"),
         (dict(temperature=-0.1), "temperature must be a number from 0.0, found -0.1"),
         (dict(temperature="warm"), "found 'warm' (str)"),
         (dict(temperature=float("nan")), "temperature must be a number"),
@@ -28,7 +28,7 @@ from nanovllm import SamplingParams
         (dict(stop=[1]), "stop must be a list of strings"),
         (dict(stop_token_ids="7"), "stop_token_ids must be a list of ids"),
         (dict(seed=1.5), "seed must be a whole number"),
-        (dict(logprobs=-1), "logprobs must be a whole number from 0"),
+        (dict(logprobs=-2), "logprobs must be a whole number from -1"),
         (dict(repetition_penalty=0), "repetition_penalty must be a number between 1e-10 and 10000000000.0"),
         (dict(presence_penalty=3), "presence_penalty must be a number between -2.0 and 2.0"),
         (dict(ignore_eos="yes"), "ignore_eos must be True or False"),

@@ -100,7 +100,7 @@ def test_engine(checkpoint):
         while len(finished) < ROUND:
             while len(ids) < ROUND and len(in_flight) < 24:
                 prompt, params = requests[len(ids)]
-                ids.append(engine.add_request(prompt, params, stream=rng.random() < 0.2))
+                ids.append(engine.add_request(None, prompt, params, stream=rng.random() < 0.2))
                 in_flight.add(ids[-1])
             outputs = []
             if rng.random() < 0.02:

@@ -95,7 +95,7 @@ def nothing_to_do(step: Any, bench: Bench) -> None:
 def one_request(step: Any, bench: Bench) -> None:
     """one request of three tokens: three steps, an output from the last"""
     engine = bench.llm.engine
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), request_id="A")
+    engine.add_request("A", PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), stream=False)
     returned = steps_until_done(engine)
     same("what the steps returned", [[], [], ["A finished"]], shown(returned))
     [completion] = returned[-1][0].outputs
@@ -107,7 +107,7 @@ def batch(step: Any, bench: Bench) -> None:
     """three requests in one batch, which end at different steps"""
     engine = bench.llm.engine
     for name, prompt, max_tokens in zip("ABC", PROMPTS, (3, 1, 2), strict=True):
-        engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, **GREEDY), request_id=name)
+        engine.add_request(name, prompt, SamplingParams(max_tokens=max_tokens, **GREEDY), stream=False)
     same("what the steps returned", [["B finished"], ["C finished"], ["A finished"]], shown(steps_until_done(engine)))
 
 
@@ -115,8 +115,8 @@ def counters(step: Any, bench: Bench) -> None:
     """engine.stats counts steps, tokens, requests and time"""
     engine = bench.llm.engine
     before = vars(engine.stats).copy()
-    engine.add_request([5, 6, 7, 8, 9], SamplingParams(max_tokens=3, **GREEDY))
-    engine.add_request([9, 8, 7], SamplingParams(max_tokens=2, **GREEDY))
+    engine.add_request(None, [5, 6, 7, 8, 9], SamplingParams(max_tokens=3, **GREEDY), stream=False)
+    engine.add_request(None, [9, 8, 7], SamplingParams(max_tokens=2, **GREEDY), stream=False)
     steps_until_done(engine)
     got = {name: value - before[name] for name, value in vars(engine.stats).items()}
     if not 0 < got.pop("step_time_s") < 60:
@@ -139,7 +139,7 @@ def two_samples(step: Any, bench: Bench) -> None:
     """n=2: one output, when the last sample has ended"""
     engine = bench.llm.engine
     params = SamplingParams(n=2, max_tokens=3, stop_token_ids=[7], **GREEDY)
-    engine.add_request(PROMPTS[0], params, request_id="A")
+    engine.add_request("A", PROMPTS[0], params, stream=False)
     with sampling(engine, [7, 5], [5], [6]):
         returned = steps_until_done(engine)
     same(
@@ -150,7 +150,7 @@ def two_samples(step: Any, bench: Bench) -> None:
     ids = [completion.token_ids for completion in returned[-1][0].outputs]
     same("tokens of the two samples", [[7], [5, 5, 6]], ids)
 
-    engine.add_request(PROMPTS[0], SamplingParams(n=2, max_tokens=1, **GREEDY), request_id="B")
+    engine.add_request("B", PROMPTS[0], SamplingParams(n=2, max_tokens=1, **GREEDY), stream=False)
     try:
         returned = steps_until_done(engine)
     except KeyError as error:
@@ -161,7 +161,7 @@ def two_samples(step: Any, bench: Bench) -> None:
 def logprobs(step: Any, bench: Bench) -> None:
     """logprobs reach the output, one dict for each token"""
     engine = bench.llm.engine
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, logprobs=2, **GREEDY))
+    engine.add_request(None, PROMPTS[0], SamplingParams(max_tokens=2, logprobs=2, **GREEDY), stream=False)
     completion = steps_until_done(engine)[-1][0].outputs[0]
     found = completion.logprobs or []
     same("dicts of logprobs, one for each token", len(completion.token_ids), len(found))
@@ -177,8 +177,8 @@ def logprobs(step: Any, bench: Bench) -> None:
 def streamed(step: Any, bench: Bench) -> None:
     """a streamed request has an output after every token, others only at the end"""
     engine = bench.llm.engine
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), request_id="quiet")
-    engine.add_request(PROMPTS[1], SamplingParams(max_tokens=4, **GREEDY), request_id="streamed", stream=True)
+    engine.add_request("quiet", PROMPTS[0], SamplingParams(max_tokens=3, **GREEDY), stream=False)
+    engine.add_request("streamed", PROMPTS[1], SamplingParams(max_tokens=4, **GREEDY))
     returned = steps_until_done(engine)
     expected = [["streamed"], ["streamed"], ["quiet finished", "streamed"], ["streamed finished"]]
     same("what the steps returned", expected, shown([sorted(o, key=lambda x: x.request_id) for o in returned]))
@@ -189,7 +189,7 @@ def streamed(step: Any, bench: Bench) -> None:
 def chunked_prompt(step: Any, bench: Bench) -> None:
     """a step that computes only a part of a prompt samples nothing and returns nothing"""
     engine = bench.llm.engine
-    engine.add_request(list(range(5, 15)), SamplingParams(max_tokens=2, **GREEDY), request_id="A", stream=True)
+    engine.add_request("A", list(range(5, 15)), SamplingParams(max_tokens=2, **GREEDY))
     num_output_tokens = engine.stats.num_output_tokens
     with replaced(engine.scheduler, "max_num_batched_tokens", 4):
         returned = steps_until_done(engine)
@@ -206,7 +206,7 @@ def stop_string(step: Any, bench: Bench) -> None:
     """a request ends in the step in which its stop string appears"""
     engine = bench.llm.engine
     token_ids = engine.tokenizer(" one two three four", add_special_tokens=False).input_ids
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=100, stop="two", **GREEDY), request_id="A")
+    engine.add_request("A", PROMPTS[0], SamplingParams(max_tokens=100, stop="two", **GREEDY), stream=False)
     with sampling(engine, *([token_id] for token_id in token_ids)):
         try:
             returned = steps_until_done(engine, limit=len(token_ids))
@@ -254,7 +254,7 @@ def failed_steps(step: Any, bench: Bench) -> None:
 
     def add() -> None:
         for prompt in PROMPTS[:2]:
-            engine.add_request(prompt, params)
+            engine.add_request(None, prompt, params, stream=False)
 
     def tokens(returned: list[list[RequestOutput]]) -> list[list[int]]:
         return sorted(output.outputs[0].token_ids for outputs in returned for output in outputs)
@@ -274,7 +274,7 @@ def failed_steps(step: Any, bench: Bench) -> None:
 def failed_schedule(step: Any, bench: Bench) -> None:
     """schedule() itself fails: rolled back as well"""
     engine = bench.llm.engine
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY))
+    engine.add_request(None, PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY), stream=False)
 
     def fails(seq: Any) -> Any:
         raise RuntimeError("in the middle of schedule()")
@@ -287,7 +287,7 @@ def failed_schedule(step: Any, bench: Bench) -> None:
 def ctrl_c(step: Any, bench: Bench) -> None:
     """Ctrl-C, or a runner that returns too few tokens: rolled back as well"""
     engine = bench.llm.engine
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY))
+    engine.add_request(None, PROMPTS[0], SamplingParams(max_tokens=2, **GREEDY), stream=False)
     with failing(engine, KeyboardInterrupt()):
         assert_rolled_back(engine, KeyboardInterrupt(), num_waiting=1)
     with replaced(engine.model_runner, "run", lambda *work: ([], [])):
@@ -430,7 +430,7 @@ def with_others(stream_text: Any, bench: Bench) -> None:
     engine = bench.llm.engine
     params = SamplingParams(max_tokens=6, **GREEDY)
     expected = text_of(bench, PROMPTS[0], params)
-    engine.add_request(PROMPTS[1], SamplingParams(max_tokens=60, **GREEDY), request_id="other", stream=True)
+    engine.add_request("other", PROMPTS[1], SamplingParams(max_tokens=60, **GREEDY))
     got = "".join(stream_text(bench.llm, PROMPTS[0], params))
     still_there = "other" in engine.requests
     engine.abort_request("other")

@@ -308,12 +308,14 @@ def show_other_steps(story: Story, llm: LLM) -> None:
 def show_two_requests(story: Story, llm: LLM) -> None:
     story.part("Two requests in one batch")
     engine, tap = llm.engine, Tap(llm.engine)
-    engine.add_request(OTHER_PROMPT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), request_id="A")
+    engine.add_request("A", OTHER_PROMPT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), stream=False)
     tap.step()
     story.say(
         f"Request A, {OTHER_PROMPT!r}, has made its first step. Now B, {PROMPT!r}, comes in, with temperature 0.8:"
     )
-    engine.add_request(PROMPT, SamplingParams(temperature=0.8, seed=1, max_tokens=2, ignore_eos=True), request_id="B")
+    engine.add_request(
+        "B", PROMPT, SamplingParams(temperature=0.8, seed=1, max_tokens=2, ignore_eos=True), stream=False
+    )
     while engine.has_unfinished_requests():
         tap.step()
     beside_b = tap.steps[-1].outputs[0].outputs[0].token_ids
@@ -346,7 +348,7 @@ def show_errors(story: Story, llm: LLM) -> None:
 def show_failure(story: Story, llm: LLM) -> None:
     story.part("A step that fails")
     engine = llm.engine
-    engine.add_request(OTHER_PROMPT, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), request_id="C")
+    engine.add_request("C", OTHER_PROMPT, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), stream=False)
     engine.step()
     [seq] = engine.scheduler.running
     story.say(f"After step 1, running:  {escape(repr(seq))}")
@@ -371,14 +373,14 @@ def show_failure(story: Story, llm: LLM) -> None:
     story.show(steps_table(llm, tap.steps, 3))
 
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    engine.add_request(OTHER_PROMPT, params, request_id="D")
+    engine.add_request("D", OTHER_PROMPT, params, stream=False)
     no_roll_back = replaced(engine.scheduler, "roll_back", lambda output: None)
     with no_roll_back, replaced(engine.model_runner, "run", fails), suppress(RuntimeError):
         engine.step()
     [seq] = engine.scheduler.running
     story.say("Now an experiment: the same failure in the first step of D, with roll_back taken out. Then E comes in.")
     story.say(f"After step 1, running:  {escape(repr(seq))}")
-    engine.add_request(PROMPT, params, request_id="E")
+    engine.add_request("E", PROMPT, params, stream=False)
     tap = Tap(engine)
     tap.step()
     story.show(steps_table(llm, tap.steps, 2))

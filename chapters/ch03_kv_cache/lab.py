@@ -101,7 +101,7 @@ class CacheWorld:
         index = len(self.names)
         beginning = (encode(BEGINNING) + encode(LONG_TEXT))[:BLOCK_SIZE]
         token_ids = beginning + encode(ENDINGS[index % len(ENDINGS)], add_special_tokens=False)[:4]
-        request_id = self.engine.add_request(token_ids, _greedy(MAX_TOKENS))
+        request_id = self.engine.add_request(None, token_ids, _greedy(MAX_TOKENS), stream=False)
         seq = self.engine.scheduler.waiting[-1]
         self.names[seq.seq_id], self._request_ids[seq.seq_id] = chr(ord("A") + index % 26), request_id
         text = self.engine.tokenizer.decode(token_ids)

@@ -97,7 +97,7 @@ class World:
     def add(self, num_prompt: int, num_output: int) -> str:
         prompt = [self.rng.randrange(self.config.vocab_size) for _ in range(num_prompt)]
         params = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
-        return self.engine.add_request(prompt, params, stream=True)
+        return self.engine.add_request(None, prompt, params)
 
     def prefill_s(self, num_prompt: int) -> float:
         """Seconds of the one step that computes a prompt, the best of up to three."""

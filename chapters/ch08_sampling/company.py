@@ -29,7 +29,7 @@ def preemptions_watched() -> Iterator[list[Sequence]]:
 def generate_in_order(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[RequestOutput]:
     """From an empty cache, requests admitted in the order given. (generate() sorts them by their tokens.)"""
     llm.reset_prefix_cache()
-    ids = [llm.engine.add_request(*request) for request in zip(prompts, params, strict=True)]
+    ids = [llm.engine.add_request(None, *request, stream=False) for request in zip(prompts, params, strict=True)]
     outputs: dict[str, RequestOutput] = {}
     with one_core():
         while llm.engine.has_unfinished_requests():

@@ -86,7 +86,8 @@ class World:
 
 
 def add(llm: LLM, prompt: str, num_tokens: int) -> str:
-    return llm.engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True))
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    return llm.engine.add_request(None, prompt, params, stream=False)
 
 
 def run(llm: LLM, prompts: list[str]) -> tuple[list[Step], dict[str, list[int]]]:

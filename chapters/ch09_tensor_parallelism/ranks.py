@@ -131,7 +131,7 @@ class ThreadRunner(ParallelRunner):
     def load(self, directory: Path) -> None:
         self._ask("load", directory)
 
-    def _ask(self, *message: Any) -> list[Any]:
+    def _ask(self, *message: Any, late: Any = None) -> list[Any]:
         method, *arguments = message
         return together(self.groups, lambda group: getattr(self.runners[group.rank], method)(*arguments))
 

@@ -131,7 +131,8 @@ class World:
         return [self.rng.randrange(self.config.vocab_size) for _ in range(num_tokens)]
 
     def add(self, prompt: list[int], num_output: int) -> str:
-        return self.engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True))
+        params = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
+        return self.engine.add_request(None, prompt, params, stream=False)
 
     def step_ms(self) -> float:
         started = time.perf_counter()

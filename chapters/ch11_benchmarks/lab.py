@@ -126,7 +126,7 @@ class World:
             while to_come or engine.has_unfinished_requests():
                 while to_come and len(engine.scheduler.running) + len(engine.scheduler.waiting) < num_clients:
                     arrival = to_come.pop(0)
-                    engine.add_request(arrival.prompt_token_ids, arrival.params)
+                    engine.add_request(None, arrival.prompt_token_ids, arrival.params, stream=False)
                 outputs += engine.step()
         return watch.served(outputs)
 

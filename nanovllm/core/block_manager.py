@@ -173,7 +173,7 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_cached_tokens
         seq.num_registered_blocks = num_hits
         seq.hash_collision = plan.hash_collision
-        if self.enable_prefix_caching:
+        if self.enable_prefix_caching and seq.reads_cache:
             self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision)
         return True
 
@@ -304,7 +304,7 @@ class BlockManager:
         """What an allocation would do; nothing is changed. None if the free queue is too short for it."""
         hits: list[Block] = []
         hash_collision = False
-        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching else 0
+        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and seq.reads_cache else 0
         for index in range(num_full):
             block_hash, content = self.name_block(seq, index)
             copies = self.hash_to_block.get(block_hash)

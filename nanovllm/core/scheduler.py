@@ -212,11 +212,13 @@ class Scheduler:
 
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params
-        if seq.num_generated_tokens >= params.min_tokens:
+        if seq.num_generated_tokens > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None
             if token_id in params.stop_token_ids:  # type: ignore[operator]
                 return "stop", token_id
+        if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
+            return "stop", None
         if seq.num_generated_tokens == params.max_tokens or len(seq.tokens) >= self.max_model_len:
             return "length", None
         return None, None

@@ -5,6 +5,7 @@ A sequence knows nothing of schedulers or tensors; they write their progress int
 
 from enum import Enum, auto
 from itertools import count
+from typing import Any
 
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.sampling_params import SamplingParams
@@ -60,6 +61,9 @@ class Sequence:
         self.num_registered_blocks = 0
         self.hash_collision = False
 
+        self.bad_word_ids: list[list[int]] = []  # the tokens of sampling_params.bad_words
+        self.grammar: Any = None  # what the output has to fit (structured_outputs.py)
+
         # The noise of a sample depends on these and on its position alone (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
         self.sample_index = 0
@@ -67,6 +71,18 @@ class Sequence:
     @property
     def num_generated_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def reads_cache(self) -> bool:
+        """False if the logits of the whole prompt are wanted: a cache has K/V only. Sample 0 computes them for all."""
+        return self.sampling_params.prompt_logprobs is None or self.sample_index > 0
+
+    @property
+    def ended_by_token(self) -> bool:
+        """Its last token ended it, and is not part of the text."""
+        if self.finish_reason != "stop" or self.stop_reason is not None:
+            return isinstance(self.stop_reason, int)
+        return self.grammar is None or self.tokens[-1] in self.grammar.eos_token_ids
 
     @property
     def generated_token_ids(self) -> list[int]:

@@ -2,19 +2,16 @@
 
 import argparse
 import logging
-import re
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterable
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
+from nanovllm.engine_args import add_flags, flag_of
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.tools.screen import Screen, standard_streams
 from nanovllm.validation import check_number
@@ -111,7 +108,7 @@ def _bench(args: argparse.Namespace) -> int:
     for name in ("batch_sizes", "input_len", "output_len"):
         values = getattr(args, name)
         for value in values if isinstance(values, list) else [values]:
-            check_number(_flag(name), value, Integral, 1, MAX_BENCH)
+            check_number(flag_of(name), value, Integral, 1, MAX_BENCH)
     return run_bench(_load(args), args.batch_sizes, args.input_len, args.output_len)
 
 
@@ -125,11 +122,7 @@ def _reject_empty(args: argparse.Namespace) -> None:
     """An empty argument is an unset variable of a shell script, most likely, and never means the default."""
     for name, value in vars(args).items():
         if name != "prompt" and "" in (value if isinstance(value, list) else [value]):
-            raise ValueError(f"{_flag(name)} is empty; is a variable of the shell not set?")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag_of(name)} is empty; is a variable of the shell not set?")
 
 
 def _load(args: argparse.Namespace) -> LLM:
@@ -148,7 +141,7 @@ def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     SamplingParams(**given)  # complains before the model is loaded
     llm = _load(args)
     greedy = {} if "temperature" in llm.engine.model_config.generation else {"temperature": 0.0}
-    return llm, replace(llm.default_sampling_params(), **{"max_tokens": MAX_TOKENS} | greedy | given)
+    return llm, replace(llm.get_default_sampling_params(), **{"max_tokens": MAX_TOKENS} | greedy | given)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,29 +177,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
         group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
-        _add_flags(group, SamplingParams, (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS))
+        chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
+        add_flags(group, SamplingParams, chosen, show_defaults=False)
     for command in (chat, generate, batch, bench):
         group = command.add_argument_group("engine")
-        _add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
+        add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
     return parser
-
-
-def _add_flags(group: Any, cls: type, chosen: Iterable[Field]) -> None:
-    """A flag for each field of a dataclass, described by the class's docstring; one not given leaves no attribute."""
-    texts = re.findall(r"^    ([a-z_, ]+):\s+((?:.+\n)(?:     +.+\n)*)", (cls.__doc__ or "") + "\n", re.MULTILINE)
-    described = {name: " ".join(text.split()) for names, text in texts for name in names.split(", ")}
-    for f in chosen:
-        default = "" if f.default is None or f.name in SAMPLING_FLAGS else f" (default: {f.default})"
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": described[f.name] + default}
-        kind = next((t for t in get_args(f.type) if t is not NoneType), f.type)
-        if f.type is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif f.name == "optimizations":
-            options |= {"nargs": "*", "metavar": "NAME"}
-        else:
-            options |= {"type": kind, "metavar": kind.__name__.upper() if kind is str else "N"}
-        short = ["-tp"] if f.name == "tensor_parallel_size" else []
-        group.add_argument(*short, _flag(f.name), **options)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def response_body(
 
 def _chat_choice(sample: CompletionOutput, num_top: int | None) -> dict[str, Any]:
     def entry(logprob: Logprob) -> dict[str, Any]:
-        token = logprob.decoded_token
+        token = logprob.decoded_token or ""
         return {"token": token, "logprob": logprob.logprob, "bytes": list(token.encode())}
 
     message = {"role": "assistant", "content": sample.text, "refusal": None}
@@ -68,7 +68,7 @@ def _completion_choice(sample: CompletionOutput, num_top: int | None) -> dict[st
     rows, offsets, offset = _logprobs(sample, num_top), [], 0
     for chosen, _ in rows:
         offsets.append(offset)
-        offset += len(chosen.decoded_token)
+        offset += len(chosen.decoded_token or "")
     logprobs = {
         "tokens": [chosen.decoded_token for chosen, _ in rows],
         "token_logprobs": [chosen.logprob for chosen, _ in rows],

@@ -12,35 +12,21 @@ from typing import Any
 import xxhash
 
 from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
+from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.tools.lines import explain, parse_json
 from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Answer, response_body
-from nanovllm.validation import check_number
+from nanovllm.validation import check_number, shorten
+from nanovllm.vllm_names import accepted
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
-# Parameters handed on under their own names, and what else a body may hold. "user" asks nothing of the engine.
-PASSED_ON = {f.name for f in fields(SamplingParams)} - {"logprobs"}
-KNOWN = PASSED_ON | {"model", "user", "cache_salt", "logprobs"}
-KNOWN_BY_URL = {
-    CHAT: KNOWN | {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt"},
-    COMPLETIONS: KNOWN | {"prompt"},
-}
-# Parameters that we don't have are fine at the value that means "no". None always does.
-MEANS_NO: dict[str, Any] = {
-    "stream": False,
-    "echo": False,
-    "best_of": 1,
-    "suffix": "",
-    "logit_bias": {},
-    "tools": [],
-    "tool_choice": "none",
-    "response_format": {"type": "text"},
-    "use_beam_search": False,
-    "length_penalty": 1.0,
-    "include_stop_str_in_output": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-}
+# Parameters handed on under their own names, and what else a body may hold.
+READ_HERE = {"logprobs", "structured_outputs"}
+PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"prompt_logprobs", "detokenize"}
+KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
+OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
+KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
 MAX_SAMPLES = 1024  # of one line; one line must not eat the memory of all
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
 MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
@@ -261,12 +247,7 @@ def _read_body(
     llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
 ) -> tuple[list[Any], SamplingParams, str]:
     """(prompts, sampling parameters, the model's name in the answer). ValueError for what we cannot honour."""
-    body = {k: v for k, v in body.items() if v is not None and not (k in MEANS_NO and v == MEANS_NO[k])}
-    if unknown := body.keys() - KNOWN_BY_URL[url]:
-        raise ValueError(
-            f"this engine cannot honour {', '.join(sorted(unknown))}; "
-            f"for {url} it takes: {', '.join(sorted(KNOWN_BY_URL[url]))}"
-        )
+    body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model", served_names[0] if served_names else "")
     if served_names and model not in served_names:
         raise ValueError(
@@ -274,6 +255,7 @@ def _read_body(
             "--served-model-name say that they are the same"
         )
     given = {name: body[name] for name in PASSED_ON & body.keys()}
+    given["structured_outputs"] = _structured_outputs(body)
     logprobs = body.get("logprobs")
     if url == CHAT:
         # A chat answer ends where the model ends it, if nobody says otherwise.
@@ -286,13 +268,16 @@ def _read_body(
         logprobs = body.get("top_logprobs", 0) if logprobs else None
         if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
             raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
-        messages = _plain_messages(body.get("messages"))
-        prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"))]
+        if body.get("tools") and body.get("tool_choice") != "none":
+            raise ValueError("calls of tools are not read out of answers; tool_choice 'none' shows tools to the model")
+        options = {name: body[name] for name in CHAT_OPTIONS if name in body}
+        messages: Any = body.get("messages")
+        prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
     else:
         prompts = _prompts(body)
     if logprobs is not None:
         check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
-    params = replace(llm.default_sampling_params(), **given, logprobs=logprobs)
+    params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
     num_samples = params.n * len(prompts)
     check_number("the number of samples (prompts times n)", num_samples, Integral, 1, MAX_SAMPLES)
     if logprobs is not None:
@@ -303,18 +288,23 @@ def _read_body(
     return prompts, params, model
 
 
-def _plain_messages(messages: Any) -> Any:
-    """Content may be a list of parts; text is all we take. Whatever else is wrong, render_chat() says."""
-    plain = []
-    for message in messages if isinstance(messages, list) else []:
-        if isinstance(message, dict) and isinstance(content := message.get("content"), list):
-            if not all(
-                isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content
-            ):
-                raise ValueError(f"message content may have parts of type text only, found {content!r:.80}")
-            message = message | {"content": "\n".join(part["text"] for part in content)}
-        plain.append(message)
-    return plain or messages
+def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
+    """From OpenAI's response_format, or from vLLM's structured_outputs."""
+    asked, given = body.get("response_format", {}), body.get("structured_outputs")
+    kind = asked.get("type") if isinstance(asked, dict) else asked
+    if kind == "json_object" and given is None:
+        given = {"json_object": True}
+    elif kind == "json_schema" and given is None:
+        holder = asked.get("json_schema")
+        if not isinstance(holder, dict) or "schema" not in holder:
+            raise ValueError("response_format of type json_schema needs a json_schema with a schema")
+        given = {"json": holder["schema"]}
+    elif asked and kind != "text":
+        known = "of type text, json_object or json_schema (and then without structured_outputs)"
+        raise ValueError(f"response_format must be {known}, found {shorten(asked)}")
+    if not isinstance(given, dict | None):
+        raise ValueError(f"structured_outputs must be an object, found {shorten(given)}")
+    return None if given is None else StructuredOutputsParams(**given)
 
 
 def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -32,13 +32,15 @@ def load_model(
     group: Group = Group(),
     quantization: str | None = None,
     kernels: Kernels = TORCH_KERNELS,
+    dummy: bool = False,
 ) -> Decoder:
-    """Build the decoder and read this rank's share of the weights into it.
+    """Build the decoder and read this rank's share of the weights into it; dummy: random ones instead.
 
     ValueError lists missing, extra and wrongly shaped tensors.
     """
-    files = tensor_files(directory)
     whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
+    source = directory, whole if dummy else None
+    files = tensor_files(*source)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in whole if name not in files]
@@ -78,7 +80,7 @@ def load_model(
         if in_groups or quantization is not None:
             quantize_weights(model, places, read, quantization, kernels)
             if quantization is not None:
-                files = tensor_files(directory)  # another map: what the first has brought into memory leaves with it
+                files = tensor_files(*source)  # another map: what the first has brought into memory leaves with it
             take_embeddings(model, places, read, quantization)
         for name, place in places.items():
             place.copy_(read(name))

@@ -93,8 +93,13 @@ class Decoder(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
-    def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
-        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0)."""
+    def forward(
+        self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels, head: Any = None
+    ) -> Tensor:
+        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0).
+
+        head: what to do with the rows [R, hidden_size] instead of computing their logits.
+        """
         hidden = self.embed(batch.input_ids)  # [T, hidden_size]
         residual: Any = None
         context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
@@ -102,6 +107,9 @@ class Decoder(nn.Module):
             hidden, residual = layer(hidden, residual, kv_layer, context)
         rows = batch.logits_rows
         hidden, _ = self.norm(hidden[rows], residual[rows], context)
+        return self.logits(hidden) if head is None else head(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
         return self.group.gather(self.lm_head(hidden))
 
     def embed(self, input_ids: Tensor) -> Tensor:

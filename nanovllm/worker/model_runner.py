@@ -25,7 +25,8 @@ from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache, KVPool, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.sampler import SamplingBatch, TokenLogprobs, sample
+from nanovllm.worker.logprobs import PromptLogprobs, PromptRows, TokenLogprobs, forward_and_score
+from nanovllm.worker.sampler import SamplingBatch, sample
 
 logger = logging.getLogger("nanovllm")
 
@@ -35,8 +36,9 @@ Sampled = tuple[list[int], list[TokenLogprobs | None]]
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
     """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
+    batch = Batch.from_scheduler_output(output, block_size)
     seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
-    return Batch.from_scheduler_output(output, block_size), SamplingBatch.from_sequences(seqs, eos_token_ids)
+    return batch, SamplingBatch.from_sequences(seqs, eos_token_ids, PromptRows.from_scheduler_output(output))
 
 
 class ModelRunner:
@@ -62,7 +64,7 @@ class ModelRunner:
     def load(self, directory: Path) -> None:
         """Read the weights."""
         kind = self.dtype, self.device, self.group, self.config.quantization, self.kernels
-        self.model = load_model(directory, self.model_config, *kind)
+        self.model = load_model(directory, self.model_config, *kind, self.config.load_format == "dummy")
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
         on_cpu = self.device.type == "cpu"
         if on_cpu and "reordered_weights" in self.config.optimizations:
@@ -70,6 +72,7 @@ class ModelRunner:
         self._threads = step_threads(self.model, self.kernels) if on_cpu else nullcontext
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self._logits = torch.empty(0)
+        self._prompt_logprobs: PromptLogprobs = []
         self._graphs: DecodeGraphs | None = None
 
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
@@ -94,12 +97,22 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> Sampled:
         """run() on what pack() has made of a step."""
+        logits: torch.Tensor | None = None
         with self._threads():
             batch = batch.to(self.device)
-            logits = self._graphs.run(batch) if self._graphs else None
+            if sampling.prompt is not None:
+                context = self.rotary, self.kv_cache, self.kernels
+                logits, self._prompt_logprobs = forward_and_score(self.model, batch, sampling.prompt, *context)
+            elif self._graphs is not None:
+                logits = self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)
             return self._sample(logits, sampling)
+
+    def take_prompt_logprobs(self) -> PromptLogprobs:
+        """What the step has found out about prompts that ask for it; once."""
+        found, self._prompt_logprobs = self._prompt_logprobs, []
+        return found
 
     def usage(self) -> dict[str, int]:
         """Bytes of this rank: its weights, its KV pool, what it has sent through all-reduces so far."""

@@ -29,6 +29,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 
 if TYPE_CHECKING:
     from nanovllm.worker.kv_cache import KVPool
+    from nanovllm.worker.logprobs import PromptLogprobs
     from nanovllm.worker.model_runner import Sampled
 
 HEARTBEAT_S = 2.0
@@ -92,14 +93,22 @@ class ParallelRunner:
         """See ModelRunner.run. Rank 0 answers."""
         from nanovllm.worker.model_runner import pack
 
-        return self._ask("execute", *pack(output, self.block_size, self.eos_token_ids))[0]
+        batch, sampling = pack(output, self.block_size, self.eos_token_ids)
+        return self._ask("execute", batch, sampling, late=sampling.masks.pending)[0]
+
+    def take_prompt_logprobs(self) -> "PromptLogprobs":
+        """See ModelRunner.take_prompt_logprobs."""
+        return self._ask("take_prompt_logprobs")[0]
 
     def usage(self) -> list[dict[str, int]]:
         """See ModelRunner.usage; one a rank."""
         return self._ask("usage")
 
-    def _ask(self, *message: Any) -> list[Any]:
-        """Send all ranks a message and collect their answers. Whatever goes wrong here ends the engine."""
+    def _ask(self, *message: Any, late: Any = None) -> list[Any]:
+        """Send all ranks a message and collect their answers. Whatever goes wrong here ends the engine.
+
+        late: bits of grammars (masks.py), which rank 0 gets while the ranks compute.
+        """
         if not self._end.alive:
             raise RuntimeError("this engine has ended; build a new LLM")
         try:
@@ -107,6 +116,9 @@ class ParallelRunner:
             for connection in self._connections:
                 with suppress(OSError):  # a rank that has died is found out below
                     connection.send_bytes(data)
+            if late is not None:
+                with suppress(OSError):
+                    self._connections[0].send_bytes(pickle.dumps(late.wait()))
             return self._collect()
         except BaseException:
             self._end()
@@ -179,8 +191,10 @@ def serve(fd: int, rank: int) -> None:
             logging.getLogger("nanovllm").setLevel(logging.ERROR)
         group = Group(rank, config.tensor_parallel_size)
         group.join(port)
+        from nanovllm.worker.masks import PendingBits
         from nanovllm.worker.model_runner import ModelRunner
 
+        PendingBits.receive = staticmethod(lambda: pickle.loads(connection.recv_bytes()))
         runner = ModelRunner(config, model_config, group)
         send("done")
         while True:

@@ -16,21 +16,13 @@ from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import to_device
+from nanovllm.worker.logprobs import PromptRows, TokenLogprobs, token_logprobs
+from nanovllm.worker.masks import Masks
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024
 ARGMAX_BLOCK = 256  # at most
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities of one sampled token and of the top tokens at its position, under the raw logits."""
-
-    logprob: float
-    rank: int  # 1 is the most likely token
-    top_token_ids: list[int]
-    top_logprobs: list[float]
 
 
 def uniform_noise(seq: Sequence) -> float:
@@ -45,24 +37,28 @@ class SamplingBatch:
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted; None: not even its own
     penalties           (row, tokens seen, their factor, tokens generated, what is subtracted from their logits)
-    banned              (row, tokens it must not get)
+    masks               what happens to the logits before that
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
+    prompt              prompt tokens whose logprobs are wanted, too
     """
 
     num_logprobs: list[int | None]
     penalties: list[tuple[int, Tensor, float, Tensor, Tensor]]
-    banned: list[tuple[int, Tensor]]
+    masks: Masks
     random_rows: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
     noise: Tensor
+    prompt: PromptRows | None = None
 
     @classmethod
-    def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        penalties, banned, random_rows = [], [], []
+    def from_sequences(
+        cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset(), prompt: PromptRows | None = None
+    ) -> "SamplingBatch":
+        penalties, random_rows = [], []
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
@@ -70,9 +66,6 @@ class SamplingBatch:
                 generated, counts = tokens[seq.num_prompt_tokens :].unique(return_counts=True)
                 taken_off = p.frequency_penalty * counts + p.presence_penalty
                 penalties.append((row, tokens.unique(), p.repetition_penalty, generated, taken_off))
-            if seq.num_generated_tokens + 1 < p.min_tokens:  # nothing may end the sequence with this token
-                token_ids = [*(p.stop_token_ids or ()), *(() if p.ignore_eos else eos_token_ids)]
-                banned.append((row, torch.tensor(token_ids, dtype=torch.int64)))
             if p.temperature >= MIN_TEMPERATURE:
                 random_rows.append(row)
         chosen = [seqs[row] for row in random_rows]
@@ -80,32 +73,33 @@ class SamplingBatch:
         return cls(
             [seq.sampling_params.logprobs for seq in seqs],
             penalties,
-            banned,
+            Masks.from_sequences(seqs, eos_token_ids),
             torch.tensor(random_rows, dtype=torch.int64),
             torch.tensor([p.temperature for p in params]),
             torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
             torch.tensor([p.top_p for p in params]),
             torch.tensor([p.min_p for p in params]),
             torch.tensor([uniform_noise(seq) for seq in chosen], dtype=torch.float64),
+            prompt,
         )
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Choose a token for each row of logits [R, vocab_size] (float32; changed in place)."""
+    batch.masks.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
+    batch.masks.apply(logits)
     for row, *numbers in batch.penalties:
         seen, factor, generated, taken_off = (to_device(x, logits.device) for x in numbers)
         values = logits[row, seen]
         logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
         logits[row, generated] -= taken_off
-    for row, banned in batch.banned:
-        logits[row, to_device(banned, logits.device)] = -torch.inf
     chosen = argmax(logits)
     if len(batch.random_rows):
         rows = to_device(batch.random_rows, logits.device)
         chosen[rows] = sample_randomly(logits[rows], batch)
     token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
-    return token_ids, _logprobs(raw, token_ids, batch.num_logprobs)
+    return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -168,20 +162,3 @@ def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
             threshold[rows[decided]] = found[decided]
             rows = rows[~decided]
     return threshold
-
-
-def _logprobs(raw: Tensor, chosen: list[int], wanted: list[int | None]) -> list[TokenLogprobs | None]:
-    result: list[TokenLogprobs | None] = [None] * len(chosen)
-    rows = [row for row, k in enumerate(wanted) if k is not None]
-    if not rows:
-        return result
-    logprobs = raw[rows].log_softmax(-1)
-    top = logprobs.topk(max(1, max(wanted[row] or 0 for row in rows)))
-    of_chosen = logprobs[torch.arange(len(rows)), [chosen[row] for row in rows]]
-    ranks = (logprobs > of_chosen[:, None]).sum(-1) + 1
-    for i, row in enumerate(rows):
-        k = wanted[row] or 0
-        result[row] = TokenLogprobs(
-            float(of_chosen[i]), int(ranks[i]), top.indices[i, :k].tolist(), top.values[i, :k].tolist()
-        )
-    return result

@@ -1,17 +1,23 @@
 """The files that hold a checkpoint's tensors, safetensors or GGUF, opened but not read."""
 
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from nanovllm.checkpoint import read_json
 from nanovllm.validation import shorten
 from nanovllm.worker.gguf_weights import GGUFWeights
 
 
-def tensor_files(directory: Path) -> dict[str, Any]:
-    """{tensor name: the open file that holds it}."""
+def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """{tensor name: the open file that holds it}. dummies: no files; random weights that have these shapes."""
+    if dummies is not None:
+        return dict.fromkeys(dummies, DummyWeights(dummies))
     if directory.is_file():
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
@@ -33,6 +39,31 @@ def tensor_files(directory: Path) -> dict[str, Any]:
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     return {name: file for file in map(open_file, paths) for name in list(file.keys())}
+
+
+class DummyWeights:
+    """Looks like an open file. A tensor's numbers depend on its name alone: ranks agree on them."""
+
+    def __init__(self, shapes: Mapping[str, Tensor]) -> None:
+        self._shapes = shapes
+
+    def get_slice(self, name: str) -> "DummyTensor":
+        return DummyTensor(name, list(self._shapes[name].shape))
+
+
+class DummyTensor:
+    def __init__(self, name: str, shape: list[int]) -> None:
+        self._name, self._shape = name, shape
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, share: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(self._name.encode()))
+        return torch.randn(self._shape, generator=generator).mul_(0.02)[share]
 
 
 def open_file(path: Path) -> Any:

@@ -1,0 +1,46 @@
+"""What the sampler knows of a token's probability, as a user reads it: with the token's text."""
+
+from typing import Any
+
+from nanovllm.detokenizer import REPLACEMENT
+from nanovllm.outputs import Logprob
+
+WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies; decoding a token alone loses it
+MAX_BYTES = 4  # of a character, and so the most tokens that one can have
+
+
+def make_entries(tokenizer: Any, found: Any, token_id: int, before: list[int]) -> dict[int, Logprob]:
+    """found: a TokenLogprobs of token_id. before: the tokens that came before. tokenizer None: without texts."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, None if tokenizer is None else decoded_token(tokenizer, token_id, before))
+
+    entries = {token_id: entry(token_id, found.logprob, found.rank)}
+    for rank, (other, logprob) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), start=1):
+        if other != token_id:
+            entries[other] = entry(other, logprob, rank)
+    return entries
+
+
+def decoded_token(tokenizer: Any, token_id: int, before: list[int]) -> str:
+    """A token's own text, special tokens included, as vLLM gives it.
+
+    Bytes that do not end a character are "", and the token that ends it has the whole character.
+    """
+    text = tokenizer.decode([token_id])
+    if text.endswith(REPLACEMENT):
+        return _end_of_character(tokenizer, token_id, before)
+    piece = tokenizer.convert_ids_to_tokens(token_id) or ""
+    num_spaces = len(piece) - len(piece.lstrip(WORD_BEGIN))
+    return " " * (num_spaces - (len(text) - len(text.lstrip(" ")))) + text
+
+
+def _end_of_character(tokenizer: Any, token_id: int, before: list[int]) -> str:
+    for length in range(1, min(MAX_BYTES, len(before)) + 1):
+        context = before[-length:]
+        together = tokenizer.decode([*context, token_id])
+        if not together.endswith(REPLACEMENT):
+            while context and tokenizer.decode(context[-1:]).endswith(REPLACEMENT):
+                context.pop()
+            return together[len(tokenizer.decode(context)) if context else 0 :]
+    return ""

@@ -1,0 +1,48 @@
+"""What only the checkpoint can say about a request's parameters. sampling_params.py has checked the rest."""
+
+from numbers import Integral
+from typing import Any
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.validation import check_number
+
+
+def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
+    """A copy of the parameters, in which -1 logprobs are as many as there are tokens. Raises ValueError."""
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
+    params = params.clone()
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token_id in getattr(params, name) or ():
+            check_number(f"a token id of {name}", token_id, Integral, 0, model.vocab_size - 1)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) == -1:
+            setattr(params, name, model.vocab_size)
+        check_number(name, getattr(params, name) or 0, Integral, 0, model.vocab_size)
+    _check_some_token_is_left(params, model)
+    return params
+
+
+def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:
+    if not params.min_tokens:
+        return
+    stop_ids = {*params.stop_token_ids, *model.eos_token_ids}  # type: ignore[misc]
+    allowed = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+    if stop_ids.issuperset(allowed):
+        raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")
+
+
+def bad_word_ids(tokenizer: Any, words: list[str]) -> list[list[int]]:
+    """The tokens of words that must not be generated, alone and behind a space. Raises ValueError."""
+    found: list[list[int]] = []
+    for word in words:
+        alone = tokenizer(word.lstrip(), add_special_tokens=False).input_ids
+        if not alone:
+            raise ValueError(f"bad_words: {word!r} has no tokens")
+        found.append(alone)
+        behind_space = tokenizer(" " + word.lstrip(), add_special_tokens=False).input_ids
+        # As vLLM: only if the space joins the first token. Otherwise the word alone is found, space or not.
+        if behind_space and behind_space[0] != alone[0] and len(behind_space) == len(alone):
+            found.append(behind_space)
+    return found

@@ -1,0 +1,168 @@
+"""Structured outputs: text that fits a JSON schema, a regular expression, a list of choices or a grammar (chapter 8).
+
+llguidance says which tokens may come next; worker/masks.py takes the others' logits away. A state belongs to a sequence
+and is brought up to its tokens whenever it is asked, forwards or backwards: a step that failed, a preemption or a
+rejected guess need no word from anybody. `pip install nanovllm[structured]`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from nanovllm.validation import list_of, shorten
+from nanovllm.vllm_names import Named
+
+MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams(metaclass=Named):
+    """One of json, regex, choice, grammar or json_object=True; names and meanings are vLLM's.
+
+    json:          a JSON schema, as a dict or as text
+    regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
+    choice:        texts, one of which is generated
+    grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
+    json_object:   any JSON object
+    disable_any_whitespace:        JSON without line breaks and indentation
+    disable_additional_properties: objects of a schema have only the properties that it names
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none"
+            raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
+        if self.choice is not None and (not list_of(self.choice, str, "texts", "choice") or "" in self.choice):
+            raise ValueError("choice needs at least one text, and none that is empty")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
+
+
+class GrammarCompiler:
+    """Grammars of one model's tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
+        self._compiled: tuple[Any, Any] = None, None  # the newest: samples of a request and lines of a job share it
+
+    @cached_property
+    def _llg_tokenizer(self) -> Any:
+        """Made at the first request that needs it: it takes half a second."""
+        import llguidance.hf
+
+        try:
+            return llguidance.hf.from_tokenizer(self._tokenizer, self._vocab_size, eos_token=self._eos_token_ids)
+        except Exception as error:
+            raise ValueError(f"structured outputs do not work with this checkpoint's tokenizer: {error}") from error
+
+    def compile(self, params: StructuredOutputsParams) -> "Grammar":
+        """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
+        try:
+            import llguidance
+        except ImportError as missing:
+            raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
+        if self._compiled[0] != params:
+            matcher = llguidance.LLMatcher(self._llg_tokenizer, _source(params), log_level=0)
+            if error := matcher.get_error():
+                raise ValueError(f"structured outputs: the {_kind(params)} cannot be used: {error.strip()[:2000]}")
+            self._compiled = params, matcher
+        return Grammar(self._compiled[1].deep_copy(), self._vocab_size, self._eos_token_ids)
+
+
+class Grammar:
+    """How far one sequence has come in its grammar. May be asked by two threads."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
+        self._matcher, self._token_ids, self._lock = matcher, list[int](), Lock()
+
+    def is_complete(self, token_ids: list[int]) -> bool:
+        """Do these tokens, the whole output so far, fit, and can nothing but EOS follow?"""
+        with self._lock:
+            self._follow(token_ids)
+            return self._matcher.is_stopped()
+
+    def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
+        """Write the bits of the tokens that may follow: token t is bit t % 8 of byte t // 8."""
+        with self._lock:
+            self._follow(token_ids)
+            self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+
+    def forced_tokens(self, token_ids: list[int]) -> list[int]:
+        """The tokens that have to follow because nothing else can. For whoever guesses: these guesses always hold."""
+        with self._lock:
+            self._follow(token_ids)
+            return self._matcher.compute_ff_tokens()
+
+    def _follow(self, token_ids: list[int]) -> None:
+        known = len(self._token_ids)
+        if self._token_ids != token_ids[:known]:  # a step has failed: its token is gone
+            self._matcher.reset()
+            known = 0
+        self._matcher.consume_tokens(token_ids[known:])
+        if error := self._matcher.get_error():
+            self._token_ids = []
+            raise RuntimeError(f"llguidance cannot follow the answer: {error}")
+        self._token_ids = list(token_ids)
+
+
+def _kind(params: StructuredOutputsParams) -> str:
+    return next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
+
+
+def _source(params: StructuredOutputsParams) -> str:
+    """The grammar in llguidance's form. Raises ValueError."""
+    from llguidance import LLMatcher, grammar_from
+
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.grammar is not None:
+        return grammar_from("grammar", params.grammar)
+    if params.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False) for text in params.choice)
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+    schema = _schema(params.json) if params.json is not None else {"type": "object"}
+    if params.disable_additional_properties:
+        _close(schema)
+    return LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": not params.disable_any_whitespace})
+
+
+def _schema(given: Any) -> Any:
+    """A copy of a schema. Raises ValueError for what is not JSON, or too deep."""
+    try:
+        schema = json.loads(given if isinstance(given, str) else json.dumps(given))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"structured outputs: json is not a JSON schema: {error}; found {shorten(given)}") from error
+    level = [schema]
+    for _ in range(MAX_NESTING):
+        level = [child for parent in level for child in _children(parent)]
+    if level or not isinstance(schema, dict | bool):
+        limit = f"an object of at most {MAX_NESTING} levels"
+        raise ValueError(f"structured outputs: json must be a JSON schema, {limit}, found {shorten(given)}")
+    return schema
+
+
+def _children(value: Any) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in inside if isinstance(child, dict | list)]
+
+
+def _close(schema: Any) -> None:
+    """Let objects that name their properties have no others, unless they say so."""
+    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
+        schema.setdefault("additionalProperties", False)
+    for child in _children(schema):
+        _close(child)

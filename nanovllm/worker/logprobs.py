@@ -1,0 +1,94 @@
+"""Log probabilities of tokens under the raw logits: of those that are generated, and of a prompt's (chapter 8).
+
+A prompt's need the logits of all its positions, not only the last. Those of 2,048 tokens over 150,000 words would be
+1.2 GB, so they are computed and used up a few rows at a time.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.worker.batch import Batch, to_device
+
+ROWS_AT_A_TIME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities of one token and of the top tokens at its position."""
+
+    logprob: float
+    rank: int  # 1 is the most likely token
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+def token_logprobs(raw: Tensor, chosen: list[int], wanted: list[int | None]) -> list[TokenLogprobs | None]:
+    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: how many top tokens; None: nothing at all."""
+    result: list[TokenLogprobs | None] = [None] * len(chosen)
+    rows = [row for row, k in enumerate(wanted) if k is not None]
+    if not rows:
+        return result
+    logprobs = raw[rows].log_softmax(-1)
+    top = logprobs.topk(max(1, max(wanted[row] or 0 for row in rows)))
+    of_chosen = logprobs[torch.arange(len(rows)), [chosen[row] for row in rows]]
+    ranks = (logprobs > of_chosen[:, None]).sum(-1) + 1
+    for i, row in enumerate(rows):
+        k = wanted[row] or 0
+        result[row] = TokenLogprobs(
+            float(of_chosen[i]), int(ranks[i]), top.indices[i, :k].tolist(), top.values[i, :k].tolist()
+        )
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of a step that know the prompt's next token, and how probable they make it.
+
+    rows            [P] in the batch
+    token_ids       P tokens: those that follow
+    num_logprobs    P times, how many of the top tokens are wanted
+    places          P times (seq_id, position of that token)
+    """
+
+    rows: Tensor
+    token_ids: list[int]
+    num_logprobs: list[int | None]
+    places: list[tuple[int, int]]
+
+    @classmethod
+    def from_scheduler_output(cls, output: SchedulerOutput) -> "PromptRows | None":
+        rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), [], 0
+        for chunk in output.chunks:
+            seq = chunk.seq
+            if not seq.reads_cache:
+                positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
+                rows += range(first, first + len(positions))
+                places += ((seq.seq_id, position) for position in positions)
+                token_ids += seq.tokens[positions.start : positions.stop]
+                wanted += [seq.sampling_params.prompt_logprobs] * len(positions)
+            first += chunk.end - chunk.start
+        return cls(torch.tensor(rows), token_ids, wanted, places) if rows else None
+
+
+PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (seq_id, position, of the token there)
+
+
+def forward_and_score(model: Any, batch: Batch, prompt: PromptRows, *context: Any) -> tuple[Tensor, PromptLogprobs]:
+    """The logits that the sampler needs [R, vocab_size], and what the prompt's rows say. Rank 0 gets both."""
+    num_sampled, found = len(batch.logits_rows), list[Any]()
+    rows = torch.cat([batch.logits_rows, to_device(prompt.rows, batch.logits_rows.device)])
+
+    def head(hidden: Tensor) -> Tensor:  # [R + P, hidden_size]
+        for start in range(0, len(prompt.token_ids), ROWS_AT_A_TIME):
+            part = slice(start, start + ROWS_AT_A_TIME)
+            logits = model.logits(hidden[num_sampled:][part]).float()
+            if model.group.rank == 0:
+                of_rows = token_logprobs(logits, prompt.token_ids[part], prompt.num_logprobs[part])
+                found.extend((*place, each) for place, each in zip(prompt.places[part], of_rows, strict=True))
+        return model.logits(hidden[:num_sampled])
+
+    return model(replace(batch, logits_rows=rows), *context, head), found
