@@ -75,9 +75,15 @@ class GrammarCompiler:
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         if self._compiled[0] != params:
-            matcher = llguidance.LLMatcher(self._llg_tokenizer, _source(params), log_level=0)
-            if error := matcher.get_error():
-                raise ValueError(f"structured outputs: the {_kind(params)} cannot be used: {error.strip()[:2000]}")
+            try:
+                matcher = llguidance.LLMatcher(self._llg_tokenizer, _source(params), log_level=0)
+                problem = matcher.get_error()
+                matcher.compute_bitmask()  # finds out that there is no first token
+                problem = problem or ("no text fits it" if matcher.is_error() else "")
+            except ValueError as error:  # of what turns it into llguidance's form
+                problem = str(error)
+            if problem:
+                raise ValueError(f"structured outputs: {_kind(params)} cannot be used: {problem.strip()[:2000]}")
             self._compiled = params, matcher
         return Grammar(self._compiled[1].deep_copy(), self._vocab_size, self._eos_token_ids)
 
@@ -100,12 +106,6 @@ class Grammar:
         with self._lock:
             self._follow(token_ids)
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
-
-    def forced_tokens(self, token_ids: list[int]) -> list[int]:
-        """The tokens that have to follow because nothing else can. For whoever guesses: these guesses always hold."""
-        with self._lock:
-            self._follow(token_ids)
-            return self._matcher.compute_ff_tokens()
 
     def _follow(self, token_ids: list[int]) -> None:
         known = len(self._token_ids)
@@ -145,13 +145,12 @@ def _schema(given: Any) -> Any:
     try:
         schema = json.loads(given if isinstance(given, str) else json.dumps(given))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"structured outputs: json is not a JSON schema: {error}; found {shorten(given)}") from error
+        raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
     level = [schema]
     for _ in range(MAX_NESTING):
         level = [child for parent in level for child in _children(parent)]
-    if level or not isinstance(schema, dict | bool):
-        limit = f"an object of at most {MAX_NESTING} levels"
-        raise ValueError(f"structured outputs: json must be a JSON schema, {limit}, found {shorten(given)}")
+    if level or not isinstance(schema, dict):
+        raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
     return schema
 
 
