@@ -2,6 +2,11 @@
 
 python examples/move_to_vllm.py [MODEL]                     on nanovllm
 python examples/move_to_vllm.py [MODEL] --engine vllm       on vLLM, where it is installed
+
+What moves, in both directions: LLM, EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams, generate() and
+chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), and what comes back. What does not: vLLM's
+multimodal input, adapters, pooling models, speculative decoding and AsyncLLM; our stream(), abort(), stats() and
+optimizations. examples/move_to_vllm.md has both, name by name.
 """
 
 import argparse
@@ -19,8 +24,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.engine == "vllm":
         from vllm import LLM, SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
     else:
         from nanovllm import LLM, SamplingParams
+        from nanovllm.sampling_params import StructuredOutputsParams
 
     model = args.model or demo_model()
     llm = LLM(model, max_model_len=1024, max_num_seqs=16, gpu_memory_utilization=0.5, enable_prefix_caching=True)
@@ -33,6 +40,13 @@ def main() -> None:
         for question, output in zip(QUESTIONS, outputs, strict=True):
             num_prompt, num_cached = len(output.prompt_token_ids), output.num_cached_tokens
             print(f"  {question} {output.outputs[0].text.strip()} ({num_cached} of {num_prompt} tokens cached)")
+
+    params.structured_outputs = StructuredOutputsParams(choice=["grey", "red", "green"])
+    conversation = [
+        {"role": "user", "content": [{"type": "text", "text": CONTEXT}, {"type": "text", "text": QUESTIONS[2]}]}
+    ]
+    [output] = llm.chat(conversation, params, use_tqdm=False)
+    print(f"  one of three colours: {output.outputs[0].text}")
 
     several = SamplingParams(n=3, temperature=0.8, top_p=0.95, seed=1, max_tokens=12)
     [output] = llm.generate(["Once upon a time"], several, use_tqdm=False)

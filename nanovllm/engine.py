@@ -166,6 +166,16 @@ class LLMEngine:
             self.request_of_seq.pop(seq_id, None)
         self._dropped = []
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
+
+        reset_running_requests: preempt them first; they begin anew, and end with the same tokens.
+        """
+        self._settle()
+        while reset_running_requests and self.scheduler.running:
+            self.scheduler.preempt_last()
+        return self.block_manager.reset_prefix_cache()
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 

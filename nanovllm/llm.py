@@ -38,6 +38,10 @@ class LLM:
         self._turns = Turns()
         self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        return cls(**vars(engine_args))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -116,10 +120,10 @@ class LLM:
         with self._turns:
             return snapshot(self.engine)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False, with nothing changed, while any request holds blocks."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See LLMEngine.reset_prefix_cache."""
         with self._turns:
-            return self.engine.block_manager.reset_prefix_cache()
+            return self.engine.reset_prefix_cache(reset_running_requests)
 
     def __getattr__(self, name: str) -> Any:
         raise refused_method(LLM, name)

@@ -31,7 +31,8 @@ class SamplingParams(metaclass=Named):
     stop_token_ids:      token ids that end the sequence, beside the checkpoint's EOS
     include_stop_str_in_output: what ended the text is part of it: a stop string, a stop token's text
     ignore_eos:          generate on past EOS
-    logprobs:            how many top tokens to report a position, of the raw logits; 0: the chosen one alone; -1: all
+    logprobs:            how many top tokens to report a position, of the raw logits (structured_outputs apart); 0: the
+                         chosen one alone; -1: all
     prompt_logprobs:     the same for the tokens of the prompt; it is then computed anew, for a cache has no logits
     repetition_penalty:  > 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)
     presence_penalty:    subtracted from the logits of tokens that the output has
@@ -82,6 +83,8 @@ class SamplingParams(metaclass=Named):
             raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
         if self.stop and not self.detokenize:
             raise ValueError("stop strings are found in the text: they need detokenize=True")
+        if self.structured_outputs is not None and self.allowed_token_ids is not None:
+            raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
 
     def clone(self) -> "SamplingParams":
         """A copy that shares no list; checked as a whole, as fields may have been assigned in any order."""

@@ -55,7 +55,7 @@ class GrammarCompiler:
     """Grammars of one model's tokenizer."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
+        self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
         self._compiled: tuple[Any, Any] = None, None  # the newest: samples of a request and lines of a job share it
 
     @cached_property
@@ -64,7 +64,7 @@ class GrammarCompiler:
         import llguidance.hf
 
         try:
-            return llguidance.hf.from_tokenizer(self._tokenizer, self._vocab_size, eos_token=self._eos_token_ids)
+            return llguidance.hf.from_tokenizer(self.tokenizer, self.vocab_size, eos_token=self.eos_token_ids)
         except Exception as error:
             raise ValueError(f"structured outputs do not work with this checkpoint's tokenizer: {error}") from error
 
@@ -74,7 +74,8 @@ class GrammarCompiler:
             import llguidance
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
-        if self._compiled[0] != params:
+        known, matcher = self._compiled
+        if known != params:
             try:
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, _source(params), log_level=0)
                 problem = matcher.get_error()
@@ -85,20 +86,25 @@ class GrammarCompiler:
             if problem:
                 raise ValueError(f"structured outputs: {_kind(params)} cannot be used: {problem.strip()[:2000]}")
             self._compiled = params, matcher
-        return Grammar(self._compiled[1].deep_copy(), self._vocab_size, self._eos_token_ids)
+        return Grammar(matcher.deep_copy(), self.vocab_size, self.eos_token_ids)
 
 
 class Grammar:
-    """How far one sequence has come in its grammar. May be asked by two threads."""
+    """How far one sequence has come in its grammar. May be asked by two threads.
+
+    error: why llguidance has given up (a grammar can grow beyond its limits), or "". No token can follow then, either.
+    """
 
     def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
-        self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
-        self._matcher, self._token_ids, self._lock = matcher, list[int](), Lock()
+        self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
+        self._matcher, self._lock = matcher, Lock()
+        self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
 
     def is_complete(self, token_ids: list[int]) -> bool:
-        """Do these tokens, the whole output so far, fit, and can nothing but EOS follow?"""
+        """Can nothing but EOS follow these tokens, the whole output so far?"""
         with self._lock:
             self._follow(token_ids)
+            self.error = self._matcher.get_error()
             return self._matcher.is_stopped()
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
@@ -108,14 +114,11 @@ class Grammar:
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
 
     def _follow(self, token_ids: list[int]) -> None:
-        known = len(self._token_ids)
-        if self._token_ids != token_ids[:known]:  # a step has failed: its token is gone
+        known, self._token_ids = self._token_ids, None  # until it is done: an exception may come between any two lines
+        if known is None or known != token_ids[: len(known)]:  # a step has failed: its token is gone
             self._matcher.reset()
-            known = 0
-        self._matcher.consume_tokens(token_ids[known:])
-        if error := self._matcher.get_error():
-            self._token_ids = []
-            raise RuntimeError(f"llguidance cannot follow the answer: {error}")
+            known = []
+        self._matcher.consume_tokens(token_ids[len(known) :])
         self._token_ids = list(token_ids)
 
 

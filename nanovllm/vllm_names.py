@@ -65,6 +65,7 @@ ENGINE: Table = {
     **_asks("files of another revision than the weights'", code_revision=None, tokenizer_revision=None),
     **_asks("another token for the hub than HF_TOKEN's", hf_token=None),
     **_asks("other sampling defaults (ours: `generation_config`)", override_generation_config={}),
+    **_asks("a chat template for all chats (ours: chat(chat_template=...))", chat_template=None),
     **_asks("vLLM's loaders", model_loader_extra_config={}, quantization_config=None),
 }
 SAMPLING: Table = {

@@ -70,7 +70,7 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
     """Go on from these tokens, by chance but with a liking for what closes, until a text is complete; it must fit."""
     grammar, tokens = compiler.compile(params.structured_outputs), list(token_ids)
     bits = torch.zeros(10, dtype=torch.int32)
-    closing = [compiler._tokenizer.convert_tokens_to_ids(c) for c in '"}],:0']
+    closing = [compiler.tokenizer.convert_tokens_to_ids(c) for c in '"}],:0']
     while not grammar.is_complete(tokens) and len(tokens) < 2000:
         grammar.write_mask(tokens, bits.data_ptr(), bits.nbytes)
         allowed = [t for t in range(320) if int(bits[t // 32]) >> t % 32 & 1]
@@ -78,7 +78,7 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
             break
         liked = [t for t in closing if t in allowed]
         tokens.append(rng.choice(liked if liked and rng.random() < 0.7 else allowed))
-    jsonschema.validate(json.loads(compiler._tokenizer.decode(tokens)), params.structured_outputs.json)
+    jsonschema.validate(json.loads(compiler.tokenizer.decode(tokens)), params.structured_outputs.json)
     return True
 
 

@@ -1,16 +1,19 @@
 """What vLLM was recorded to do (record_vllm.py), done again by this engine: outputs, prompts of chats, names."""
 
 import copy
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 import vllm_cases as cases
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, vllm_names
+from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.validation import size_of
 
+PAGE = Path(__file__).parent.parent / "examples" / "move_to_vllm.md"
 RECORDED = json.loads((Path(__file__).parent / "vllm_recorded.json").read_text(encoding="utf-8"))
 
 
@@ -71,3 +74,63 @@ def test_prompts_of_chats(llm, name):
 @pytest.mark.parametrize("text", cases.LENGTHS)
 def test_lengths(text):
     assert size_of("max_model_len", text) == RECORDED["lengths"][text]
+
+
+def surface() -> dict[str, tuple[list[str], set[str], dict]]:
+    """For each heading of the page: vLLM's names, ours, and the table of what is refused."""
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(cls, callable)}
+
+    def parameters(method) -> set[str]:
+        return set(inspect.signature(method).parameters)
+
+    reasons = {name: (reason, ()) for name, reason in vllm_names.METHODS.items()}
+    return {
+        "Options of `LLM` and `EngineArgs`": (
+            sorted({*RECORDED["engine_args"], "chat_template", "pooler_config"}),
+            set(EngineArgs.__dataclass_fields__),
+            vllm_names.ENGINE,
+        ),
+        "`SamplingParams`": (
+            RECORDED["sampling_params"],
+            set(SamplingParams.__dataclass_fields__),
+            vllm_names.SAMPLING,
+        ),
+        "`StructuredOutputsParams`": (
+            RECORDED["structured_outputs"],
+            set(StructuredOutputsParams.__dataclass_fields__),
+            vllm_names.STRUCTURED,
+        ),
+        "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
+        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), {}),
+        "Parameters of `generate`": (RECORDED["generate"], parameters(LLM.generate), vllm_names.CALL),
+        "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
+    }
+
+
+def section(heading: str) -> str:
+    names, ours, refused = surface()[heading]
+    has = [name for name in names if name in ours]
+    rows = []
+    for name in names:
+        if name in refused and name not in ours:
+            reason, neutral = refused[name]
+            fine = [repr(value) for value in neutral if value is not vllm_names.ANY and value is not None]
+            taken = "any value" if vllm_names.ANY in neutral else ", ".join(f"`{value}`" for value in fine) or "`None`"
+            rows.append(f"| `{name}` | {taken if neutral else ''} | {reason or 'changes no answer here'} |")
+    lacks = [name for name in names if name not in ours and name not in refused]
+
+    def listed(found: list[str]) -> str:
+        return ", ".join(f"`{name}`" for name in found) or "nothing"
+
+    table = ["| refused | taken at | another value asks for |", "|---|---|---|", *rows, ""] if rows else []
+    if rows and not any(refused[name][1] for name in names if name in refused):
+        table = ["| refused | instead |", "|---|---|", *(row.replace(" |  | ", " | ") for row in rows), ""]
+    return "\n".join([f"## {heading}", "", f"Has: {listed(has)}.", "", *table, f"Lacks: {listed(lacks)}.", ""])
+
+
+@pytest.mark.parametrize("heading", surface())
+def test_page_says_what_the_code_does(heading):
+    """tests/test_vllm.py prints the section that the page should have."""
+    assert section(heading) in PAGE.read_text(encoding="utf-8"), section(heading)

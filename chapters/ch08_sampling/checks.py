@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chapters.ch01_inference.lab import next_logits_of
+from chapters.ch08_sampling.choices import choices_by
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.theory import compare
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.outputs import CompletionOutput
+from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 
@@ -132,6 +136,31 @@ def ask_draw(function: Callable, probs: Tensor, seqs: list[Sequence]) -> list[in
             hint = "a token with probability 0 was taken: its cumulative probability does not exceed that before it"
             raise Wrong(hint, got=f"token {int(token_id)} of {_row(probs[row])}")
     return [int(token_id) for token_id in token_ids]
+
+
+@contextmanager
+def use_choices(function: Callable[[list[list[int]], list[int], int], list[int]]) -> Iterator[None]:
+    def allowed_tokens(choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
+        return ask_choices(function, choices, generated, eos_token_id)
+
+    with choices_by(allowed_tokens):
+        yield
+
+
+def ask_choices(function: Callable, choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
+    before = [list(choice) for choice in choices], list(generated)
+    token_ids = function(choices, generated, eos_token_id)
+    if not isinstance(token_ids, list) or not all(isinstance(token_id, int) for token_id in token_ids):
+        raise Wrong("return a list of token ids", got=repr(token_ids))
+    if (choices, generated) != before:
+        raise Wrong("choices and generated must stay as they are: the next question is about the same lists")
+    if not token_ids:
+        hint = (
+            "no token is allowed at all. Where a choice is complete, EOS may come; and if this was right when one "
+            "sequence was asked about at a time: does anything stay from one call to the next?"
+        )
+        raise Wrong(hint, expected="at least one token", got=f"[] after {generated} for {choices}")
+    return token_ids
 
 
 def _row(values: Tensor) -> str:
@@ -510,6 +539,159 @@ def check_draw_generates(function: Callable, bench: Bench) -> None:
         raise Wrong("sample 0 of n=3 is the request that was alone", expected=text(alone[:8]), got=text(samples[0]))
 
 
+# -- allowed_tokens ---------------------------------------------------------------------------------------------------
+
+EOS = 2  # of the checks without a model
+
+
+def exact_allowed(choices: list[list[int]], generated: list[int], eos_token_id: int) -> set[int]:
+    allowed = set()
+    for choice in choices:
+        if choice == generated:
+            allowed.add(eos_token_id)
+        elif choice[: len(generated)] == generated:
+            allowed.add(choice[len(generated)])
+    return allowed
+
+
+def compare_choices(function: Callable, choices: list[list[int]], generated: list[int]) -> None:
+    expected, at = exact_allowed(choices, generated, EOS), len(generated)
+    got = set(ask_choices(function, choices, generated, EOS))
+    if got == expected:
+        return
+    fitting = [choice for choice in choices if choice[:at] == generated]
+    more, less = got - expected, expected - got
+    if EOS in less:
+        hint = "the output is a whole choice and may end: EOS is missing"
+    elif EOS in more:
+        hint = "EOS would end the output in the middle of a choice"
+    elif got == {EOS}:
+        hint = "a choice is complete here, and is the beginning of a longer one: the output may also go on"
+    elif more & {choice[at] for choice in choices if len(choice) > at}:
+        hint = "one of these comes next in a choice that begins otherwise: compare all that was generated"
+    elif more & {token_id for choice in fitting for token_id in choice}:
+        hint = "one of these is in a choice that fits, and not next in it: the place counts, a token may occur twice"
+    elif more:
+        hint = "one of these is in no choice that fits"
+    else:
+        hint = "several choices begin like this, and the next token of each of them may come"
+    raise Wrong(f"choices {choices}, generated {generated}: {hint}", expected=sorted(expected), got=sorted(got))
+
+
+def walk(function: Callable, *choices: list[int]) -> None:
+    """One sequence after the other, each token by token from its beginning."""
+    for choice in choices:
+        for num_generated in range(len(choice) + 1):
+            compare_choices(function, [list(each) for each in choices], choice[:num_generated])
+
+
+def check_one_choice(function: Callable, bench: Bench) -> None:
+    """One choice: its tokens one by one, then EOS"""
+    walk(function, [7, 8, 9])
+
+
+def check_alike(function: Callable, bench: Bench) -> None:
+    """Choices that begin alike, and choices that meet again"""
+    walk(function, [7, 8, 9], [7, 8, 4], [3, 8, 5], [6, 1, 9, 4])
+
+
+def check_beginning_of_another(function: Callable, bench: Bench) -> None:
+    """One choice is the beginning of another: the output may end, and may go on"""
+    walk(function, [7], [7, 8], [7, 8, 9, 5], [3])
+
+
+def check_twice(function: Callable, bench: Bench) -> None:
+    """A token twice in a choice, a choice twice, and token 0"""
+    walk(function, [5, 6, 5, 7], [5, 5], [0, 5, 0, 0], [5, 5])
+
+
+def check_random_choices(function: Callable, bench: Bench) -> None:
+    """100 random sets of choices"""
+    rng = random.Random(8)
+    for _ in range(100):
+        walk(
+            function, *([rng.choice((0, 1, 3, 4)) for _ in range(rng.randint(1, 5))] for _ in range(rng.randint(1, 6)))
+        )
+
+
+TEXTS = [" a red boat", " a red boat in the fog", " a boat", " the lazy dog", " gulls"]  # the first begins the second
+LONG_TEXTS = [" two gulls circled above a red boat", " two gulls jumps over the quick brown fox in the fog"]
+SHORT_PROMPTS = ["the dog", "a boat", "the fox", "red"]
+
+
+def choose(texts: list[str], **options: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=StructuredOutputsParams(choice=texts), max_tokens=24, **options)
+
+
+def chosen(bench: Bench, texts: list[str], completion: CompletionOutput) -> int:
+    """Which of the texts was generated. Raises Wrong if none was."""
+    tokenizer = bench.llm.get_tokenizer()
+    token_ids = completion.token_ids
+    if token_ids and token_ids[-1] in bench.llm.engine.model_config.eos_token_ids:
+        token_ids = token_ids[:-1]
+    choices = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    if token_ids not in choices or completion.finish_reason != "stop":
+        hint = (
+            f"the engine generates what is none of the choices {texts}, finish_reason {completion.finish_reason!r}. "
+            "It asks about several sequences in turn: does anything stay from one call to the next?"
+        )
+        raise Wrong(hint, expected=choices, got=f"{token_ids}, {tokenizer.decode(token_ids)!r}")
+    return choices.index(token_ids)
+
+
+def check_choices_generate(function: Callable, bench: Bench) -> None:
+    """A model gives one of the choices: greedy, sampled, four samples of one request, others beside it"""
+    params = [choose(TEXTS, temperature=0), choose(TEXTS, n=4, seed=1, temperature=1.5), choose(TEXTS[2:], seed=2)]
+    for output, p in zip(bench.llm.generate(PROMPTS, params, False), params, strict=True):
+        assert p.structured_outputs is not None and p.structured_outputs.choice is not None
+        for completion in output.outputs:
+            chosen(bench, p.structured_outputs.choice, completion)
+
+
+def share_of_each(bench: Bench, prompt: str, texts: list[str], temperature: float) -> list[float]:
+    """By theory: at each step the softmax over what is allowed, multiplied along the way."""
+    tokenizer, next_logits = bench.llm.get_tokenizer(), next_logits_of(bench.llm)
+    prompt_ids, eos = tokenizer(prompt).input_ids, min(bench.llm.engine.model_config.eos_token_ids)
+    choices = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    shares = []
+    for choice in choices:
+        share = 1.0
+        for at, token_id in enumerate([*choice, eos]):
+            allowed = sorted(exact_allowed(choices, choice[:at], eos))
+            if len(allowed) > 1:
+                probs = (next_logits(prompt_ids + choice[:at])[allowed] / temperature).softmax(-1)
+                share *= float(probs[allowed.index(token_id)])
+        shares.append(share)
+    return shares
+
+
+def check_renormalised(function: Callable, bench: Bench) -> None:
+    """128 samples: how often each choice comes is what the softmax makes of the logits that are left"""
+    prompt, n, temperature = PROMPTS[1], 128, 2.0
+    shares = share_of_each(bench, prompt, TEXTS, temperature)
+    [output] = bench.llm.generate([prompt], [choose(TEXTS, n=n, seed=4, temperature=temperature)], False)
+    counts = Counter(chosen(bench, TEXTS, completion) for completion in output.outputs)
+    if (fit := compare(counts, shares)).chance < 1e-5:
+        hint = f"{n} samples of {TEXTS}: chi-square {fit.chi_square:.0f} with {fit.freedom} degrees of freedom"
+        raise Wrong(hint, expected=[round(n * share) for share in shares], got=[counts[i] for i in range(len(TEXTS))])
+
+
+def check_choices_preempted(function: Callable, bench: Bench) -> None:
+    """Preempted: the tokens that are there already count, and the answer is the same as alone"""
+    sizes = {"max_model_len": 40, "max_num_seqs": 4, "num_gpu_blocks_override": 5, "block_size": 8}
+    llm = LLM(bench.model, dtype="float32", **sizes)
+    params = [choose(LONG_TEXTS, seed=seed, temperature=1.5) for seed in range(len(SHORT_PROMPTS))]
+    alone = [generate_in_order(llm, [prompt], [p])[0] for prompt, p in zip(SHORT_PROMPTS, params, strict=True)]
+    with preemptions_watched() as preempted:
+        together = generate_in_order(llm, SHORT_PROMPTS, params)
+    assert preempted, "the pool of this check is too large"
+    for ours, theirs in zip(alone, together, strict=True):
+        expected, got = (chosen(bench, LONG_TEXTS, output.outputs[0]) for output in (ours, theirs))
+        if expected != got:
+            hint = f"{ours.prompt!r} gets another choice among others, some preempted, than alone"
+            raise Wrong(hint, expected=LONG_TEXTS[expected], got=LONG_TEXTS[got])
+
+
 TASKS = [
     Task(
         "keep_top_p",
@@ -550,6 +732,21 @@ TASKS = [
             check_no_seed,
             check_distribution,
             check_draw_generates,
+        ),
+    ),
+    Task(
+        "allowed_tokens",
+        "A mask is one more thing that happens to logits",
+        use_choices,
+        (
+            check_one_choice,
+            check_alike,
+            check_beginning_of_another,
+            check_twice,
+            check_random_choices,
+            check_choices_generate,
+            check_renormalised,
+            check_choices_preempted,
         ),
     ),
 ]

@@ -1,8 +1,9 @@
 """Exercises of chapter 8. Edit this file, then:  python -m chapters check 8
 
-Each function works in the real sampler while it is checked, row by row: keep_top_p and min_p_probs in place of the
-engine's filters, draw in place of its noise and its choice. At last a model generates with it. Use torch, or turn the
-tensors into lists (.tolist()) and use plain Python: both are fast enough here.
+The first three functions work in the real sampler while they are checked, row by row: keep_top_p and min_p_probs in
+place of the engine's filters, draw in place of its noise and its choice. Use torch, or turn the tensors into lists
+(.tolist()) and use plain Python: both are fast enough here. allowed_tokens says which tokens a mask lets pass, and has
+to do with lists alone. At last a model generates with each of the four.
 """
 
 import hashlib  # noqa: F401 (you may need it)
@@ -86,5 +87,31 @@ def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
     stay as they are. u itself is yours: it need not be the engine's.
 
     Example: a row [0.2, 0.0, 0.2] gives token 0 where u is below 0.5, and token 2 otherwise.
+    """
+    raise NotImplementedError
+
+
+def allowed_tokens(choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
+    """Which tokens may come next, so that the output becomes exactly one of the choices? (In place of llguidance.)
+
+    choices: one or more lists of token ids, none empty, none with eos_token_id in it. Some may begin alike, one may be
+    the beginning of another, and one may be there twice.
+
+    generated: the output so far. It is empty, or the beginning of at least one choice, or one whole: whatever else your
+    mask has prevented.
+
+    Return a list of token ids, in any order; twice the same does no harm:
+
+    - of each choice that begins with `generated` and is longer, the token that comes next in it;
+    - eos_token_id, if `generated` is a whole choice: the output may end here. (Where nothing but EOS may come, the
+      engine ends the sequence by itself.)
+
+    No other token, and never an empty list.
+
+    The function is asked about many sequences in turn, about each one several times, and by a thread; so keep nothing
+    between two calls. choices and generated stay as they are.
+
+    Example: choices [[7, 8], [7, 9, 4], [7]], EOS 2. After [] comes 7. After [7] come 8, 9 and 2. After [7, 9] comes 4,
+    and after [7, 8] comes 2.
     """
     raise NotImplementedError

@@ -32,3 +32,9 @@ def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
         # right=True: the first that is larger, never one that is equal because it adds nothing.
         token_ids.append(int(torch.searchsorted(cumulative, u * cumulative[-1], right=True)))
     return token_ids
+
+
+def allowed_tokens(choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
+    at = len(generated)
+    fitting = [choice for choice in choices if choice[:at] == generated]
+    return [choice[at] if len(choice) > at else eos_token_id for choice in fitting]

@@ -218,7 +218,7 @@ class Scheduler:
             if token_id in params.stop_token_ids:  # type: ignore[operator]
                 return "stop", token_id
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
-            return "stop", None
+            return "abort" if seq.grammar.error else "stop", None
         if seq.num_generated_tokens == params.max_tokens or len(seq.tokens) >= self.max_model_len:
             return "length", None
         return None, None

@@ -18,6 +18,9 @@ KEY = 'f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}"'
 U = '(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53'
 CHOICE = "torch.searchsorted(cumulative, u * cumulative[-1], right=True)"
 
+NEXT = "[choice[at] if len(choice) > at else eos_token_id for choice in fitting]"
+FITTING = "fitting = [choice for choice in choices if choice[:at] == generated]"
+
 WRONG = {
     "keep_top_p": [
         Edit(
@@ -254,6 +257,95 @@ WRONG = {
             "row.cumsum(0)",
             "row.sort(descending=True).values.cumsum(0)",
             "probability 0 was taken",
+        ),
+    ],
+    "allowed_tokens": [
+        Edit(
+            "never_ends",
+            NEXT,
+            "[choice[at] for choice in fitting if len(choice) > at]",
+            "Where a choice is complete, EOS may come",
+        ),
+        Edit(
+            "ends_only_where_nothing_else_comes",
+            f"return {NEXT}",
+            "return [choice[at] for choice in fitting if len(choice) > at] or [eos_token_id]",
+            "the output is a whole choice and may end: EOS is missing",
+        ),
+        Edit(
+            "ends_as_soon_as_it_can",
+            FITTING,
+            f"""
+            if generated in choices:
+                return [eos_token_id]
+            {FITTING}
+            """,
+            "the output may also go on",
+        ),
+        Edit("may_always_end", "for choice in fitting]", "for choice in fitting] + [eos_token_id]", "in the middle of"),
+        Edit("runs_past_the_end", "choice[at] if len(choice) > at else eos_token_id", "choice[at]", "IndexError"),
+        Edit("the_first_that_fits", "for choice in fitting]", "for choice in fitting[:1]]", "several choices begin"),
+        Edit(
+            "the_place_alone",
+            "if choice[:at] == generated",
+            "if len(choice) >= at",
+            "in a choice that begins otherwise",
+        ),
+        Edit(
+            "the_newest_token_alone",
+            "if choice[:at] == generated",
+            "if choice[at - 1 : at] == generated[-1:] or not generated",
+            "in a choice that begins otherwise",
+        ),
+        Edit(
+            "the_same_tokens_in_any_order",
+            "choice[:at] == generated",
+            "sorted(choice[:at]) == sorted(generated)",
+            "in a choice that begins otherwise",
+        ),
+        Edit(
+            "behind_the_first_such_token",
+            "choice[at] if len(choice) > at else eos_token_id",
+            "(choice + [eos_token_id])[choice.index(generated[-1]) + 1 if generated else 0]",
+            "and not next in it",
+        ),
+        Edit(
+            "all_that_is_left_of_a_choice",
+            NEXT,
+            "[token_id for choice in fitting for token_id in choice[at:] or [eos_token_id]]",
+            "and not next in it",
+        ),
+        Edit(
+            "skips_token_0",
+            f"return {NEXT}",
+            "return [token_id for choice in fitting if (token_id := (choice + [eos_token_id])[at])]",
+            "several choices begin",
+        ),
+        Edit(
+            "a_set",
+            NEXT,
+            "{choice[at] if len(choice) > at else eos_token_id for choice in fitting}",
+            "return a list of token ids",
+        ),
+        Edit(
+            "throws_choices_away",
+            FITTING,
+            """
+            for choice in list(choices):
+                if choice[:at] != generated:
+                    choices.remove(choice)
+            fitting = choices
+            """,
+            "choices and generated must stay as they are",
+        ),
+        Edit(
+            "keeps_what_still_fits",
+            FITTING,
+            """
+            kept = allowed_tokens.kept if generated else choices  # what the last call left, of whatever sequence
+            fitting = allowed_tokens.kept = [choice for choice in kept if choice[at - 1 : at] == generated[-1:]]
+            """,
+            "does anything stay from one call to the next?",
         ),
     ],
 }
