@@ -1,7 +1,9 @@
 """Tensor parallelism on gloo ranks: the same tokens, a share of the memory each, and no rank that outlives trouble."""
 
+import math
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -10,6 +12,7 @@ import pytest
 from processes import LIMIT_S
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import parallel
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
@@ -27,6 +30,12 @@ def tokens_of(llm: LLM) -> list[list[int]]:
     outputs = [output for _ in ("cold", "warm") for output in llm.generate(make_prompts(), greedy)]
     outputs += llm.generate(make_prompts()[:2], random_ones)
     assert all(len(entries) >= 2 for output in outputs[-2:] for entries in output.outputs[0].logprobs)
+    grammar = StructuredOutputsParams(regex="[a-z]{3}[0-9]{2,9}")
+    masked = SamplingParams(temperature=1.0, seed=5, n=2, prompt_logprobs=0, structured_outputs=grammar)
+    outputs += llm.generate(make_prompts()[:3], masked)
+    for output in outputs[-3:]:
+        assert re.fullmatch("[a-z]{3}[0-9]{0,9}", output.outputs[1].text) and len(output.prompt_logprobs) > 17
+        assert all(math.isfinite(entry.logprob) for row in output.prompt_logprobs[1:] for entry in row.values())
     return [output.outputs[0].token_ids for output in outputs]
 
 

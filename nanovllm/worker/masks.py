@@ -62,7 +62,7 @@ class Masks:
         if self.pending is not None:
             added = _unpack(to_device(self.pending.wait(), logits.device))[:, : logits.shape[1]]
             for row, values in zip(self.grammar_rows, added, strict=True):
-                logits[row] += values
+                logits[row].add_(values)
 
     def apply(self, logits: Tensor) -> None:
         for row, token_ids in self.allowed:
