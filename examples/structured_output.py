@@ -32,11 +32,10 @@ def record(**properties: Any) -> dict[str, Any]:
 QUESTIONS = {
     "What is the name of the cafe?": record(cafe=NAME),
     "What languages does the audio guide speak?": record(
-        languages={"type": "array", "items": LANGUAGE, "minItems": 1, "maxItems": 8}
+        languages={"type": "array", "items": LANGUAGE, "minItems": 1, "maxItems": 6}
     ),
     "How many steps does the tower have?": record(steps=NUMBER),
-    "When was the fishing boat Clara built?": record(ship=NAME, built=NUMBER),
-    "In which year was the rope factory built?": record(year=NUMBER),
+    "When was the fishing boat Clara built?": record(ship=NAME, year=NUMBER),
     "On which day of the week is the museum closed?": {"enum": ["Monday", "Tuesday", "Thursday", "Sunday"]},
 }
 
@@ -51,11 +50,12 @@ def extract(llm: LLM, console: Console) -> None:
     free = SamplingParams(temperature=0, max_tokens=48)
     fitting = [free.clone() for _ in QUESTIONS]
     for params, schema in zip(fitting, QUESTIONS.values(), strict=True):
+        params.max_tokens = 160  # more than the longest text that fits has tokens: an answer that is cut is not JSON
         params.structured_outputs = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
 
     table = Table("answer in plain words", "as JSON, free", "as JSON, with its schema", show_lines=True)
     for answer, loose, tight in zip(answers, llm.chat(chats, free), llm.chat(chats, fitting), strict=True):
-        data = json.loads(tight.outputs[0].text)  # never fails
+        data = json.loads(tight.outputs[0].text)  # never fails: see max_tokens
         table.add_row(answer, loose.outputs[0].text, json.dumps(data, ensure_ascii=False))
     console.print(table)
     console.print("The right column is data: each value fits its schema. Whether it is true is up to the model.")
@@ -63,7 +63,7 @@ def extract(llm: LLM, console: Console) -> None:
 
 def measure_cost(llm: LLM, console: Console) -> None:
     person = record(
-        name=NAME, born=NUMBER, languages={"type": "array", "items": LANGUAGE, "minItems": 1, "maxItems": 8}
+        name=NAME, born=NUMBER, languages={"type": "array", "items": LANGUAGE, "minItems": 1, "maxItems": 6}
     )
     people = record(people={"type": "array", "items": person, "minItems": 100})
     prompts = [f"Person {i} as JSON:" for i in range(32)]

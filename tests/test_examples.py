@@ -85,3 +85,9 @@ def test_tensor_parallel(run):
     out = run("tensor_parallel.py")
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3
     assert "61 times 2,304" in out and out.count("16,384") == 3
+
+
+def test_structured_output(run, short_demo_in_float32):
+    """Four of thirty layers say nothing sensible; the right column is data all the same."""
+    out = run("structured_output.py", str(short_demo_in_float32))
+    assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))

@@ -63,6 +63,16 @@ def test_outputs(llm, name):
     assert_same_logprobs(entries(output.prompt_logprobs), expected["prompt_logprobs"])
 
 
+def test_cached_tokens(llm):
+    """A prompt whose logprobs are asked for is computed anew, and those after it find its blocks all the same."""
+    names = ["a long prompt", "a long prompt again", "a long prompt again, prompt_logprobs"]
+    llm.reset_prefix_cache()
+    for name in names:
+        prompt, given = cases.GENERATE[name]
+        [output] = llm.generate([prompt], SamplingParams(temperature=0.0, **given), use_tqdm=False)
+        assert output.num_cached_tokens == RECORDED["outputs"][name]["cached"]
+
+
 @pytest.mark.parametrize("name", cases.CHAT)
 def test_prompts_of_chats(llm, name):
     messages, options = cases.CHAT[name]
