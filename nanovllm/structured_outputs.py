@@ -56,7 +56,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
-        self._compiled: tuple[Any, Any] = None, None  # the newest: samples of a request and lines of a job share it
+        self._compiled: tuple[str, Any] = "", None  # the newest: samples of a request and lines of a job share it
 
     @cached_property
     def _llg_tokenizer(self) -> Any:
@@ -66,7 +66,7 @@ class GrammarCompiler:
         try:
             return llguidance.hf.from_tokenizer(self.tokenizer, self.vocab_size, eos_token=self.eos_token_ids)
         except Exception as error:
-            raise ValueError(f"structured outputs do not work with this checkpoint's tokenizer: {error}") from error
+            raise ValueError(f"this checkpoint's tokenizer does not suit llguidance: {error}") from error
 
     def compile(self, params: StructuredOutputsParams) -> "Grammar":
         """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
@@ -74,18 +74,20 @@ class GrammarCompiler:
             import llguidance
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
-        known, matcher = self._compiled
-        if known != params:
-            try:
-                matcher = llguidance.LLMatcher(self._llg_tokenizer, _source(params), log_level=0)
-                problem = matcher.get_error()
-                matcher.compute_bitmask()  # finds out that there is no first token
-                problem = problem or ("no text fits it" if matcher.is_error() else "")
-            except ValueError as error:  # of what turns it into llguidance's form
-                problem = str(error)
-            if problem:
-                raise ValueError(f"structured outputs: {_kind(params)} cannot be used: {problem.strip()[:2000]}")
-            self._compiled = params, matcher
+        try:
+            source = _source(params)
+            known, matcher = self._compiled
+            if source != known:
+                matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0)
+                if error := matcher.get_error():
+                    raise ValueError(error)
+                matcher.compute_bitmask()
+                if matcher.is_error():
+                    raise ValueError("no text fits it: there is no first token")
+                self._compiled = source, matcher
+        except ValueError as problem:
+            kind = next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
+            raise ValueError(f"structured outputs: {kind} cannot be used: {str(problem).strip()[:2000]}") from None
         return Grammar(matcher.deep_copy(), self.vocab_size, self.eos_token_ids)
 
 
@@ -120,10 +122,6 @@ class Grammar:
             known = []
         self._matcher.consume_tokens(token_ids[len(known) :])
         self._token_ids = list(token_ids)
-
-
-def _kind(params: StructuredOutputsParams) -> str:
-    return next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
 
 
 def _source(params: StructuredOutputsParams) -> str:

@@ -6,6 +6,7 @@ flash-attn, test_cuda_kernels.py the choice between them, and test_cuda_graphs.p
 
 import importlib.util
 import random
+import re
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from checkpoints import reference_logits
 from test_model import logits_of
 from test_parity import check, greedy, make_prompts
 
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams
+from nanovllm.sampling_params import StructuredOutputsParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -49,6 +51,20 @@ def test_greedy_matrix(checkpoint, setting, block_size, optimizations):
     for _ in ("cold", "warm"):
         for batch in [[prompt] for prompt in prompts[:4]] if setting == "alone" else [prompts]:
             check(llm, checkpoint(), batch)
+
+
+@pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
+def test_masks_and_prompt_logprobs(checkpoint, optimizations):
+    """On a CPU: test_structured_outputs.py, test_vllm_surface.py."""
+    llm = LLM(str(checkpoint()), dtype="float32", optimizations=optimizations, num_gpu_blocks_override=64)
+    prompt = random.Random(3).choices(range(10, 300), k=40)
+    fitting = StructuredOutputsParams(regex="[a-z]{3}[0-9]{2,5}")
+    params = SamplingParams(n=4, max_tokens=12, prompt_logprobs=0, structured_outputs=fitting, bad_words=["a"])
+    [output] = llm.generate([prompt], params)
+    assert all(re.fullmatch("[b-z]{3}[0-9]{0,5}", completion.text) for completion in output.outputs)
+    expected = reference_logits(checkpoint(), prompt).log_softmax(-1)[range(39), prompt[1:]].tolist()
+    found = [row[token_id].logprob for row, token_id in zip(output.prompt_logprobs[1:], prompt[1:], strict=True)]
+    assert found == pytest.approx(expected, abs=1e-3)
 
 
 @needs_flash_attn

@@ -119,6 +119,26 @@ def test_values_that_mean_no(llm):
     assert answer(llm, line(prompt=FOX, max_tokens=2, **extra)).error is None
 
 
+def test_answers_that_fit_a_schema(llm):
+    point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    asked = {"type": "json_schema", "json_schema": {"name": "point", "schema": point, "strict": True}}
+    body = answer(llm, line(prompt=FOX, max_tokens=60, n=3, seed=1, response_format=asked)).body
+    assert all(json.loads(choice["text"]) in ({"x": 1}, {"x": 2}) for choice in body["choices"])
+    body = answer(llm, line(url=CHAT, messages=USER, max_tokens=200, response_format={"type": "json_object"})).body
+    [choice] = body["choices"]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    body = answer(llm, line(prompt=FOX, structured_outputs={"choice": ["red", "blue"]})).body
+    assert body["choices"][0]["text"] in ("red", "blue") and body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_messages_are_translated_as_by_chat(llm):
+    messages = [{"role": "developer", "content": ["Be", {"type": "text", "text": "brief."}]}, *USER]
+    body = answer(llm, line(url=CHAT, messages=messages, max_tokens=4, temperature=0)).body
+    [expected] = llm.chat(messages, SamplingParams(max_tokens=4, temperature=0))
+    assert body["choices"][0]["message"]["content"] == expected.outputs[0].text
+    assert expected.prompt.startswith("<|im_start|>system\nBe\nbrief.<|im_end|>")
+
+
 def test_several_prompts(llm):
     body = answer(llm, line(prompt=["the quick", [5, 6, 7]], n=2, max_tokens=3, temperature=0)).body
     expected = llm.generate(["the quick", [5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, n=2))
@@ -210,9 +230,10 @@ BAD_LINES = [
     (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "parts of type text"),
     (line(prompt=FOX, echo=True), "echo=True asks for the prompt in the answer"),
     (line(url=CHAT, messages=USER, tools=[{"type": "function"}]), "calls of tools are not read out of answers"),
+    (line(url=CHAT, messages=USER, tool_choice="required"), "calls of tools are not read out of answers"),
     (line(prompt=FOX, response_format={"type": "xml"}), "response_format must be of type text, json_object or"),
     (line(prompt=FOX, response_format={"type": "json_schema"}), "needs a json_schema with a schema"),
-    (line(prompt=FOX, structured_outputs={"regex": "("}), "the regex cannot be used"),
+    (line(prompt=FOX, structured_outputs={"regex": "("}), "regex cannot be used"),
     (line(prompt=FOX, structured_outputs={"regex": "a", "choice": ["a"]}), "found regex and choice"),
     (line(prompt=FOX, structured_outputs=[]), "structured_outputs must be an object"),
     (line(url=CHAT, messages=USER, logprobs=3), "logprobs of a chat must be true or false"),

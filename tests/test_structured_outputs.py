@@ -156,6 +156,14 @@ def test_what_cannot_be_used_is_an_error_at_the_request(llm, kinds, text):
     assert not llm.engine.has_unfinished_requests() and llm.engine.scheduler.num_preemptions == 0
 
 
+def test_a_schema_that_is_changed_after_its_first_use(llm):
+    choice = ["red"]
+    params = structured(choice=choice)
+    assert llm.generate([[5]], params)[0].outputs[0].text == "red"
+    choice[0] = "green"
+    assert llm.generate([[5]], params)[0].outputs[0].text == "green"
+
+
 def test_a_schema_too_deep(llm):
     schema: dict = {"type": "null"}
     for _ in range(100):

@@ -7,8 +7,8 @@ from enum import Enum
 
 import pytest
 import torch
+from checkpoints import reference_logits
 from errors import expect
-from transformers import AutoModelForCausalLM
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.config import EngineConfig
@@ -161,9 +161,7 @@ def test_all_logprobs(llm):
 
 
 def expected_prompt_logprobs(folder, token_ids) -> list[float]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        logprobs = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    logprobs = reference_logits(folder, token_ids).log_softmax(-1)
     return logprobs[range(len(token_ids) - 1), token_ids[1:]].tolist()
 
 

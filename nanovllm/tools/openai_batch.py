@@ -268,7 +268,8 @@ def _read_body(
         logprobs = body.get("top_logprobs", 0) if logprobs else None
         if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
             raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
-        if body.get("tools") and body.get("tool_choice") != "none":
+        choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+        if choice != "none" and (body.get("tools") or choice != "auto"):
             raise ValueError("calls of tools are not read out of answers; tool_choice 'none' shows tools to the model")
         options = {name: body[name] for name in CHAT_OPTIONS if name in body}
         messages: Any = body.get("messages")
