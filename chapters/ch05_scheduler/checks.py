@@ -115,12 +115,14 @@ def order(function: Any, bench: Bench) -> None:
 
 
 def minimum(function: Any, bench: Bench) -> None:
-    """before min_tokens nothing stops it, from then on everything does"""
-    hint = "fewer than min_tokens are generated: neither EOS nor a stop token id may end it"
+    """the first min_tokens do not stop it, from then on everything does"""
+    hint = "it is one of the first min_tokens: neither EOS nor a stop token id may end it"
     expect_reason(function, (None, None), hint, EOS, 3, max_tokens=8, min_tokens=4)
     expect_reason(function, (None, None), hint, 7, 3, max_tokens=8, min_tokens=4, stop_token_ids=[7])
-    hint = "with exactly min_tokens generated, EOS may end it"
-    expect_reason(function, ("stop", None), hint, EOS, 4, max_tokens=8, min_tokens=4)
+    hint = "the last of the first min_tokens may not end it either"
+    expect_reason(function, (None, None), hint, EOS, 4, max_tokens=8, min_tokens=4)
+    hint = "min_tokens have come before it: EOS may end it"
+    expect_reason(function, ("stop", None), hint, EOS, 5, max_tokens=8, min_tokens=4)
     hint = "min_tokens holds back the stops, never a length"
     limits: dict = {"min_tokens": 18, "max_model_len": 20}
     expect_reason(function, ("length", None), hint, 7, 14, max_tokens=None, **limits)

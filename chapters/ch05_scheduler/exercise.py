@@ -15,13 +15,14 @@ def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[s
     it. Change nothing; answer (finish_reason, stop_reason), by the first rule that applies:
 
     - ("stop", None) when token_id is in scheduler.eos_token_ids, unless params.ignore_eos;
-    - ("stop", token_id) when token_id is in params.stop_token_ids (a tuple, maybe empty);
+    - ("stop", token_id) when token_id is in params.stop_token_ids (a list, maybe empty);
     - ("length", None) when seq.num_generated_tokens has reached params.max_tokens (an int, or None for no limit), or
       when seq.tokens, prompt and output together, has reached scheduler.max_model_len tokens;
     - (None, None) when it goes on.
 
-    The two "stop" rules do not apply while the sequence has fewer than params.min_tokens generated tokens. With exactly
-    min_tokens they do. The "length" rule always applies. `params` is seq.sampling_params.
+    The two "stop" rules do not apply to the first params.min_tokens generated tokens: what stops a sequence comes after
+    them. The "length" rule always applies. `params` is seq.sampling_params. (A request whose answer has to fit a grammar
+    ends by that, too; chapter 8. Here there is none.)
 
     Example: eos_token_ids {2}, max_tokens 8. Given token 7 as its third token: (None, None); given token 2: ("stop",
     None); given token 7 as its eighth: ("length", None); given token 2 as its eighth: ("stop", None).

@@ -270,7 +270,7 @@ def _endings(story: Story) -> None:
         ("EOS", [11, EOS], {}),
         ("ignore_eos=True, max_tokens=4", [11, EOS], {"ignore_eos": True, "max_tokens": 4}),
         ("stop_token_ids=[99]", [11, 12, 99], {"stop_token_ids": [99]}),
-        ("min_tokens=3", [EOS, EOS, EOS, EOS], {"min_tokens": 3}),
+        ("min_tokens=2", [EOS, EOS, EOS, EOS], {"min_tokens": 2}),
         ("EOS is the last one allowed", [11, EOS], {"max_tokens": 2}),
         ("max_model_len=12", list(range(11, 30)), {}),
     ]

@@ -6,7 +6,7 @@ from nanovllm.core.sequence import Sequence, SequenceStatus
 
 def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
     params = seq.sampling_params
-    if seq.num_generated_tokens >= params.min_tokens:
+    if seq.num_generated_tokens > params.min_tokens:
         if token_id in scheduler.eos_token_ids and not params.ignore_eos:
             return "stop", None
         if token_id in params.stop_token_ids:  # type: ignore[operator]

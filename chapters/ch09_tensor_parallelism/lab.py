@@ -292,9 +292,9 @@ def tell_messages(story: Story, world: World) -> None:
     answers: list[list] = []
     ask = world.ranks._ask
 
-    def overhear(*message: Any) -> list:
+    def overhear(*message: Any, late: Any = None) -> list:
         sent.append(message)
-        answers.append(ask(*message))
+        answers.append(ask(*message, late=late))
         return answers[-1]
 
     add(world.several, PROMPT, 1)

@@ -7,15 +7,21 @@ WRONG = {
         Edit("names_eos", 'return "stop", None', 'return "stop", token_id', "is no stop_reason"),
         Edit(
             "no_min_tokens",
-            "if seq.num_generated_tokens >= params.min_tokens:",
+            "if seq.num_generated_tokens > params.min_tokens:",
             "if True:",
-            "fewer than min_tokens are generated",
+            "one of the first min_tokens",
+        ),
+        Edit(
+            "min_tokens_one_too_few",
+            "> params.min_tokens",
+            ">= params.min_tokens",
+            "the last of the first min_tokens",
         ),
         Edit(
             "min_tokens_one_too_many",
-            ">= params.min_tokens",
             "> params.min_tokens",
-            "with exactly min_tokens generated",
+            "> params.min_tokens + 1",
+            "min_tokens have come before it",
         ),
         Edit(
             "one_token_too_many",
@@ -50,7 +56,7 @@ WRONG = {
             "params = seq.sampling_params",
             """
             params = seq.sampling_params
-            if seq.num_generated_tokens < params.min_tokens:
+            if seq.num_generated_tokens <= params.min_tokens:
                 return None, None
             """,
             "never a length",
