@@ -20,9 +20,9 @@ def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[s
       when seq.tokens, prompt and output together, has reached scheduler.max_model_len tokens;
     - (None, None) when it goes on.
 
-    The two "stop" rules do not apply to the first params.min_tokens generated tokens: what stops a sequence comes after
-    them. The "length" rule always applies. `params` is seq.sampling_params. (A request whose answer has to fit a grammar
-    ends by that, too; chapter 8. Here there is none.)
+    The two "stop" rules do not apply to the first params.min_tokens generated tokens: what stops a sequence comes
+    after them. The "length" rule always applies. `params` is seq.sampling_params. (An answer that has to fit a grammar
+    ends by that, too: chapter 8. Here there is none.)
 
     Example: eos_token_ids {2}, max_tokens 8. Given token 7 as its third token: (None, None); given token 2: ("stop",
     None); given token 7 as its eighth: ("length", None); given token 2 as its eighth: ("stop", None).

@@ -12,10 +12,7 @@ WRONG = {
             "one of the first min_tokens",
         ),
         Edit(
-            "min_tokens_one_too_few",
-            "> params.min_tokens",
-            ">= params.min_tokens",
-            "the last of the first min_tokens",
+            "min_tokens_one_too_few", "> params.min_tokens", ">= params.min_tokens", "the last of the first min_tokens"
         ),
         Edit(
             "min_tokens_one_too_many",
