@@ -135,7 +135,7 @@ class LLMEngine:
 
         stream: step() then returns an output for the request after every step that gave it a token.
         """
-        accepted(neutral, (), "generate")
+        accepted(neutral, ("request_id", "prompt", "params", "stream"), "generate")
         return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:

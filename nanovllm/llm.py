@@ -62,7 +62,7 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        accepted(neutral, (), "generate")
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm"), "generate")
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
         pairs = list(zip(prompt_list, params_list, strict=True))
