@@ -234,6 +234,23 @@ def test_first_of_two_ids_wins_after_a_crash(job):
         assert job.answers()["1"][2] is None and "that of line 1" in job.answers()["2"][2]["message"]
 
 
+def test_options_that_change_answers_are_part_of_the_model(broken, tmp_path):
+    (tmp_path / "generation_config.json").write_text("{}")
+    options = [
+        {},
+        {"seed": 1},
+        {"hf_overrides": {"rope_theta": 5.0}},
+        {"load_format": "dummy"},
+        {"tokenizer": str(broken)},
+        {"generation_config": "vllm"},
+        {"generation_config": str(tmp_path)},
+    ]
+    configs = [EngineConfig(model=str(broken), **given) for given in options]
+    seen = {hash_model(broken, config) for config in configs}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 2.0}')
+    assert len(seen | {hash_model(broken, configs[-1])}) == len(options) + 1
+
+
 def test_served_model_name(job):
     job.write([line("a", prompt=FOX, max_tokens=1, model="gpt-4o")])
     assert job.run("--served-model-name", "mine", "gpt-4o") == 0

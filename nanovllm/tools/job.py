@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -70,10 +71,25 @@ class Job:
 
 
 def hash_model(directory: Path, config: EngineConfig) -> str:
-    """Of name, size and time of each file of a checkpoint, of what the small ones hold and of parts of every tensor."""
-    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed},{config.quantization}".encode())
+    """Of name, size and time of each file of a checkpoint, of what the small ones hold and of parts of every tensor.
+
+    And of the options that change answers; of other places that they name, the small files.
+    """
+    names = ("tokenizer", "load_format", "hf_overrides", "generation_config")
+    changed = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(EngineConfig, name)}
+    digest = xxhash.xxh3_64(f"{config.dtype},{config.seed},{config.quantization}{changed or ''}".encode())
+    _hash_files(digest, directory)
+    for place in (config.tokenizer, config.generation_config):
+        if place is not None and Path(place).is_dir():
+            _hash_files(digest, Path(place), with_weights=False)
+    return digest.hexdigest()
+
+
+def _hash_files(digest: Any, directory: Path, with_weights: bool = True) -> None:
     paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
     for path in (path for path in paths if path.suffix in MODEL_SUFFIXES and path.is_file()):
+        if path.suffix in WEIGHTS and not with_weights:
+            continue
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             digest.update(b"%s,%d,%d;" % (os.fsencode(path.relative_to(directory)), stat.st_size, stat.st_mtime_ns))
@@ -84,7 +100,6 @@ def hash_model(directory: Path, config: EngineConfig) -> str:
                 step = max((end - start) // TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES)
                 for offset in (*range(start, end, step), max(start, end - TENSOR_SAMPLE_BYTES)):
                     digest.update(os.pread(file.fileno(), min(TENSOR_SAMPLE_BYTES, end - offset), offset))
-    return digest.hexdigest()
 
 
 def _parts(path: Path, fd: int, size: int) -> list[tuple[int, int]]:

@@ -195,7 +195,7 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
         raise ValueError(f"{output_file} cannot be the output: name a file of its own")
     if not output_file.parent.is_dir():
         raise FileNotFoundError(f"{output_file.parent} is not a folder")
-    directory = resolve_checkpoint(config.model)
+    directory = resolve_checkpoint(config.model, config.revision, config.load_format)
     own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
     console = Screen(stderr=True)
