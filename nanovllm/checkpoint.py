@@ -11,7 +11,7 @@ from typing import Any
 
 from nanovllm.option_checks import DTYPES
 from nanovllm.option_checks import PARAMETER_BOUNDS as SAMPLING
-from nanovllm.rope_scaling import read_rope
+from nanovllm.rope_scaling import read_rope, with_overrides
 from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -63,22 +63,23 @@ class ModelConfig:
 
         ValueError for what this engine would compute wrongly.
         """
+        overrides = overrides or {}
+        place = directory if generation_config in ("auto", "vllm") else Path(generation_config)
+        generation_path = place / "generation_config.json"
+        if place is not directory and not generation_path.is_file():
+            raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
+        is_read = generation_config != "vllm" and generation_path.is_file()
+        generation = {n: x for n, x in (read_json(generation_path) if is_read else {}).items() if n not in overrides}
         if directory.is_file():
             from nanovllm.gguf_file import GGUFFile
 
             file = GGUFFile(directory)
-            checked = cls._checked(file.config() | (overrides or {}), {}, directory, directory)
+            checked = cls._checked(with_overrides(file.config(), overrides), generation, directory, generation_path)
             return replace(checked, rope_scaling=checked.rope_scaling | file.rope_divisors(checked.head_dim))
         path = directory / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-        config = {name: found for name, found in (read_json(path) | (overrides or {})).items() if found is not None}
-        place = directory if generation_config == "auto" else Path(generation_config)
-        generation_path = place / "generation_config.json"
-        if generation_config not in ("auto", "vllm") and not generation_path.is_file():
-            raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
-        is_read = generation_config != "vllm" and generation_path.is_file()
-        return cls._checked(config, read_json(generation_path) if is_read else {}, path, generation_path)
+        return cls._checked(with_overrides(read_json(path), overrides), generation, path, generation_path)
 
     @classmethod
     def _checked(

@@ -79,6 +79,8 @@ def plain_messages(messages: Any, knows_developer: bool = False) -> list[dict[st
             known = "a dict with strings 'role' and 'content'"
             raise ValueError(f"message {index} must be {known}, found {shorten(message)}")
         kept = {name: message[name] for name in KEPT if message.get(name) is not None}
+        if not isinstance(kept.get("tool_calls", []), list):
+            raise ValueError(f"message {index}: tool_calls must be a list, found {shorten(kept['tool_calls'])}")
         if message.get("tool_calls"):
             kept["tool_calls"] = [_plain_call(call, index) for call in message["tool_calls"]]
         else:

@@ -30,7 +30,7 @@ class Detokenizer:
     def whole_text(self, token_ids: list[int]) -> str:
         """The text of a sequence that has ended with these tokens."""
         text = self.decode(token_ids)
-        if text.endswith(REPLACEMENT):
+        if text.endswith(REPLACEMENT) or self._was_forced:
             self.restart(token_ids)
             return self.text
         return text
@@ -40,6 +40,7 @@ class Detokenizer:
         self._token_ids: list[int] = []
         self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
         self._read = 0
+        self._was_forced = False  # bytes were shown that might still have become a character
         self._context_text = ""
         self._searched = 0  # no stop string ends before this character
         self.text = ""
@@ -68,6 +69,7 @@ class Detokenizer:
     def _grow(self) -> None:
         window = self.decode(self._token_ids[self._context :])
         undecided = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read < MAX_HELD_TOKENS
+        self._was_forced |= window.endswith(REPLACEMENT) and not undecided
         if undecided or len(window) <= len(self._context_text):
             return
         self.text += window[len(self._context_text) :]

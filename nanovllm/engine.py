@@ -18,7 +18,7 @@ from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, check_token_ids, parse_prompt
 from nanovllm.request import Request, Sample
-from nanovllm.request_checks import bad_word_ids, check_params
+from nanovllm.request_checks import bad_word_ids, check_params, check_request_id
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
 from nanovllm.structured_outputs import GrammarCompiler
@@ -82,10 +82,11 @@ class LLMEngine:
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = False
     ) -> Request:
         """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError."""
+        check_request_id(request_id)
         text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
         check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
         params = check_params(params, self.model_config)
-        bad_words = bad_word_ids(self.tokenizer, params.bad_words)  # type: ignore[arg-type]
+        bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.model_config.vocab_size)  # type: ignore[arg-type]
         samples = []
         for sample_index in range(params.n):
             seq = Sequence(token_ids, params, cache_salt=cache_salt)

@@ -5,12 +5,16 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from nanovllm.tokenizer import TOKENIZER_FILES
+
 WEIGHTS = ["*.safetensors"]
 REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
 
 
 def resolve_tokenizer(name: str) -> Path:
-    """Where the tokenizer's files are: a directory, or where the hub's were downloaded to."""
+    """Where the tokenizer's files are: a directory, a GGUF file, or where the hub's were downloaded to."""
+    if any(os.path.isfile(os.path.join(os.path.expanduser(name), file)) for file in TOKENIZER_FILES):
+        return Path(os.path.expanduser(name))
     return resolve_checkpoint(name, load_format="dummy")
 
 
@@ -26,7 +30,7 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
             raise FileNotFoundError(f"load_format='gguf', and {path} has no *.gguf file, or *.safetensors beside it")
         return gguf_file or path
     exists = os.path.exists(path)
-    if exists and path.suffix == ".gguf":
+    if exists and path.suffix == ".gguf" and load_format != "safetensors":
         return path
     repository, _, quantization = model.partition(":")
     if exists or model.startswith((".", "/", "~")) or repository.count("/") != 1:

@@ -34,7 +34,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.engine = LLMEngine(EngineConfig(model=model, **options))
+        self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._turns = Turns()
         self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
 
@@ -127,10 +127,6 @@ class LLM:
 
     def __getattr__(self, name: str) -> Any:
         raise refused_method(LLM, name)
-
-    @property
-    def llm_engine(self) -> LLMEngine:
-        return self.engine
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer (of transformers)."""

@@ -67,7 +67,7 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
     """An EngineConfig's option in its one form. kind: its type. Raises ValueError."""
     if name in SIZES and isinstance(value, str):
         value = size_of(name, value)
-    if name == "max_model_len" and value == -1:
+    if name == "max_model_len" and isinstance(value, Integral) and value == -1:
         return None
     if name == "dtype":
         value = str(value).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
@@ -99,6 +99,6 @@ def check_parameter(name: str, value: Any, kind: Any) -> Any:
         return bias_of(value)
     if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
         raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
-    if name == "seed" and value == -1:
+    if name == "seed" and isinstance(value, Integral) and value == -1:
         return None
     return check_field(name, value, kind, PARAMETER_BOUNDS)

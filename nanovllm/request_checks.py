@@ -4,8 +4,9 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.prompts import tokenize
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.validation import check_number
+from nanovllm.validation import check_number, shorten
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
@@ -24,6 +25,11 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
     return params
 
 
+def check_request_id(request_id: Any) -> None:
+    if not isinstance(request_id, str | None):
+        raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
+
+
 def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:
     if not params.min_tokens:
         return
@@ -33,16 +39,16 @@ def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> Non
         raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")
 
 
-def bad_word_ids(tokenizer: Any, words: list[str]) -> list[list[int]]:
+def bad_word_ids(tokenizer: Any, words: list[str], vocab_size: int) -> list[list[int]]:
     """The tokens of words that must not be generated, alone and behind a space. Raises ValueError."""
     found: list[list[int]] = []
     for word in words:
-        alone = tokenizer(word.lstrip(), add_special_tokens=False).input_ids
+        alone = tokenize(tokenizer, word.lstrip(), add_special_tokens=False)
         if not alone:
             raise ValueError(f"bad_words: {word!r} has no tokens")
         found.append(alone)
-        behind_space = tokenizer(" " + word.lstrip(), add_special_tokens=False).input_ids
+        behind_space = tokenize(tokenizer, " " + word.lstrip(), add_special_tokens=False)
         # As vLLM: only if the space joins the first token. Otherwise the word alone is found, space or not.
         if behind_space and behind_space[0] != alone[0] and len(behind_space) == len(alone):
             found.append(behind_space)
-    return found
+    return [ids for ids in found if max(ids) < vocab_size]  # what the model has no token for it cannot say

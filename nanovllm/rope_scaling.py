@@ -7,6 +7,7 @@ from typing import Any
 from nanovllm.validation import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 
 ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
+ROPE_FIELDS = {"rope_theta", "rope_scaling", "rope_parameters"}
 FACTOR: Bounds = (Real, MIN_POSITIVE, MAX_POSITIVE)
 LLAMA3 = dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR)
 LLAMA3 |= {"original_max_position_embeddings": (Integral, 1, 2**24)}
@@ -29,3 +30,24 @@ def read_rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         raise ValueError(f"{path}: low_freq_factor of the rotary scaling must be below high_freq_factor")
     return {"rope_type": kind} | rope
+
+
+def with_overrides(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """config.json with other values (`hf_overrides`); None takes a field away.
+
+    Some fields have two spellings, and one of them wins: what is overridden takes the place of both.
+    """
+    config, overrides = dict(config), dict(overrides)
+    if "torch_dtype" in overrides:
+        config.pop("dtype", None)
+    old = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    new = overrides.get("rope_parameters") or overrides.get("rope_scaling") or {}
+    if not isinstance(new, dict):
+        raise ValueError(f"hf_overrides: what scales the rotary embedding must be a dict, found {shorten(new)}")
+    if overrides.keys() & ROPE_FIELDS and isinstance(old, dict):
+        theta = overrides.get("rope_theta") or old.get("rope_theta") or config.get("rope_theta")
+        rope = {**(new or old), **{name: theta for name in ("rope_theta",) if theta and name not in new}}
+        config = {name: value for name, value in config.items() if name not in ROPE_FIELDS}
+        overrides = {name: value for name, value in overrides.items() if name not in ROPE_FIELDS}
+        overrides["rope_parameters"] = rope
+    return {name: value for name, value in (config | overrides).items() if value is not None}

@@ -6,6 +6,7 @@ rejected guess need no word from anybody. `pip install nanovllm[structured]`.
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,6 +16,15 @@ from typing import Any
 from nanovllm.validation import list_of, shorten
 from nanovllm.vllm_names import Named
 
+logger = logging.getLogger("nanovllm")
+
+JSON = "start: %json "
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+# Where a schema has schemas; what else it holds, a const for example, is data.
+SUBSCHEMAS = set(
+    "items prefixItems contains additionalProperties propertyNames allOf anyOf oneOf not if then else".split()
+)
+MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
 
 
@@ -44,8 +54,8 @@ class StructuredOutputsParams(metaclass=Named):
         if len(kinds) != 1:
             found = " and ".join(kinds) or "none"
             raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
-        if self.choice is not None and (not list_of(self.choice, str, "texts", "choice") or "" in self.choice):
-            raise ValueError("choice needs at least one text, and none that is empty")
+        if isinstance(self.choice, str) or "" in list_of(self.choice, str, "texts", "choice") or self.choice == []:
+            raise ValueError(f"choice must be a list of texts, none of them empty, found {shorten(self.choice)}")
         for name in ("regex", "grammar"):
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
@@ -57,6 +67,10 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
         self._compiled: tuple[str, Any] = "", None  # the newest: samples of a request and lines of a job share it
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        return [text for text in self.tokenizer.get_added_vocab() if text.strip()]
 
     @cached_property
     def _llg_tokenizer(self) -> Any:
@@ -76,6 +90,12 @@ class GrammarCompiler:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         try:
             source = _source(params)
+            plain = source.replace("\\", "")
+            if any(text in plain for text in self._special_texts) and "%llguidance" not in source:
+                # llguidance would write a text that has to come in the fewest tokens: as the special one.
+                source = NO_FORCING + source
+            elif source.startswith(JSON):
+                source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known:
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0)
@@ -106,7 +126,9 @@ class Grammar:
         """Can nothing but EOS follow these tokens, the whole output so far?"""
         with self._lock:
             self._follow(token_ids)
-            self.error = self._matcher.get_error()
+            if not self.error and (error := self._matcher.get_error()):
+                self.error = error
+                logger.warning("a grammar is given up, and the answer with it: %s", error.splitlines()[0])
             return self._matcher.is_stopped()
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
@@ -125,20 +147,21 @@ class Grammar:
 
 
 def _source(params: StructuredOutputsParams) -> str:
-    """The grammar in llguidance's form. Raises ValueError."""
+    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError."""
     from llguidance import LLMatcher, grammar_from
 
     if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
+        return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        return grammar_from("grammar", params.grammar)
+        return grammar_from("grammar", params.grammar).removeprefix("%llguidance {}")
     if params.choice is not None:
-        texts = (json.dumps(text, ensure_ascii=False) for text in params.choice)
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
-    schema = _schema(params.json) if params.json is not None else {"type": "object"}
+        texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
+        return f"start: {' | '.join(texts)}"
+    schema: Any = _schema(params.json) if params.json is not None else {"type": "object"}
     if params.disable_additional_properties:
         _close(schema)
-    return LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": not params.disable_any_whitespace})
+    options = {"whitespace_flexible": not params.disable_any_whitespace, **schema.get("x-guidance", {})}
+    return f"{JSON}{json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
 
 
 def _schema(given: Any) -> Any:
@@ -162,7 +185,13 @@ def _children(value: Any) -> list[Any]:
 
 def _close(schema: Any) -> None:
     """Let objects that name their properties have no others, unless they say so."""
-    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
-        schema.setdefault("additionalProperties", False)
-    for child in _children(schema):
-        _close(child)
+    for part in schema if isinstance(schema, list) else ():
+        _close(part)
+    if isinstance(schema, dict):
+        for name in SUBSCHEMAS & schema.keys():
+            _close(schema[name])
+        maps = [schema[name] for name in MAPS_OF_SCHEMAS & schema.keys() if isinstance(schema[name], dict)]
+        for part in (part for found in maps for part in found.values()):
+            _close(part)
+        if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
+            schema.setdefault("additionalProperties", False)

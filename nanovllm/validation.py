@@ -78,7 +78,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 def size_of(name: str, text: str) -> int:
     """ "8k" is 8,000 and "8K" 8,192, as vLLM reads them; k, m, g and t. "auto" is -1."""
-    found = re.fullmatch(r"(\d+)(\.\d+)?([kmgtKMGT]?)", text.strip())
+    found = re.fullmatch(r"([0-9]{1,15})(\.[0-9]{1,15})?([kmgtKMGT]?)", text.strip())
     if text.strip().lower() in ("auto", "-1"):
         return -1
     if found is None or (found[2] and not found[3].islower()):
@@ -109,7 +109,7 @@ def bias_of(value: Any) -> dict[int, float]:
         if isinstance(token_id, str) and token_id.isdecimal():
             token_id = int(token_id[:20])
         token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
-        bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real)
+        bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real, -MAX_POSITIVE, MAX_POSITIVE)
     return bias
 
 

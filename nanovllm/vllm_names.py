@@ -131,8 +131,8 @@ METHODS = {
 class Named(type):
     """A dataclass that is called as vLLM's class of the same purpose is."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        what = cls.__name__ if cls.__name__ in TABLES else "LLM"
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
         return super().__call__(*args, **accepted(kwargs, cls.__dataclass_fields__, what))  # type: ignore[attr-defined]
 
 

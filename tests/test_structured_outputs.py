@@ -126,7 +126,7 @@ def test_every_kind(llm):
     [
         ({}, "found none"),
         (dict(regex="a", choice=["a"]), "found regex and choice"),
-        (dict(choice=[]), "choice needs at least one text"),
+        (dict(choice=[]), "choice must be a list of texts, none of them empty, found []"),
         (dict(choice=["a", 5]), "choice must be a list of texts"),
         (dict(regex=5), "regex must be a string, found 5"),
         (dict(jason={}), "StructuredOutputsParams has no argument 'jason'; did you mean 'json'?"),
@@ -169,6 +169,37 @@ def test_a_schema_too_deep(llm):
     for _ in range(100):
         schema = {"type": "array", "items": schema}
     expect("at most 64 levels", llm.generate, [[5]], structured(json=schema))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (dict(choice=["<|eos|>"]), "<|eos|>"),
+        (dict(choice=["<|im_end|>x"]), "<|im_end|>x"),
+        (dict(json={"const": "a<|im_end|>b"}), '"a<|im_end|>b"'),
+        (dict(regex=r"<\|im_start\|>x"), "<|im_start|>x"),
+        (dict(grammar='start: "<|bos|>"'), "<|bos|>"),
+        (dict(choice=["\x7f"]), "\x7f"),
+    ],
+)
+def test_texts_of_special_tokens_are_texts(llm, kinds, text):
+    [output] = llm.generate([[5]], structured(60, **kinds))
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == (text, "stop")
+
+
+def test_only_schemas_are_closed(llm):
+    data = {"properties": {"a": 1}}
+    [output] = llm.generate([[5]], structured(60, json={"const": data}, disable_additional_properties=True))
+    assert json.loads(output.outputs[0].text) == data
+
+
+def test_a_grammar_that_is_given_up(llm, caplog):
+    """Its answer is none, and says so; others go on."""
+    params = [structured(40, grammar='start: "a" start'), structured(40, regex="b")]
+    given_up, other = llm.generate([[5], [6]], params)
+    assert given_up.outputs[0].finish_reason in ("abort", "length") and other.outputs[0].text == "b"
+    if given_up.outputs[0].finish_reason == "abort":
+        assert "a grammar is given up, and the answer with it" in caplog.text
 
 
 def test_without_llguidance(llm, monkeypatch):

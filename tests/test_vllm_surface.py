@@ -11,8 +11,10 @@ from checkpoints import reference_logits
 from errors import expect
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
+from nanovllm.request_checks import bad_word_ids
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.utils.argparse_utils import FlexibleArgumentParser
 from nanovllm.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
@@ -345,3 +347,67 @@ def test_prompts_as_dicts(llm):
         llm.generate,
         [{"prompt": "x", "multi_modal_data": {"image": 1}}],
     )
+
+
+# -- what was once wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_id_that_is_no_string(llm):
+    expect("request_id must be a string, found ['x']", llm.engine.add_request, ["x"], PROMPT, SamplingParams())
+    expect("request_id must be a string, found 5", llm.engine.add_request, 5, PROMPT, SamplingParams())
+    assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_overrides_and_the_spellings_of_a_field(checkpoint):
+    def read(**overrides):
+        return ModelConfig.from_directory(checkpoint("llama-linear-rope"), overrides)
+
+    assert read(rope_theta=5e5).rope_theta == 5e5 and read(rope_theta=5e5).rope_scaling["factor"] == 4.0
+    assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling["factor"] == 2.0
+    assert read(rope_parameters={"rope_type": "default"}).rope_theta == 10000.0
+    assert read(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
+    assert read(torch_dtype="float16").dtype == read(dtype="float16").dtype == "float16"
+    assert read(eos_token_id=5).eos_token_ids == {5}
+    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    expect("what scales the rotary embedding must be a dict, found 5", read, rope_scaling=5)
+
+
+def test_the_largest_bias_is_a_number(llm):
+    expect("logit_bias[7] must be a number between", SamplingParams, logit_bias={7: 3e38})
+    params = SamplingParams(logit_bias={7: 1e10}, repetition_penalty=1e-10, temperature=1e-5, max_tokens=3)
+    assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [7] * 3
+
+
+def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
+    def failing(*args):
+        monkeypatch.undo()
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("nanovllm.worker.model_runner.sample", failing)
+    params = SamplingParams(prompt_logprobs=0, max_tokens=2)
+    with pytest.raises(RuntimeError):
+        llm.generate([PROMPT[:6]], params)
+    assert llm.generate([[5]], params)[0].prompt_logprobs == [None]
+
+
+def test_bad_words_that_are_no_words(llm):
+    params = SamplingParams(bad_words=["\ud800"])
+    expect("prompts[0]: the prompt is not valid Unicode text", llm.generate, [PROMPT], params)
+    assert bad_word_ids(llm.get_tokenizer(), ["the"], vocab_size=5) == []
+
+
+def test_a_parser_of_ones_own():
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--my_flag", type=int)
+    parser.add_argument("rest", nargs="*")
+    assert parser.parse_args(["--my-flag", "3"]).my_flag == parser.parse_args(["--my_flag=3"]).my_flag == 3
+    assert parser.parse_args(["--", "--a_b"]).rest == ["--a_b"]
+
+
+def test_a_class_of_ones_own():
+    class Mine(SamplingParams):
+        pass
+
+    expect("SamplingParams: best_of=2", Mine, best_of=2)
+    expect("SamplingParams has no argument 'cls'", Mine, cls=1)
+    expect("max_model_len must be a whole number, or one like", EngineConfig, model="m", max_model_len="9" * 400 + "k")

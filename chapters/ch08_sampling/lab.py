@@ -606,7 +606,7 @@ def tell_masks(story: Story, world: World) -> None:
         "allowed_token_ids: their first": (replace(greedy, allowed_token_ids=firsts), {}),
         f"bad_words: {word}": (
             replace(greedy, bad_words=[word]),
-            {"bad_word_ids": bad_word_ids(world.tokenizer, [word])},
+            {"bad_word_ids": bad_word_ids(world.tokenizer, [word], len(world.logits))},
         ),
         f"logit_bias:{CITIES[0]} +5": (replace(greedy, logit_bias={firsts[0]: 5.0}), {}),
     }

@@ -55,6 +55,9 @@ class _Line:
 
     def answer(self) -> Answer:
         try:
+            for seq in (sample.seq for request in self.requests for sample in request.samples):
+                if seq.grammar is not None and seq.grammar.error:
+                    raise ValueError(f"structured outputs: llguidance has given up: {seq.grammar.error}")
             outputs = [self.outputs[request.request_id] for request in self.requests]
             body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
             return Answer(self.number, self.custom_id, body)
@@ -291,8 +294,8 @@ def _read_body(
 
 def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
     """From OpenAI's response_format, or from vLLM's structured_outputs."""
-    asked, given = body.get("response_format", {}), body.get("structured_outputs")
-    kind = asked.get("type") if isinstance(asked, dict) else asked
+    asked, given = body.get("response_format", {"type": "text"}), body.get("structured_outputs")
+    kind = asked.get("type") if isinstance(asked, dict) else None
     if kind == "json_object" and given is None:
         given = {"json_object": True}
     elif kind == "json_schema" and given is None:
@@ -300,7 +303,7 @@ def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
         if not isinstance(holder, dict) or "schema" not in holder:
             raise ValueError("response_format of type json_schema needs a json_schema with a schema")
         given = {"json": holder["schema"]}
-    elif asked and kind != "text":
+    elif kind != "text":
         known = "of type text, json_object or json_schema (and then without structured_outputs)"
         raise ValueError(f"response_format must be {known}, found {shorten(asked)}")
     if not isinstance(given, dict | None):

@@ -8,13 +8,15 @@ from typing import Any
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """An ArgumentParser to which --max_model_len is the same as --max-model-len."""
 
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        return super().add_argument(*map(_with_dashes, names), **options)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([_with_dashes(arg) for arg in given], namespace)
+        given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        return super().parse_known_args([*map(_with_dashes, given[:end]), *given[end:]], namespace)
 
 
 def _with_dashes(arg: str) -> str:
-    if not arg.startswith("--"):
-        return arg
     name, equals, value = arg.partition("=")
-    return name.replace("_", "-") + equals + value
+    return name.replace("_", "-") + equals + value if arg.startswith("--") else arg

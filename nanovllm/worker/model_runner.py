@@ -97,7 +97,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> Sampled:
         """run() on what pack() has made of a step."""
-        logits: torch.Tensor | None = None
+        logits, self._prompt_logprobs = None, []
         with self._threads():
             batch = batch.to(self.device)
             if sampling.prompt is not None:
