@@ -170,11 +170,12 @@ class LLMEngine:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
 
-        reset_running_requests: preempt them first; they begin anew, and end with the same tokens.
+        reset_running_requests: first let them wait as after a step that failed; they end with the same tokens.
         """
         self._settle()
-        while reset_running_requests and self.scheduler.running:
-            self.scheduler.preempt_last()
+        if reset_running_requests:
+            self._output, self._in_step = None, True
+            self._settle()
         return self.block_manager.reset_prefix_cache()
 
     def has_unfinished_requests(self) -> bool:

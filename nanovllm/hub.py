@@ -24,19 +24,17 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
     revision: of the hub's repository. load_format: "dummy" needs no weights, "gguf" and "safetensors" choose.
     """
     path = Path(os.path.expanduser(model))
-    if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
-        gguf_file = None if load_format == "safetensors" else _gguf_file_in(path)
-        if gguf_file is None and load_format == "gguf":
-            raise FileNotFoundError(f"load_format='gguf', and {path} has no *.gguf file, or *.safetensors beside it")
-        return gguf_file or path
-    exists = os.path.exists(path)
-    if exists and path.suffix == ".gguf" and load_format != "safetensors":
-        return path
+    exists, is_folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise for a name that is too long
+    if is_folder or (exists and path.suffix == ".gguf"):
+        found = (is_folder and _gguf_file_in(path)) or path
+        _check_format(load_format, found.is_file(), model)
+        return found
     repository, _, quantization = model.partition(":")
     if exists or model.startswith((".", "/", "~")) or repository.count("/") != 1:
-        found = "is a file" if exists else "does not exist"
+        problem = "is a file" if exists else "does not exist"
         known = "a checkpoint's directory, a GGUF file or a hub id like 'owner/name' (its GGUF file: 'owner/name:Q8_0')"
-        raise FileNotFoundError(f"model {model!r} {found}; give {known}")
+        raise FileNotFoundError(f"model {model!r} {problem}; give {known}")
+    _check_format(load_format, bool(quantization), model)
     from huggingface_hub import snapshot_download
 
     try:
@@ -53,6 +51,12 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
         hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
         raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
     return folder
+
+
+def _check_format(load_format: str, is_gguf: bool, model: str) -> None:
+    if load_format == ("safetensors" if is_gguf else "gguf"):
+        problem = "is a GGUF file" if is_gguf else "is no GGUF file, or has *.safetensors beside it"
+        raise FileNotFoundError(f"load_format={load_format!r}, and {model!r} {problem}")
 
 
 def _gguf_file_in(directory: Path) -> Path | None:

@@ -46,7 +46,8 @@ def with_overrides(config: dict[str, Any], overrides: dict[str, Any]) -> dict[st
         raise ValueError(f"hf_overrides: what scales the rotary embedding must be a dict, found {shorten(new)}")
     if overrides.keys() & ROPE_FIELDS and isinstance(old, dict):
         theta = overrides.get("rope_theta") or old.get("rope_theta") or config.get("rope_theta")
-        rope = {**(new or old), **{name: theta for name in ("rope_theta",) if theta and name not in new}}
+        is_scaled_anew = bool(overrides.keys() & {"rope_scaling", "rope_parameters"})
+        rope = {"rope_theta": theta, **new} if is_scaled_anew else {**old, "rope_theta": theta}
         config = {name: value for name, value in config.items() if name not in ROPE_FIELDS}
         overrides = {name: value for name, value in overrides.items() if name not in ROPE_FIELDS}
         overrides["rope_parameters"] = rope

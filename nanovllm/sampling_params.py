@@ -1,6 +1,6 @@
 """SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
 
-Names, defaults and meanings are vLLM's. Standard library only: the control plane imports this file.
+Names, defaults and meanings are vLLM's. Neither torch nor NumPy: the control plane imports this file.
 """
 
 from collections.abc import Iterable

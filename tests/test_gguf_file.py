@@ -67,6 +67,15 @@ def hub(monkeypatch, tmp_path) -> Path:
     return tmp_path
 
 
+def test_load_format(hub, tmp_path):
+    """What the file is has to be what was asked for, before anything is downloaded."""
+    file = tmp_path / "m-Q8_0.gguf"
+    for model in (str(file), "owner/name:Q8_0"):
+        expect("is a GGUF file", resolve_checkpoint, model, load_format="safetensors", error=FileNotFoundError)
+        assert resolve_checkpoint(model, load_format="gguf") == resolve_checkpoint(model) == file
+    expect("is no GGUF file", resolve_checkpoint, "owner/name", load_format="gguf", error=FileNotFoundError)
+
+
 def test_hub_id(hub, monkeypatch):
     """Without a network, what has been downloaded before is taken."""
 

@@ -131,6 +131,11 @@ def test_answers_that_fit_a_schema(llm):
     assert body["choices"][0]["text"] in ("red", "blue") and body["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_grammar_that_is_given_up_is_an_error(llm):
+    found = answer(llm, line(prompt=FOX, max_tokens=40, structured_outputs={"grammar": 'start: "a" start'}))
+    assert found.body is None and "llguidance has given up" in found.error
+
+
 def test_messages_are_translated_as_by_chat(llm):
     messages = [{"role": "developer", "content": ["Be", {"type": "text", "text": "brief."}]}, *USER]
     body = answer(llm, line(url=CHAT, messages=messages, max_tokens=4, temperature=0)).body

@@ -365,6 +365,7 @@ def test_overrides_and_the_spellings_of_a_field(checkpoint):
     assert read(rope_theta=5e5).rope_theta == 5e5 and read(rope_theta=5e5).rope_scaling["factor"] == 4.0
     assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling["factor"] == 2.0
     assert read(rope_parameters={"rope_type": "default"}).rope_theta == 10000.0
+    assert read(rope_scaling=None).rope_scaling["rope_type"] == "default"
     assert read(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
     assert read(torch_dtype="float16").dtype == read(dtype="float16").dtype == "float16"
     assert read(eos_token_id=5).eos_token_ids == {5}

@@ -86,6 +86,7 @@ def hash_model(directory: Path, config: EngineConfig) -> str:
 
 
 def _hash_files(digest: Any, directory: Path, with_weights: bool = True) -> None:
+    """Into the digest. directory: or a GGUF file."""
     paths = [directory] if directory.is_file() else sorted(directory.rglob("*"))
     for path in (path for path in paths if path.suffix in MODEL_SUFFIXES and path.is_file()):
         if path.suffix in WEIGHTS and not with_weights:
