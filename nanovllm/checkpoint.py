@@ -3,16 +3,14 @@
 A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.option_checks import DTYPES
-from nanovllm.option_checks import PARAMETER_BOUNDS as SAMPLING
+from nanovllm.config_json import check_eos, dtype_of, read_json, reject_unimplemented, sampling_of
 from nanovllm.rope_scaling import read_rope, with_overrides
-from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
+from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, numbers_of, typed
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
@@ -20,8 +18,6 @@ SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
 NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
 NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
-GENERATION = {name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-GENERATION |= {"max_new_tokens": SAMPLING["max_tokens"]}
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class ModelConfig:
         architecture = (typed(config, "architectures", [], path) or ["none named"])[0]
         check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
         is_llama, is_qwen2, is_qwen3 = (architecture == name for name in ARCHITECTURES)
-        _reject_unimplemented(config, path)
+        reject_unimplemented(config, path)
         rope = read_rope(config, path)
         required = [*SIZES, *COUNTS[:2], "rms_norm_eps", *["head_dim"] * is_qwen3]
         if missing := [name for name in required if name not in config]:
@@ -112,52 +108,7 @@ class ModelConfig:
             mlp_bias=is_llama and typed(config, "mlp_bias", False, path),
             qk_norm=is_qwen3,
             tie_word_embeddings=typed(config, "tie_word_embeddings", False, path),
-            dtype=_checkpoint_dtype(config, path),
+            dtype=dtype_of(config, path),
             eos_token_ids=check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
-            generation=_sampling(generation, generation_path),
+            generation=sampling_of(generation, generation_path),
         )
-
-
-def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
-    """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a set. Raises ValueError."""
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in ids)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a checkpoint's file, without what is null. Raises ValueError, for code to be run, too."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, found {type(value).__name__}")
-    if value.get("auto_map"):
-        raise ValueError(f"{path}: auto_map asks to run the checkpoint's own code, which is never done")
-    return {name: found for name, found in value.items() if found is not None}
-
-
-def _sampling(generation: dict[str, Any], path: Path) -> dict[str, Any]:
-    """generation_config.json in the names of SamplingParams."""
-    found = numbers_of(generation, GENERATION, path)
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found.pop("max_new_tokens")
-    return found if typed(generation, "do_sample", True, path) else found | {"temperature": 0.0}
-
-
-def _reject_unimplemented(config: dict[str, Any], path: Path) -> None:
-    if quantization := config.get("quantization_config"):
-        found = f"the checkpoint is quantized ({shorten(quantization)})"
-        raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
-    check_choice(f"{path}: hidden_act", config.get("hidden_act", "silu"), ("silu",))
-    # Qwen2 configs carry a sliding_window size and say beside it whether it is used.
-    sliding = typed(config, "use_sliding_window", "sliding_window" in config, path)
-    if sliding or any(kind != "full_attention" for kind in typed(config, "layer_types", [], path)):
-        raise ValueError(f"{path}: sliding-window attention is not supported, only full attention in every layer")
-
-
-def _checkpoint_dtype(config: dict[str, Any], path: Path) -> str:
-    """transformers writes `dtype` since version 5, `torch_dtype` before; without either, weights are float32."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    check_choice(f"{path}: dtype of the weights", dtype, [d for d in DTYPES if d != "auto"])
-    return DTYPES[dtype]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.option_checks import OPTIMIZATIONS, check_option
+from nanovllm.speculative_config import SpeculativeConfig
 from nanovllm.vllm_names import Named
 
 
@@ -36,6 +37,8 @@ class EngineConfig(metaclass=Named):
     enforce_eager:            plain PyTorch operations only, on any device: the same as optimizations=()
     optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu/kernels.py), on
                               a GPU "triton" and "flash_attn" (cuda/kernels.py) and "cuda_graphs" (cuda/graphs.py)
+    speculative_config:       who guesses tokens that a step checks together: {"method": "ngram"}, {"model": "..."} or
+                              {"method": "self"} (speculative_config.py); None: nobody
     seed:                     requests without a seed of their own derive theirs from it
     """
 
@@ -59,6 +62,7 @@ class EngineConfig(metaclass=Named):
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
     optimizations: tuple[str, ...] = OPTIMIZATIONS
+    speculative_config: SpeculativeConfig | dict[str, Any] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -57,6 +57,11 @@ class Detokenizer:
                 return stop
         return None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken so far."""
+        return len(self._token_ids)
+
     def visible_text(self) -> str:
         """The text without an ending that may turn out to be the beginning of a stop string."""
         longest = 1 if self.params.include_stop_str_in_output else max(map(len, self._stop), default=1)

@@ -6,19 +6,21 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from nanovllm.checkpoint import ModelConfig, check_eos
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
+from nanovllm.config_json import check_eos
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompts import Prompt, check_token_ids, parse_prompt
+from nanovllm.prompts import Prompt, parse_prompt
 from nanovllm.request import Request, Sample
-from nanovllm.request_checks import bad_word_ids, check_params, check_request_id
+from nanovllm.request_checks import bad_word_ids, check_params, check_request_id, check_token_ids
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
 from nanovllm.structured_outputs import GrammarCompiler
@@ -38,6 +40,7 @@ class LLMEngine:
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
+        from nanovllm.worker.draft import make_speculation
         from nanovllm.worker.model_runner import ModelRunner
         from nanovllm.worker.parallel import ParallelRunner
 
@@ -47,6 +50,7 @@ class LLMEngine:
         if not model_config.eos_token_ids:
             eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
             model_config = replace(model_config, eos_token_ids=eos)
+        speculation = make_speculation(config, directory, model_config, self.tokenizer)
         self.config, self.model_config = config, model_config
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
@@ -62,6 +66,7 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.kv_pool.max_model_len,
             eos_token_ids=model_config.eos_token_ids,
+            speculation=speculation,
         )
         self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
@@ -203,10 +208,7 @@ class LLMEngine:
             self._settle()
             raise
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
-        self.stats.num_steps += bool(output.chunks)
-        self.stats.num_output_tokens += len(token_ids)
-        self.stats.num_finished_requests += len(self._dropped)
-        self.stats.step_time_s += time.perf_counter() - started
+        self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
         return outputs
 
@@ -220,14 +222,13 @@ class LLMEngine:
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
 
     def take_tokens(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
-        """Give each sampled token to its request, and end its sequence at a stop string. Returns these requests."""
-        now, progressed = time.perf_counter(), dict[str, Request]()
-        sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
-        for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-            request = self.request_of_seq[seq.seq_id]
+        """Give the sampled tokens to their requests, and end sequences at stop strings. Returns these requests."""
+        now, progressed, rows = time.perf_counter(), dict[str, Request](), iter(logprobs)
+        for chunk in (chunk for chunk in output.chunks if chunk.samples):
+            request = self.request_of_seq[chunk.seq.seq_id]
             progressed[request.request_id] = request
-            if (stop := request.take_token(seq, token_logprobs, now)) is not None:
-                self.scheduler.finish(seq, "stop", stop)
+            if (stop := request.take_tokens(chunk, list(islice(rows, chunk.num_logits)), now)) is not None:
+                self.scheduler.finish(chunk.seq, "stop", stop)
         return list(progressed.values())
 
     def take_prompt_logprobs(self, output: SchedulerOutput) -> None:

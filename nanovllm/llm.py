@@ -5,7 +5,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -20,11 +20,11 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import snapshot
 from nanovllm.terminal import ctrl_c_after_step, progress_bar
 from nanovllm.turns import Turns
+from nanovllm.validation import make_all
 from nanovllm.vllm_names import accepted, refused_method
 
 Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
-MAX_LISTED_ERRORS = 20
 
 
 class LLM:
@@ -66,7 +66,7 @@ class LLM:
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
         pairs = list(zip(prompt_list, params_list, strict=True))
-        return self._run(_make_all("prompts", pairs, lambda pair: self.engine.make_request(*pair)), use_tqdm)
+        return self._run(make_all("prompts", pairs, lambda pair: self.engine.make_request(*pair)), use_tqdm)
 
     def chat(
         self,
@@ -88,7 +88,7 @@ class LLM:
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
-        return self.generate(_make_all("conversations", conversations, make), sampling_params, use_tqdm)
+        return self.generate(make_all("conversations", conversations, make), sampling_params, use_tqdm)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
@@ -198,18 +198,3 @@ def _as_list(prompts: Any) -> list[Any]:
         return [prompts]
     is_token_ids = bool(prompts) and all(isinstance(p, Integral) for p in prompts)
     return [list(prompts)] if is_token_ids else list(prompts)
-
-
-def _make_all(name: str, items: list[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """make(item) of each item, or one ValueError that lists, by index, all that it raised."""
-    made, errors = [], []
-    for index, item in enumerate(items):
-        try:
-            made.append(make(item))
-        except ValueError as error:
-            errors.append(f"{name}[{index}]: {error}")
-    if len(errors) > MAX_LISTED_ERRORS:
-        errors = [*errors[:MAX_LISTED_ERRORS], f"and {len(errors) - MAX_LISTED_ERRORS} more"]
-    if errors:
-        raise ValueError("\n".join(errors))
-    return made

@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from nanovllm.core.block_hash import HASH_FUNCTIONS
+from nanovllm.speculative_config import SpeculativeConfig
 from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.validation import (
     MAX_INT32,
@@ -80,6 +81,10 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         return tuple(list_of(value, str, "names", name))
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
+    if name == "speculative_config":
+        if not isinstance(value, SpeculativeConfig | dict | None):
+            raise ValueError(f"speculative_config must be a dict, found {shorten(value)}")
+        return SpeculativeConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")

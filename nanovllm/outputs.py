@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from nanovllm.stats import GuessRates
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -34,14 +36,19 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
-class RequestMetrics:
-    """Points in time of a request, in seconds of time.perf_counter(); None until they have happened."""
+class RequestMetrics(GuessRates):
+    """Points in time of a request, in seconds of time.perf_counter(); None until they have happened.
+
+    Output tokens, guesses that were computed and guesses that became output (chapter 13) are those of the first sample.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_output_tokens: int = 0
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def queue_time_s(self) -> float | None:

@@ -44,17 +44,3 @@ def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
             reason = f"not valid Unicode text for the tokenizer ({type(error).__name__}: {error})"
             raise ValueError(f"the prompt is {reason}: {shorten(text)}") from error
         raise
-
-
-def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
-    """Raise a ValueError for a prompt that no step could compute."""
-    if not token_ids:
-        raise ValueError("the prompt is empty: there is no token to continue from")
-    if len(token_ids) >= max_model_len:
-        raise ValueError(
-            f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
-            f"together, so at most {max_model_len - 1} fit"
-        )
-    if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
-        vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
-        raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")

@@ -6,6 +6,7 @@ A request owns its samples; a sample owns its sequence, its text and its logprob
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.logprobs import MAX_BYTES, make_entries
@@ -35,8 +36,8 @@ class Sample:
         return self.detokenizer.whole_text(seq.generated_token_ids[: -1 if is_cut else None])
 
     def take_logprobs(self, found: Any) -> None:
-        """found: the sampler's TokenLogprobs of the newest token."""
-        *before, token_id = self.seq.generated_token_ids[-MAX_BYTES - 1 :]
+        """found: the sampler's TokenLogprobs of the first token that has none yet."""
+        *before, token_id = self.seq.generated_token_ids[: len(self.logprobs) + 1][-MAX_BYTES - 1 :]
         tokenizer = self.detokenizer.tokenizer if self.detokenizer.params.detokenize else None
         self.logprobs.append(make_entries(tokenizer, found, token_id, before))
 
@@ -73,22 +74,29 @@ class Request:
             self.num_cached_tokens = seq.num_cached_tokens
             self.metrics.first_scheduled_time = now
 
-    def take_token(self, seq: Sequence, token_logprobs: Any, now: float) -> str | None:
-        """Note the time of the sequence's newest token, keep its logprobs (a TokenLogprobs or None), let its text grow.
+    def take_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
+        """Let the text grow by the tokens that a chunk gave, note their time, keep their logprobs.
 
-        Returns the stop string that the text now ends with, if there is one.
+        logprobs: a TokenLogprobs or None for each, and for guesses that did not hold. Returns the stop string that the
+        text now ends with, if there is one; tokens behind it are dropped.
         """
-        sample = self.samples[seq.sample_index]
+        seq, sample, stop = chunk.seq, self.samples[chunk.seq.sample_index], None
+        # Text that nobody reads while it grows is decoded once, at the end.
+        if (self.stream and self.params.detokenize) or self.params.stop:
+            stop = sample.detokenizer.append(seq.tokens[chunk.known_end : -1 if seq.ended_by_token else None])
+            if stop is not None:
+                del seq.tokens[seq.num_prompt_tokens + sample.detokenizer.num_tokens :]
+        num_taken = len(seq.tokens) - chunk.known_end
+        for found in logprobs[:num_taken]:
+            if found is not None:
+                sample.take_logprobs(found)
         if seq.sample_index == 0:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
             self.metrics.num_output_tokens = seq.num_generated_tokens
-        if token_logprobs is not None:
-            sample.take_logprobs(token_logprobs)
-        # Text that nobody reads while it grows is decoded once, at the end.
-        if not ((self.stream and self.params.detokenize) or self.params.stop) or seq.ended_by_token:
-            return None
-        return sample.detokenizer.append([seq.tokens[-1]])
+            self.metrics.num_guessed_tokens += len(chunk.guesses)
+            self.metrics.num_accepted_tokens += num_taken - 1
+        return stop
 
     def take_prompt_logprobs(self, position: int, found: Any) -> None:
         """found: the TokenLogprobs of the prompt's token at this position. Taken in order, or again from the first."""

@@ -1,4 +1,4 @@
-"""What only the checkpoint can say about a request's parameters. sampling_params.py has checked the rest."""
+"""What only the checkpoint can say about a request: tokens and parameters. sampling_params.py has checked the rest."""
 
 from numbers import Integral
 from typing import Any
@@ -23,6 +23,20 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
         check_number(name, getattr(params, name) or 0, Integral, 0, model.vocab_size)
     _check_some_token_is_left(params, model)
     return params
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
+    """Raise a ValueError for a prompt that no step could compute."""
+    if not token_ids:
+        raise ValueError("the prompt is empty: there is no token to continue from")
+    if len(token_ids) >= max_model_len:
+        raise ValueError(
+            f"the prompt has {len(token_ids)} tokens; max_model_len is {max_model_len}, prompt and output "
+            f"together, so at most {max_model_len - 1} fit"
+        )
+    if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
+        vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
+        raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")
 
 
 def check_request_id(request_id: Any) -> None:

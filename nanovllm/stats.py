@@ -4,15 +4,36 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanovllm.core.scheduler import SchedulerOutput
     from nanovllm.engine import LLMEngine
 
 CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate evictions_per_s".split()
 
 
+class GuessRates:
+    """What follows from the counters of guesses (chapter 13)."""
+
+    __slots__ = ()
+    num_output_tokens: int
+    num_guessed_tokens: int
+    num_accepted_tokens: int
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of guesses that became output; None where nothing was guessed."""
+        return self.num_accepted_tokens / self.num_guessed_tokens if self.num_guessed_tokens else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a step gives a sequence it samples for: 1, and the guesses that hold. None before the first."""
+        return self.num_output_tokens / (self.num_output_tokens - self.num_accepted_tokens or 1) or None
+
+
 @dataclass
-class EngineStats:
+class EngineStats(GuessRates):
     """Counters since the engine was built. Prefill counts tokens known before their step, decode those computed one by
-    one, output those sampled."""
+    one and guesses that held, output those sampled. guessed: guesses that were computed; accepted: those that became
+    output (chapter 13)."""
 
     num_steps: int = 0
     num_prefill_tokens: int = 0
@@ -20,6 +41,21 @@ class EngineStats:
     num_output_tokens: int = 0
     num_finished_requests: int = 0
     step_time_s: float = 0.0
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def note_step(self, output: "SchedulerOutput", num_finished: int, seconds: float) -> None:
+        """A step has succeeded."""
+        self.num_steps += bool(output.chunks)
+        self.num_finished_requests += num_finished
+        self.step_time_s += seconds
+        for chunk in output.chunks:
+            if chunk.samples:
+                num_accepted = len(chunk.seq.tokens) - chunk.known_end - 1
+                self.num_output_tokens += 1 + num_accepted
+                self.num_decode_tokens += num_accepted
+                self.num_guessed_tokens += len(chunk.guesses)
+                self.num_accepted_tokens += num_accepted
 
 
 def snapshot(engine: "LLMEngine") -> dict[str, Any]:
@@ -28,6 +64,8 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
     cache, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
     return {
         **asdict(engine.stats),
+        "acceptance_rate": engine.stats.acceptance_rate,
+        "tokens_per_step": engine.stats.tokens_per_step,
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,

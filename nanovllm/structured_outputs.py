@@ -137,12 +137,24 @@ class Grammar:
             self._follow(token_ids)
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
 
+    def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
+        """The guesses that may follow these tokens, up to one that completes the text."""
+        with self._lock:
+            for n, guess in enumerate(guesses):
+                self._follow(token_ids + guesses[:n])
+                if self._matcher.is_stopped() or not self._matcher.validate_tokens([guess]):
+                    return guesses[:n]
+        return guesses
+
     def _follow(self, token_ids: list[int]) -> None:
         known, self._token_ids = self._token_ids, None  # until it is done: an exception may come between any two lines
-        if known is None or known != token_ids[: len(known)]:  # a step has failed: its token is gone
+        same = min(len(known or ()), len(token_ids))
+        while known and known[:same] != token_ids[:same]:  # guesses that did not hold, or a step that has failed
+            same -= 1
+        if known is None or (same < len(known) and not self._matcher.rollback(len(known) - same)):
             self._matcher.reset()
-            known = []
-        self._matcher.consume_tokens(token_ids[len(known) :])
+            same = 0
+        self._matcher.consume_tokens(token_ids[same:])
         self._token_ids = list(token_ids)
 
 

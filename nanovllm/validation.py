@@ -6,7 +6,7 @@ integers and floats are taken wherever Python's are. A bool is not a number.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
@@ -15,6 +15,8 @@ MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_FLOAT = 3.4e38  # float32 holds a little more
 # Least value of a factor or divisor that must be above 0: products and quotients with it stay in float32's range.
 MIN_POSITIVE, MAX_POSITIVE = 1e-10, 1e10
+
+MAX_LISTED_ERRORS = 20
 
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
 SEED: Bounds = (Integral, -(2**63), 2**64 - 1)  # as torch.manual_seed: it is hashed, and enters no tensor
@@ -111,6 +113,21 @@ def bias_of(value: Any) -> dict[int, float]:
         token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
         bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real, -MAX_POSITIVE, MAX_POSITIVE)
     return bias
+
+
+def make_all(name: str, items: list[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """make(item) of each item, or one ValueError that lists, by index, all that it raised."""
+    made, errors = [], []
+    for index, item in enumerate(items):
+        try:
+            made.append(make(item))
+        except ValueError as error:
+            errors.append(f"{name}[{index}]: {error}")
+    if len(errors) > MAX_LISTED_ERRORS:
+        errors = [*errors[:MAX_LISTED_ERRORS], f"and {len(errors) - MAX_LISTED_ERRORS} more"]
+    if errors:
+        raise ValueError("\n".join(errors))
+    return made
 
 
 def shorten(value: Any, limit: int = 80) -> str:

@@ -49,7 +49,7 @@ ENGINE: Table = {
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
     **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
-    **_asks("guesses by another model", speculative_config=None, spec_method=None, spec_model=None, spec_tokens=None),
+    **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_asks("adapters", enable_lora=False, max_loras=1, max_lora_rank=16, max_cpu_loras=None, lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
     **_asks("code of yours on the logits", logits_processors=[]),
@@ -91,6 +91,17 @@ STRUCTURED: Table = {
     **_asks("another pattern of whitespace", whitespace_pattern=None),
     **_asks("grammar in parts of a text", structural_tag=None),
 }
+SPECULATIVE: Table = {
+    **_any("disable_padded_drafter_batch use_local_argmax_reduction draft_sample_method"),
+    **_asks("a draft model on several ranks", draft_tensor_parallel_size=1),
+    **_asks("other code for the draft model", enforce_eager=None, attention_backend=None, moe_backend=None),
+    **_asks("a KV cache of another dtype than the model's", kv_cache_dtype=None),
+    **_asks("files of another revision than the weights'", code_revision=None),
+    **_asks("guesses in another vocabulary", use_heterogeneous_vocab=False),
+    **_asks("a model that guesses several tokens at once", parallel_drafting=False),
+    **_asks("a number of guesses by batch size (here it is measured)", num_speculative_tokens_per_batch_size=None),
+    **_asks("acceptance other than of exactly what is sampled", rejection_sample_method="standard"),
+}
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
     **_asks("input that is not text", prompt_embeds=None),
@@ -114,7 +125,7 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
-TABLES |= {"generate": CALL, "chat": CHAT, "body": BODY}
+TABLES |= {"SpeculativeConfig": SPECULATIVE, "generate": CALL, "chat": CHAT, "body": BODY}
 
 NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
 METHODS = {

@@ -130,6 +130,8 @@ def counters(step: Any, bench: Bench) -> None:
             "num_decode_tokens": 3,
             "num_output_tokens": 5,
             "num_finished_requests": 2,
+            "num_guessed_tokens": 0,
+            "num_accepted_tokens": 0,
         },
         got,
     )
@@ -168,7 +170,7 @@ def logprobs(step: Any, bench: Bench) -> None:
     for token_id, entries in zip(completion.token_ids, found, strict=True):
         if token_id not in entries:
             raise Wrong(
-                "take_token comes after the update: logprobs are of the newest token",
+                "take_tokens comes after the update: logprobs are of the newest token",
                 expected=token_id,
                 got=sorted(entries),
             )

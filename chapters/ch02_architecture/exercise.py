@@ -30,10 +30,11 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
        request did not ask for any.
     4. Update. engine.scheduler.update(output, token_ids) appends the tokens to their sequences and ends those that met
        EOS, a stop token or their length.
-    5. Take the tokens. For each sequence that sampled, in order: engine.request_of_seq[seq.seq_id] is its request, and
-       request.take_token(seq, entry of logprobs, now) lets its text grow (now: time.perf_counter() after the update).
-       It returns None, or the stop string that the text now ends with; then the sequence has to end, whether or not
-       update has ended it already: engine.scheduler.finish(seq, "stop", stop string).
+    5. Take the tokens. For each chunk that sampled, in order: engine.request_of_seq[chunk.seq.seq_id] is its request,
+       and request.take_tokens(chunk, [entry of logprobs], now) lets its text grow (now: time.perf_counter() after the
+       update; the list has one entry here, more in an engine that guesses: chapter 13). It returns None, or the stop
+       string that the text now ends with; then the sequence has to end, whether or not update has ended it already:
+       engine.scheduler.finish(chunk.seq, "stop", stop string).
     6. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
        first such sequence: if request.finished (all its samples ended) or request.stream, request.output(); otherwise
        none. Then engine.forget([...]) with the requests that finished.

@@ -23,14 +23,14 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
         raise
 
     now = time.perf_counter()
-    sampled = [chunk.seq for chunk in output.chunks if chunk.samples]
+    sampling = [chunk for chunk in output.chunks if chunk.samples]
     progressed: dict[str, Request] = {}  # a request of several samples is in here once
-    for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-        request = engine.request_of_seq[seq.seq_id]
+    for chunk, token_logprobs in zip(sampling, logprobs, strict=True):
+        request = engine.request_of_seq[chunk.seq.seq_id]
         progressed[request.request_id] = request
-        stop = request.take_token(seq, token_logprobs, now)
+        stop = request.take_tokens(chunk, [token_logprobs], now)
         if stop is not None:
-            engine.scheduler.finish(seq, "stop", stop)
+            engine.scheduler.finish(chunk.seq, "stop", stop)
 
     # Only now, when stop strings have been looked for in every sample.
     finished = [request for request in progressed.values() if request.finished]
@@ -38,7 +38,7 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
     engine.forget(finished)
     engine.stats.num_finished_requests += len(finished)
     engine.stats.num_steps += 1
-    engine.stats.num_output_tokens += len(sampled)
+    engine.stats.num_output_tokens += len(sampling)
     engine.stats.step_time_s += time.perf_counter() - started
     return outputs
 

@@ -41,8 +41,13 @@ def check_scheduler(scheduler: "Scheduler") -> None:
     for seq in scheduler.running:
         assert seq.status in (SequenceStatus.PREFILL, SequenceStatus.DECODE), f"{seq} runs"
         assert len(seq.block_table) * manager.block_size >= seq.num_computed_tokens, f"{seq}: table"
-        for block_id in seq.block_table:
+        assert len(seq.block_table) <= manager.num_blocks_for(scheduler.max_model_len), f"{seq}: too long a table"
+        for index, block_id in enumerate(seq.block_table):
             refs[block_id] += 1
+            if manager.blocks[block_id].block_hash is not None:
+                part = slice(index * manager.block_size, (index + 1) * manager.block_size)
+                assert part.stop <= seq.num_computed_tokens, f"{seq}: block {block_id} has a name too early"
+                assert manager.blocks[block_id].token_ids == seq.tokens[part], f"{seq}: block {block_id} is another's"
     queued = [seq.seq_id for seq in [*scheduler.running, *scheduler.waiting]]
     assert sorted(scheduler.seqs) == sorted(queued), "seqs differs from the queues"
     for seq in scheduler.waiting:

@@ -14,10 +14,12 @@ Invariants:
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +27,38 @@ class ScheduledChunk:
     """Positions [start, end) of one sequence, to be computed in this step.
 
     write_start is the first position whose K/V is written. It exceeds start only for the last token of a fully
-    cached prompt: its K/V is in a shared block already, and only its logits are wanted. samples: the chunk reaches the
-    end of the known tokens, so its last row gives the next one.
+    cached prompt: its K/V is in a shared block already, and only its logits are wanted. guesses: what may follow the
+    known tokens (speculation.py); they are the chunk's last positions. samples: the chunk reaches the end of the known
+    tokens, so the row there gives the next one, and the row of a guess the one behind it.
     """
 
     seq: Sequence
     start: int
     end: int
     write_start: int
+    guesses: list[int] = field(default_factory=list)
     samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Decided once, here: update() appends to seq.tokens, and the answer must stay what it was.
-        object.__setattr__(self, "samples", self.end == len(self.seq.tokens))
+        object.__setattr__(self, "samples", self.known_end == len(self.seq.tokens))
+
+    @property
+    def known_end(self) -> int:
+        return self.end - len(self.guesses)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.seq.tokens[self.start : self.known_end] + self.guesses
+
+    @property
+    def num_logits(self) -> int:
+        """Rows, the chunk's last ones, whose logits are needed."""
+        return self.samples + len(self.guesses)
+
+    def sampled_seqs(self) -> list[Sequence]:
+        """What each of those rows samples for: the sequence, then the sequence with one guess more each time."""
+        return [self.seq.with_guesses(self.guesses[:n]) for n in range(self.num_logits)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +77,7 @@ class Scheduler:
     max_num_batched_tokens  tokens computed in one step, over all sequences
     max_model_len           tokens of one sequence, prompt and output together
     eos_token_ids           end a sequence unless it ignores EOS
+    speculation             guesses tokens, or None
     """
 
     def __init__(
@@ -66,6 +88,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        speculation: Speculation | None = None,
     ) -> None:
         num_needed = block_manager.num_blocks_for(max_model_len)
         if num_needed > len(block_manager.blocks):
@@ -79,6 +102,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
+        self.speculation = speculation
         self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -149,19 +173,21 @@ class Scheduler:
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        return SchedulerOutput(chunks, preempted, self.max_num_batched_tokens - budget)
+        if self.speculation is not None:
+            chunks = self.speculation.extend(self, chunks, budget)
+        return SchedulerOutput(chunks, preempted, sum(chunk.end - chunk.start for chunk in chunks))
 
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
-        """Append the sampled tokens, one for each chunk that samples, in order. Returns the sequences that ended."""
-        finished = []
-        sampling = [chunk.seq for chunk in output.chunks if chunk.samples]
-        for seq, token_id in zip(sampling, token_ids, strict=True):
-            seq.append(token_id)
-            seq.status = SequenceStatus.DECODE
-            reason, stop_reason = self.finish_reason_of(seq, token_id)
-            if reason is not None:
-                self.finish(seq, reason, stop_reason)
-                finished.append(seq)
+        """Append the sampled tokens, of each chunk as many as hold. Returns the sequences that ended.
+
+        token_ids: one for each row that gave logits, in order: a chunk that samples has one, and one for each guess.
+        """
+        finished, rows = [], iter(token_ids)
+        for chunk in output.chunks:
+            if chunk.samples and self.take_tokens(chunk, list(islice(rows, chunk.num_logits))):
+                finished.append(chunk.seq)
+        if self.speculation is not None:
+            self.speculation.note(output)
         self.block_manager.commit()
         return finished
 
@@ -173,7 +199,8 @@ class Scheduler:
         for chunk in output.chunks if output is not None else ():
             self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
             if chunk.samples:
-                del chunk.seq.tokens[chunk.end :]
+                del chunk.seq.tokens[chunk.known_end :]
+                del chunk.seq.block_hashes[chunk.known_end // self.block_manager.block_size :]
                 chunk.seq.finish_reason = chunk.seq.stop_reason = None
         self.block_manager.roll_back()
         self.running, self.waiting = [], deque(self.seqs.values())
@@ -197,6 +224,22 @@ class Scheduler:
         self.block_manager.register_prefix(seq)
         return ScheduledChunk(seq, start, end, write_start)
 
+    def take_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+        """Append what was sampled, up to the first token that is not the one guessed. Has the sequence ended?"""
+        seq = chunk.seq
+        seq.status = SequenceStatus.DECODE
+        for token_id, guess in zip(token_ids, [*chunk.guesses, None], strict=True):
+            seq.append(token_id)
+            reason, stop_reason = self.finish_reason_of(seq, token_id)
+            if reason is not None or token_id != guess:
+                break
+        if chunk.guesses:  # those that hold are computed, and may have filled a block
+            seq.num_computed_tokens = len(seq.tokens) - 1
+            self.block_manager.register_prefix(seq)
+        if reason is not None:
+            self.finish(seq, reason, stop_reason)
+        return reason is not None
+
     def preempt_last(self) -> Sequence:
         seq = self.running.pop()
         self.return_to_waiting(seq)
@@ -219,6 +262,11 @@ class Scheduler:
                 return "stop", token_id
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
             return "abort" if seq.grammar.error else "stop", None
-        if seq.num_generated_tokens == params.max_tokens or len(seq.tokens) >= self.max_model_len:
+        if self.num_tokens_left(seq) <= 0:
             return "length", None
         return None, None
+
+    def num_tokens_left(self, seq: Sequence) -> int:
+        """How many tokens it may still generate."""
+        left, limit = self.max_model_len - len(seq.tokens), seq.sampling_params.max_tokens
+        return left if limit is None else min(left, limit - seq.num_generated_tokens)

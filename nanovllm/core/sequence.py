@@ -3,6 +3,7 @@
 A sequence knows nothing of schedulers or tensors; they write their progress into it.
 """
 
+from copy import copy
 from enum import Enum, auto
 from itertools import count
 from typing import Any
@@ -90,6 +91,14 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)
+
+    def with_guesses(self, guesses: list[int]) -> "Sequence":
+        """This sequence as it would be with these tokens, to be read only."""
+        if not guesses:
+            return self
+        guessed = copy(self)
+        guessed.tokens = self.tokens + guesses
+        return guessed
 
     def __repr__(self) -> str:
         return (

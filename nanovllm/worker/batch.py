@@ -27,7 +27,7 @@ class Batch:
     cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
-    logits_rows            [R]       rows whose logits are needed: the last of each sequence that samples
+    logits_rows            [R]       rows whose logits are needed: the last ones of each sequence that samples
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     """
 
@@ -47,10 +47,11 @@ class Batch:
         input_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        cu_seqlens_q, seqlens_k, tables, logits_rows = [0], [], [], []
+        logits_rows: list[int] = []
+        cu_seqlens_q, seqlens_k, tables = [0], [], []
         for chunk in output.chunks:
             table = chunk.seq.block_table
-            input_ids += chunk.seq.tokens[chunk.start : chunk.end]
+            input_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
             slots += [
                 table[i // block_size] * block_size + i % block_size if i >= chunk.write_start else -1
@@ -59,8 +60,7 @@ class Batch:
             cu_seqlens_q.append(len(input_ids))
             seqlens_k.append(chunk.end)
             tables.append(table[: cdiv(chunk.end, block_size)])
-            if chunk.samples:
-                logits_rows.append(len(input_ids) - 1)
+            logits_rows += range(len(input_ids) - chunk.num_logits, len(input_ids))
         width = max(map(len, tables))
 
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -37,7 +37,7 @@ Sampled = tuple[list[int], list[TokenLogprobs | None]]
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
     """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
     batch = Batch.from_scheduler_output(output, block_size)
-    seqs = [chunk.seq for chunk in output.chunks if chunk.samples]
+    seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
     return batch, SamplingBatch.from_sequences(seqs, eos_token_ids, PromptRows.from_scheduler_output(output))
 
 
@@ -91,7 +91,7 @@ class ModelRunner:
         return KVPool(self.num_blocks, self.block_size, self.max_model_len, num_bytes)
 
     def run(self, output: SchedulerOutput) -> Sampled:
-        """Compute one step. Returns a token, and its logprobs if asked for, for each chunk that samples, in order."""
+        """Compute one step. Returns a token, and its logprobs if asked for, for each row of logits, in order."""
         return self.execute(*pack(output, self.block_size, self.eos_token_ids))
 
     @torch.inference_mode()

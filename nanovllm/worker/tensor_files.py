@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nanovllm.checkpoint import read_json
+from nanovllm.config_json import read_json
 from nanovllm.validation import shorten
 from nanovllm.worker.gguf_weights import GGUFWeights
 

@@ -40,7 +40,10 @@ WRONG = {
             "before update(), counts the prefill",
         ),
         Edit(
-            "forgets_the_counters", "engine.stats.num_output_tokens += len(sampled)", "", "the counters of two requests"
+            "forgets_the_counters",
+            "engine.stats.num_output_tokens += len(sampling)",
+            "",
+            "the counters of two requests",
         ),
         Edit(
             "ends_with_the_first_sample",
@@ -51,14 +54,14 @@ WRONG = {
         Edit(
             "finishes_once_a_sample",
             "progressed[request.request_id] = request",
-            "progressed[seq.seq_id] = request",
+            "progressed[chunk.seq.seq_id] = request",
             "two samples of a request that end in one step make one output",
         ),
         Edit(
             "forgets_logprobs",
-            "request.take_token(seq, token_logprobs, now)",
-            "request.take_token(seq, None, now)",
-            "go through request.take_token",
+            "request.take_tokens(chunk, [token_logprobs], now)",
+            "request.take_tokens(chunk, [None], now)",
+            "go through request.take_tokens",
         ),
         Edit(
             "forgets_streams",
@@ -75,25 +78,25 @@ WRONG = {
         Edit(
             "asks_before_taking",  # stop strings end a request later
             """
-            for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-                request = engine.request_of_seq[seq.seq_id]
+            for chunk, token_logprobs in zip(sampling, logprobs, strict=True):
+                request = engine.request_of_seq[chunk.seq.seq_id]
                 progressed[request.request_id] = request
-                stop = request.take_token(seq, token_logprobs, now)
+                stop = request.take_tokens(chunk, [token_logprobs], now)
                 if stop is not None:
-                    engine.scheduler.finish(seq, "stop", stop)
+                    engine.scheduler.finish(chunk.seq, "stop", stop)
 
             # Only now, when stop strings have been looked for in every sample.
             finished = [request for request in progressed.values() if request.finished]
             """,
             """
             finished = []
-            for seq, token_logprobs in zip(sampled, logprobs, strict=True):
-                request = engine.request_of_seq[seq.seq_id]
+            for chunk, token_logprobs in zip(sampling, logprobs, strict=True):
+                request = engine.request_of_seq[chunk.seq.seq_id]
                 progressed[request.request_id] = request
                 finished += [request] if request.finished else []
-                stop = request.take_token(seq, token_logprobs, now)
+                stop = request.take_tokens(chunk, [token_logprobs], now)
                 if stop is not None:
-                    engine.scheduler.finish(seq, "stop", stop)
+                    engine.scheduler.finish(chunk.seq, "stop", stop)
             """,
             "ask request.finished after the stop ",
         ),

@@ -9,6 +9,7 @@ from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.speculative_config import max_num_logits
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 
@@ -31,9 +32,8 @@ def free_bytes(
     seq.block_table = [0] * cdiv(num_tokens, block_size)
     chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
     run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))
-    logits = torch.zeros(config.max_num_seqs, vocab_size, device="cuda")
-    sample(logits, SamplingBatch.from_sequences([seq] * config.max_num_seqs))
-    del logits
+    num_rows = max_num_logits(config.max_num_seqs, config.speculative_config)
+    sample(torch.zeros(num_rows, vocab_size, device="cuda"), SamplingBatch.from_sequences([seq] * num_rows))
     step_bytes = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

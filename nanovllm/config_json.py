@@ -1,0 +1,58 @@
+"""Fields of config.json and generation_config.json: read, and refused where this engine would compute wrongly."""
+
+import json
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from nanovllm.option_checks import DTYPES
+from nanovllm.option_checks import PARAMETER_BOUNDS as SAMPLING
+from nanovllm.validation import check_choice, check_number, numbers_of, shorten, typed
+
+GENERATION = {name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+GENERATION |= {"max_new_tokens": SAMPLING["max_tokens"]}
+
+
+def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
+    """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a set. Raises ValueError."""
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in ids)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a checkpoint's file, without what is null. Raises ValueError, for code to be run, too."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, found {type(value).__name__}")
+    if value.get("auto_map"):
+        raise ValueError(f"{path}: auto_map asks to run the checkpoint's own code, which is never done")
+    return {name: found for name, found in value.items() if found is not None}
+
+
+def sampling_of(generation: dict[str, Any], path: Path) -> dict[str, Any]:
+    """generation_config.json in the names of SamplingParams."""
+    found = numbers_of(generation, GENERATION, path)
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    return found if typed(generation, "do_sample", True, path) else found | {"temperature": 0.0}
+
+
+def reject_unimplemented(config: dict[str, Any], path: Path) -> None:
+    if quantization := config.get("quantization_config"):
+        found = f"the checkpoint is quantized ({shorten(quantization)})"
+        raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
+    check_choice(f"{path}: hidden_act", config.get("hidden_act", "silu"), ("silu",))
+    # Qwen2 configs carry a sliding_window size and say beside it whether it is used.
+    sliding = typed(config, "use_sliding_window", "sliding_window" in config, path)
+    if sliding or any(kind != "full_attention" for kind in typed(config, "layer_types", [], path)):
+        raise ValueError(f"{path}: sliding-window attention is not supported, only full attention in every layer")
+
+
+def dtype_of(config: dict[str, Any], path: Path) -> str:
+    """transformers writes `dtype` since version 5, `torch_dtype` before; without either, weights are float32."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    check_choice(f"{path}: dtype of the weights", dtype, [d for d in DTYPES if d != "auto"])
+    return DTYPES[dtype]
