@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_ACCEPTANCE = 0.5  # the share of guesses that hold, of a sequence that has made none
 PRIOR_GUESSES = 1.0  # so many guesses count as much as that assumption
-MEMORY = 0.9  # of a sequence's earlier guesses, what counts after a step with more
-MEMORY_WITHOUT = 0.97  # after a step with none: what has failed is tried again after a while
+MEMORY = 0.95  # of a sequence's earlier guesses, what counts after a step with more
+MEMORY_WITHOUT = 0.98  # after a step with none: what has failed is tried again after a while
 MIN_GAIN = 1.03  # tokens a second that guesses must promise, as a multiple of those without: times are noisy
 NUM_TIMES = 5  # steps of one size whose median is their time
 MAX_AGE = 200  # steps; what was measured before is forgotten, for machines get busy and quiet
@@ -74,6 +74,11 @@ class StepTimes:
         points = self._points(self._times[False] | self._times[True])
         return lambda num_rows: line(points, num_rows)
 
+    def num_rows_to_try(self, num_rows: int) -> int:
+        """What a step of more rows than were ever measured takes is found out in small paces."""
+        largest = max((rows for sizes in self._times.values() for _, rows, _ in sizes.values()), default=0)
+        return max(num_rows, largest) * 5 // 4 + 4
+
     @staticmethod
     def _points(sizes: dict[int, tuple[deque[float], int, int]]) -> list[tuple[int, float]]:
         return sorted((rows, median(times)) for times, rows, _ in sizes.values())
@@ -87,24 +92,25 @@ def line(points: list[tuple[int, float]], x: int) -> float:
 
 
 def choose_num_guesses(
-    acceptances: list[float], limits: list[int], seconds: Callable[[int, int], float], max_guesses: int
+    acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0
 ) -> list[int]:
     """How many guesses each sequence gets, so that the step makes the most tokens a second (goodput, arXiv:2406.14066).
 
-    The j-th guess of a sequence adds a token if all of the first j hold: with probability acceptance ** j. The most
-    probable ones are taken first. seconds(n, depth): of a step with n guesses in all, `depth` of one sequence.
+    The j-th guess of a sequence adds a token if all of the first j hold: with probability acceptance ** j. So the most
+    probable ones are taken first. limits: guesses of each sequence, at most. step_s: seconds of a step with 0, 1, 2, ...
+    guesses in all, and draft_s what it takes to make one more for every sequence.
     """
-    chances = sorted(
-        ((-(acceptance**j), j, i) for i, acceptance in enumerate(acceptances) for j in range(1, limits[i] + 1))
-    )[:max_guesses]
-    num_tokens, depth, num_taken = float(len(acceptances)), 0, 0
-    best = MIN_GAIN * num_tokens / seconds(0, 0)
-    for n, (minus_chance, j, _) in enumerate(chances, 1):
-        num_tokens, depth = num_tokens - minus_chance, max(depth, j)
-        if (rate := num_tokens / seconds(n, depth)) > best:
-            best, num_taken = rate, n
-    taken = [i for _, _, i in chances[:num_taken]]
-    return [taken.count(i) for i in range(len(acceptances))]
+    pairs = ((i, j) for i, limit in enumerate(limits) for j in range(1, limit + 1))
+    chances = sorted(((acceptances[i] ** j, i, j) for i, j in pairs), reverse=True)
+    best, chosen = MIN_GAIN * len(limits) / step_s[0], []
+    for depth in range(1, max(limits) + 1):
+        taken = [(chance, i) for chance, i, j in chances if j <= depth][: len(step_s) - 1]
+        num_tokens = float(len(limits))
+        for n, (chance, _) in enumerate(taken, 1):
+            num_tokens += chance
+            if (rate := num_tokens / (step_s[n] + depth * draft_s)) > best:
+                best, chosen = rate, [i for _, i in taken[:n]]
+    return [chosen.count(i) for i in range(len(limits))]
 
 
 @dataclass
@@ -156,19 +162,16 @@ class Speculation:
 
     def choose(self, scheduler: "Scheduler", chunks: list["ScheduledChunk"], budget: int) -> list[int]:
         """How many guesses each chunk may have. None where a prompt is computed: such a step waits for no bytes."""
-        num_rows, max_guesses = len(chunks), min(budget, self.max_rows - len(chunks))
-        plain_s = self.times.plain(num_rows)
+        num_rows, plain_s = len(chunks), self.times.plain(len(chunks))
+        max_guesses = min(budget, self.max_rows - num_rows, self.times.num_rows_to_try(num_rows) - num_rows)
         if plain_s is None or max_guesses <= 0 or any(chunk.end - chunk.start > 1 for chunk in chunks):
             return [0] * num_rows
-        guessing_s, draft_s = self.times.guessing(), self.proposer.draft_s
-
-        def seconds(num_guesses: int, depth: int) -> float:
-            return guessing_s(num_rows + num_guesses) + depth * draft_s if num_guesses else plain_s
-
         seqs = [chunk.seq for chunk in chunks]
         limits = [min(self.num_speculative_tokens, scheduler.num_tokens_left(seq) - 1) for seq in seqs]
         acceptances = [self.records.setdefault(seq, Record()).acceptance for seq in seqs]
-        return choose_num_guesses(acceptances, limits, seconds, max_guesses)
+        guessing_s = self.times.guessing()
+        step_s = [plain_s, *(guessing_s(num_rows + n) for n in range(1, min(sum(limits), max_guesses) + 1))]
+        return choose_num_guesses(acceptances, limits, step_s, self.proposer.draft_s)
 
     def make_room(self, scheduler: "Scheduler", seq: Sequence, num_guesses: int) -> int:
         """Get slots for guesses, fresh blocks only if nobody else may need them. Returns for how many there are."""
