@@ -16,6 +16,7 @@ from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import SchedulerOutput
 
 TILE_ROWS = 16  # query rows that a kernel computes together
+FEW_ROWS = 9  # of a sequence: they are computed one by one, as decodes are, so guesses change no bit of the result
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,9 @@ class Batch:
         """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees."""
         tiles, row = [], 0
         for b, (num_rows, num_keys) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):
-            for i in range(0, num_rows, TILE_ROWS):
-                tiles.append((row + i, min(TILE_ROWS, num_rows - i), b, num_keys - num_rows + i + 1))
+            size = TILE_ROWS if num_rows > FEW_ROWS else 1
+            for i in range(0, num_rows, size):
+                tiles.append((row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1))
             row += num_rows
         return torch.tensor(tiles)
 

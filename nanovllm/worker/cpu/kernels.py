@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.batch import TILE_ROWS, Batch
+from nanovllm.worker.batch import FEW_ROWS, TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
@@ -147,7 +147,8 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
         num_tasks, scratch = tasks.shape[0], None
-        num_parts = max(1, most_parts // (num_tasks * num_kv_heads))
+        # Sums depend on where they are cut in the last bits: a decode is cut alike with guesses and without.
+        num_parts = max(1, most_parts // ((1 if num_tasks <= FEW_ROWS else num_tasks) * num_kv_heads))
         if num_parts > 1:
             scratch = torch.empty(num_tasks * num_kv_heads * num_parts * partial_bytes, dtype=torch.uint8)
         args = AttentionArgs(

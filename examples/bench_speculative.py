@@ -1,0 +1,146 @@
+"""What guesses bring: the same requests with and without them, on texts that repeat themselves and texts that do not.
+
+    python examples/bench_speculative.py [MODEL] [--dtypes bfloat16 int8] [--rounds 5] [--show]
+    python examples/bench_speculative.py --speculative '{"method": "self", "quantization": "int4"}'
+
+Four workloads of one stream, greedy: quoting from a document, editing code, JSON records with fixed keys, open chat.
+And 32 requests of 64 random tokens, EOS ignored. Each round runs every workload without guesses and with them, one right
+after the other; speed-up is the median of the rounds' ratios. Times are from the first token on. The outputs are
+compared, too.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import replace
+
+from quickstart import GUIDE
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.tools.demo_model import demo_model_path
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+CODE = '''\
+def read_scores(path):
+    scores = {}
+    with open(path) as file:
+        for line in file:
+            name, score = line.split(",")
+            scores[name.strip()] = int(score)
+    return scores
+
+
+def best_players(scores, count):
+    ranked = sorted(scores.items(), key=lambda item: item[1], reverse=True)
+    return [name for name, score in ranked[:count]]
+
+
+def write_report(scores, path):
+    with open(path, "w") as file:
+        for name in best_players(scores, 10):
+            file.write(f"{name}: {scores[name]}\\n")
+'''
+RECORDS = [
+    {"name": "Ada Lovelace", "born": 1815, "country": "England", "field": "mathematics", "alive": False},
+    {"name": "Alan Turing", "born": 1912, "country": "England", "field": "computer science", "alive": False},
+    {"name": "Marie Curie", "born": 1867, "country": "France", "field": "physics", "alive": False},
+    {"name": "Grace Hopper", "born": 1906, "country": "United States", "field": "computer science", "alive": False},
+]
+QUESTIONS = [
+    "Tell me a short story about a lighthouse keeper and a storm.",
+    "Why is the sky blue?",
+    "How do I make a good cup of tea?",
+    "What should I see in Lisbon in one day?",
+]
+
+
+def workloads(llm: LLM) -> dict[str, tuple[list, SamplingParams]]:
+    """name -> prompts and their parameters."""
+
+    def asked(question: str) -> dict:
+        return llm.chat_prompt([{"role": "user", "content": question}])
+
+    chat = SamplingParams(temperature=0, max_tokens=200)
+    rng, vocab_size = random.Random(0), llm.engine.model_config.vocab_size
+    records = ",\n".join(json.dumps(record, indent=1) for record in RECORDS)
+    return {
+        "quoting": ([asked(f"{GUIDE}\n\nRepeat the text above word for word.")], chat),
+        "editing code": ([asked(f"```python\n{CODE}```\n\nRepeat this file, but call `best_players` `top_players`.")], chat),
+        "JSON records": ([f"[\n{records},\n{{\n"], replace(chat, ignore_eos=True)),
+        "open chat": ([asked(question) for question in QUESTIONS], chat),
+        "32 random prompts": (
+            [rng.choices(range(100, vocab_size), k=64) for _ in range(32)],
+            replace(chat, max_tokens=48, ignore_eos=True),
+        ),
+    }
+
+
+def run(llm: LLM, name: str, prompts: list, params: SamplingParams) -> tuple[float, list[RequestOutput]]:
+    """Seconds from first tokens to last, and outputs; one stream at a time, but for the random prompts."""
+    batches, seconds, outputs = [prompts] if name.startswith("32") else [[prompt] for prompt in prompts], 0.0, []
+    for batch in batches:
+        outputs += (found := llm.generate(batch, params, use_tqdm=False))
+        seconds += max(o.metrics.last_token_time for o in found) - max(o.metrics.first_token_time for o in found)
+    return seconds, outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
+    parser.add_argument("--speculative", type=json.loads, default=NGRAM, metavar="JSON", help="a speculative_config")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"], help="float32, bfloat16, int8, int4")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--show", action="store_true", help="print the texts, too")
+    args = parser.parse_args()
+    console = Console()
+    for dtype in args.dtypes:
+        measure(args, dtype, console)
+
+
+def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
+    weights = {"quantization": dtype} if dtype.startswith("int") else {"dtype": dtype}
+    options = dict(max_model_len=1024, max_num_seqs=32, **weights)
+    model = args.model or str(demo_model_path())
+    plain, guessing = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
+    loads = workloads(plain)
+    table = Table(title=f"{dtype}, {json.dumps(args.speculative)}", title_justify="left")
+    for name in ("", "guesses\nthat hold", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"):
+        table.add_column(name, justify="left" if not name else "right")
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"measuring {dtype}", total=len(loads) * (args.rounds + 1))
+        for name, load in loads.items():
+            pairs, before = [], None
+            for i in range(args.rounds + 1):
+                if i == 1:  # round 0 warms up
+                    before, pairs = replace(guessing.engine.stats), []
+                pairs.append((run(plain, name, *load), run(guessing, name, *load)))
+                progress.advance(task)
+            (_, expected), (_, found) = pairs[-1]
+            num_tokens = sum(len(o.outputs[0].token_ids) for o in found)
+            same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, found, strict=True)]
+            now = guessing.engine.stats
+            counts = [getattr(now, n) - getattr(before, n) for n in ("num_guessed_tokens", "num_accepted_tokens", "num_output_tokens")]
+            gained = replace(now, num_guessed_tokens=counts[0], num_accepted_tokens=counts[1], num_output_tokens=counts[2])
+            rates = [statistics.median(num_tokens / pair[i][0] for pair in pairs) for i in (0, 1)]
+            speed_up = statistics.median(a / b for (a, _), (b, _) in pairs)
+            rate = gained.acceptance_rate
+            table.add_row(
+                name,
+                "-" if rate is None else f"{rate:.0%}",
+                f"{gained.tokens_per_step:.2f}",
+                *(f"{rate:.0f}" for rate in rates),
+                f"{speed_up:.2f}",
+                f"{sum(same)} of {len(same)}",
+            )
+            if args.show:
+                console.print(found[0].outputs[0].text, markup=False, highlight=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
