@@ -4,8 +4,8 @@
     python examples/bench_speculative.py --speculative '{"method": "self", "quantization": "int4"}'
 
 Four workloads of one stream, greedy: quoting from a document, editing code, JSON records with fixed keys, open chat.
-And 32 requests of 64 random tokens, EOS ignored. Each round runs every workload without guesses and with them, one right
-after the other; speed-up is the median of the rounds' ratios. Times are from the first token on. The outputs are
+And 32 requests of 64 random tokens, EOS ignored. Each round runs every workload without guesses and with them, one
+right after the other; speed-up is the median of the rounds' ratios. Times are from the first token on. The outputs are
 compared, too.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import json
 import random
 import statistics
-import time
 from dataclasses import replace
 
 from quickstart import GUIDE
@@ -25,6 +24,7 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+COUNTERS = ("num_guessed_tokens", "num_accepted_tokens", "num_output_tokens")
 CODE = '''\
 def read_scores(path):
     scores = {}
@@ -51,6 +51,7 @@ RECORDS = [
     {"name": "Marie Curie", "born": 1867, "country": "France", "field": "physics", "alive": False},
     {"name": "Grace Hopper", "born": 1906, "country": "United States", "field": "computer science", "alive": False},
 ]
+EDIT = "Rewrite this Python file. Add a docstring to each function and change nothing else."
 QUESTIONS = [
     "Tell me a short story about a lighthouse keeper and a storm.",
     "Why is the sky blue?",
@@ -70,7 +71,7 @@ def workloads(llm: LLM) -> dict[str, tuple[list, SamplingParams]]:
     records = ",\n".join(json.dumps(record, indent=1) for record in RECORDS)
     return {
         "quoting": ([asked(f"{GUIDE}\n\nRepeat the text above word for word.")], chat),
-        "editing code": ([asked(f"```python\n{CODE}```\n\nRepeat this file, but call `best_players` `top_players`.")], chat),
+        "editing code": ([asked(f"{EDIT}\n\n```python\n{CODE}```")], chat),
         "JSON records": ([f"[\n{records},\n{{\n"], replace(chat, ignore_eos=True)),
         "open chat": ([asked(question) for question in QUESTIONS], chat),
         "32 random prompts": (
@@ -109,7 +110,8 @@ def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
     plain, guessing = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
     loads = workloads(plain)
     table = Table(title=f"{dtype}, {json.dumps(args.speculative)}", title_justify="left")
-    for name in ("", "guesses\nthat hold", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"):
+    names = "", "guesses\nthat hold", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"
+    for name in names:
         table.add_column(name, justify="left" if not name else "right")
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(f"measuring {dtype}", total=len(loads) * (args.rounds + 1))
@@ -124,8 +126,7 @@ def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
             num_tokens = sum(len(o.outputs[0].token_ids) for o in found)
             same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, found, strict=True)]
             now = guessing.engine.stats
-            counts = [getattr(now, n) - getattr(before, n) for n in ("num_guessed_tokens", "num_accepted_tokens", "num_output_tokens")]
-            gained = replace(now, num_guessed_tokens=counts[0], num_accepted_tokens=counts[1], num_output_tokens=counts[2])
+            gained = replace(now, **{name: getattr(now, name) - getattr(before, name) for name in COUNTERS})
             rates = [statistics.median(num_tokens / pair[i][0] for pair in pairs) for i in (0, 1)]
             speed_up = statistics.median(a / b for (a, _), (b, _) in pairs)
             rate = gained.acceptance_rate

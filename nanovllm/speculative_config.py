@@ -77,5 +77,5 @@ class SpeculativeConfig(metaclass=Named):
 
 
 def max_num_logits(max_num_seqs: int, config: Any) -> int:
-    """Rows of a step that may give logits: one for each sequence, and the guesses of one. config: None, if nobody guesses."""
+    """Rows of a step that may give logits: one a sequence, and the guesses of one. config: None if nobody guesses."""
     return max_num_seqs + (0 if config is None else config.num_speculative_tokens)

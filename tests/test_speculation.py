@@ -16,7 +16,8 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.ngrams import NgramIndex
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.speculation import MIN_GAIN, Record, Speculation, StepTimes, choose_num_guesses
+from nanovllm.core.speculation import MIN_GAIN, Speculation, choose_num_guesses
+from nanovllm.core.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.structured_outputs import Grammar
 from nanovllm.worker import model_runner, sampler
@@ -35,7 +36,10 @@ class Hostile:
 
     continuations: list[list[int]]
     rng: random.Random
-    draft_s = 0.0
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.guess(seq.tokens, n) for seq, n in wanted]
@@ -566,7 +570,9 @@ def decide(speculation: Speculation, num_seqs: int, seconds, hold) -> list[int]:
         chosen = speculation.choose(scheduler, chunks, 4000)
         speculation.times.note(num_seqs + sum(chosen), seconds(num_seqs + sum(chosen)), any(chosen))
         for seq, n in zip(seqs, chosen, strict=True):
-            speculation.records.setdefault(seq, Record()).note(min(n, hold(n)), n)
+            if seq in speculation._asked:
+                for record in speculation._asked[seq]:
+                    record.note(min(n, hold(n)), n)
         counts.append(sum(chosen))
     return counts
 

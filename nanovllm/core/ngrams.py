@@ -16,18 +16,19 @@ class NgramProposer:
     vLLM's.)
     """
 
-    draft_s = 0.0
+    first_acceptance, draft_s = 0.5, 0.0
 
     def __init__(self, prompt_lookup_max: int, prompt_lookup_min: int) -> None:
         self.lengths = range(prompt_lookup_max, prompt_lookup_min - 1, -1)
         self._indexes: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
+    def kind(self, seq: Sequence) -> int | None:
+        """Tokens of the n-gram that was found: the longer, the better the guess."""
+        found = self._indexes.setdefault(seq, NgramIndex(self.lengths)).find(seq.tokens)
+        return found and found[0]
+
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        found = []
-        for seq, num_guesses in wanted:
-            index = self._indexes.setdefault(seq, NgramIndex(self.lengths))
-            found.append(index.guess(seq.tokens, num_guesses))
-        return found
+        return [self._indexes.setdefault(seq, NgramIndex(self.lengths)).guess(seq.tokens, n) for seq, n in wanted]
 
 
 class NgramIndex:
@@ -38,7 +39,8 @@ class NgramIndex:
         self.follower: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token that followed it last
         self.num_tokens = 0
 
-    def guess(self, tokens: list[int], num_guesses: int) -> list[int]:
+    def find(self, tokens: list[int]) -> tuple[int, int] | None:
+        """(n, position behind it) of the longest n-gram that the tokens end with and that was there before."""
         if len(tokens) < self.num_tokens:  # a step has failed: its tokens are gone
             self.follower, self.num_tokens = {}, 0
         for position in range(self.num_tokens, len(tokens)):
@@ -49,8 +51,12 @@ class NgramIndex:
         for n in self.lengths:
             start = self.follower.get(tuple(tokens[-n:]))
             if start is not None:
-                text = tokens[start : start + num_guesses]
-                while len(text) < num_guesses:  # it overlaps what it continues: the text repeats itself
-                    text += text[: num_guesses - len(text)]
-                return text
-        return []
+                return n, start
+        return None
+
+    def guess(self, tokens: list[int], num_guesses: int) -> list[int]:
+        found = self.find(tokens)
+        text = tokens[found[1] : found[1] + num_guesses] if found else []
+        while text and len(text) < num_guesses:  # it overlaps what it continues: the text repeats itself
+            text += text[: num_guesses - len(text)]
+        return text

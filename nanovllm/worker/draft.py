@@ -1,13 +1,15 @@
 """A draft model: a smaller one, or the same one in fewer bits, that guesses what the model will sample (chapter 13).
 
-It generates a few tokens ahead, with weights and a KV cache of its own. It samples with the request's parameters and noise:
-where both models think alike, they draw the same token, at any temperature.
+It generates a few tokens ahead, with weights and a KV cache of its own. It samples with the request's parameters and
+its noise: where both models think alike, they draw the same token, at any temperature.
 """
 
 import time
+from collections import deque
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from nanovllm.core.ngrams import NgramProposer
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.core.speculation import Proposer, Speculation
+from nanovllm.core.step_times import NUM_TIMES
 from nanovllm.hub import resolve_checkpoint
 from nanovllm.speculative_config import SpeculativeConfig, max_num_logits
 from nanovllm.tokenizer import load_tokenizer
@@ -26,7 +29,7 @@ from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.model_runner import ModelRunner
 
 KV_SHARE = 1 / 8  # of free memory, at most, for the draft model's KV cache
-NEWEST = 0.2  # how much the newest measurement counts in a mean of times
+FADING = 0.998  # of a measured time with every question: guesses that did not pay are tried again after a while
 
 
 def make_speculation(
@@ -102,14 +105,21 @@ class DraftModel:
     drafts   sequence -> its copy here, which is some guesses longer
     """
 
+    first_acceptance = 0.9
+
     def __init__(
         self, runner: Any, manager: BlockManager, max_num_batched_tokens: int, max_model_len: int, vocab_size: int
     ) -> None:
         self.runner, self.manager, self.max_num_batched_tokens = runner, manager, max_num_batched_tokens
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
-        self.draft_s = 0.0
+        self.draft_s, self._times = 0.0, deque[float](maxlen=NUM_TIMES)
         self.drafts: dict[Sequence, Sequence] = {}
         self._is_torn = False
+
+    def kind(self, seq: Sequence) -> int | None:
+        """It always has an opinion, as far as its positions go."""
+        self.draft_s *= FADING
+        return 0 if len(seq.tokens) < self.max_model_len else None
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Guesses for each sequence; none for one that has no room here."""
@@ -170,5 +180,6 @@ class DraftModel:
         for draft, token_id in zip(sampling, token_ids, strict=True):
             draft.append(token_id)
         if num_tokens <= 2 * len(active):  # no prompts: what a guess costs
-            self.draft_s += NEWEST * (time.perf_counter() - started - self.draft_s)
+            self._times.append(time.perf_counter() - started)
+            self.draft_s = median(self._times)
         return [seq for seq in active if self.drafts[seq] in sampling]
