@@ -24,6 +24,7 @@ TITLES = {
     10: "The optimization stack",
     11: "Benchmarks",
     12: "Fewer bits",
+    13: "Guess and check",
 }
 
 

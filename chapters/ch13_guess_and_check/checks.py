@@ -1,0 +1,590 @@
+"""Grading of the exercises of chapter 13: on small examples, then in the engine.
+
+The engine computes in float32, where no token depends on how many rows a step has.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
+from itertools import product
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from chapters.ch13_guess_and_check.world import Always, guessing, steps_watched
+from chapters.expect import expect, expect_answer, expect_sane
+from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.patching import replaced
+from nanovllm import LLM, SamplingParams
+from nanovllm.core import speculation as speculation_module
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.speculation import Speculation
+
+Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
+TakeTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
+ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
+
+REPEATING = [*PROMPTS, "one two three four one two three four one two", "a b a b a b a b"]
+PARAMS = [
+    SamplingParams(temperature=t, seed=s, max_tokens=24, ignore_eos=s != 3, frequency_penalty=0.2 * (s == 1))
+    for t, s in ((0.0, 0), (0.9, 1), (0.0, 2), (1.2, 3), (0.0, 4))
+]
+
+
+class Float32Bench(Bench):
+    """Blocks of four tokens: guesses often cross a border."""
+
+    @cached_property
+    def llm(self) -> LLM:
+        sizes = {"max_model_len": 128, "max_num_seqs": 4, "num_gpu_blocks_override": 160, "block_size": 4}
+        return LLM(self.model, dtype="float32", **sizes)
+
+    def answers(self) -> list[list[int]]:
+        self.llm.reset_prefix_cache()
+        outputs = self.llm.generate(REPEATING, PARAMS, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    @cached_property
+    def expected(self) -> list[list[int]]:
+        """Without guesses."""
+        return self.answers()
+
+
+@cache
+def float32_bench(model: str) -> Float32Bench:
+    return Float32Bench(model)
+
+
+@contextmanager
+def engine_of(bench: Bench) -> Iterator[Float32Bench]:
+    other = float32_bench(bench.model)
+    try:
+        yield other
+    finally:
+        other.clean()
+
+
+def compare_answers(other: Float32Bench, expected: list[list[int]]) -> None:
+    text = other.llm.get_tokenizer().decode
+    for prompt, ours, theirs in zip(REPEATING, expected, other.answers(), strict=True):
+        if ours != theirs:
+            raise Wrong(f"{prompt!r} is answered otherwise than without guesses", expected=text(ours), got=text(theirs))
+
+
+@contextmanager
+def use_nothing(function: Any) -> Iterator[None]:
+    """The checks put the function into the engine themselves."""
+    yield
+
+
+# -- guess ------------------------------------------------------------------------------------------------------------
+
+
+def search(tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
+    """The slow way: go through the text, from the end to the beginning, once for each length."""
+    for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for place in range(len(tokens) - 1, n - 1, -1):
+            if tokens[place - n : place] == tokens[-n:]:
+                repeated = tokens[place:] * (num_guesses + 1)
+                return repeated[:num_guesses]
+    return []
+
+
+class Counted(list):
+    """A list of tokens that counts how many are read."""
+
+    num_read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        for token in super().__iter__():
+            self.num_read += 1
+            yield token
+
+    def _whole(name: str) -> Any:  # type: ignore[misc]
+        def method(self: "Counted", *args: Any) -> Any:
+            self.num_read += len(self)
+            return getattr(list, name)(self, *args)
+
+        return method
+
+    for _name in ("__add__", "__mul__", "__contains__", "__eq__", "__reversed__", "copy", "count", "index"):
+        locals()[_name] = _whole(_name)
+
+
+def ask_guess(
+    function: Guess, memory: dict, tokens: list[int], sizes: tuple[int, int, int], hint: str, most_read: float = 1e9
+) -> None:
+    given = Counted(tokens)
+    got: Any = function(memory, given, *sizes)
+    num_read = given.num_read
+    if list.__ne__(given, tokens):
+        raise Wrong("tokens, which you were given, have been changed")
+    expected = search(tokens, *sizes)
+    if not isinstance(got, list) or got != expected:
+        shown = f"{'..., ' * (len(tokens) > 16)}{', '.join(map(str, tokens[-16:]))}"
+        sizes_shown = "{} guesses, n-grams of {} to {}".format(*sizes)
+        raise Wrong(f"after [{shown}], {sizes_shown}: {hint}", expected=expected, got=got)
+    if num_read > most_read:
+        hint = "a call reads what is new, and a few tokens more; it does not go through the text again"
+        raise Wrong(hint, expected=f"at most {most_read:.0f} tokens read", got=f"{num_read} of {len(tokens)}")
+
+
+def check_found(function: Guess, bench: Bench) -> None:
+    """The text goes on as it did before"""
+    ask_guess(function, {}, [1, 2, 3, 9, 1, 2], (2, 3, 1), "1, 2 was followed by 3, 9")
+    ask_guess(function, {}, [1, 2, 3, 4], (2, 3, 1), "nothing stands there twice: return []")
+    ask_guess(function, {}, [4], (2, 3, 1), "a single token has no earlier place")
+
+
+def check_longest(function: Guess, bench: Bench) -> None:
+    """The longest n-gram counts, then the newest place"""
+    tokens = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
+    ask_guess(function, {}, tokens, (1, 3, 1), "1, 2, 3 counts more than 2, 3, although it is older")
+    ask_guess(function, {}, tokens, (1, 2, 1), "with n-grams of two at most, the newest 2, 3 counts")
+    ask_guess(function, {}, tokens, (1, 8, 4), "no n-gram of four tokens comes twice")
+    ask_guess(function, {}, [7, 1, 8, 7, 2, 9, 7], (1, 3, 1), "of several places the newest counts")
+
+
+def check_overlap(function: Guess, bench: Bench) -> None:
+    """A text that repeats itself goes on repeating"""
+    ask_guess(function, {}, [5, 7, 8, 7, 8], (5, 3, 1), "the tokens from the place to the end come again and again")
+    ask_guess(function, {}, [3, 3, 3], (4, 2, 1), "3, 3 overlaps itself, one place before")
+    ask_guess(function, {}, [1, 2, 3, 1, 2], (7, 2, 1), "behind the end of the text come the same tokens again")
+
+
+def check_growing(function: Guess, bench: Bench) -> None:
+    """300 growing texts, several tokens at a time, agree with a search"""
+    rng = random.Random(13)
+    for _ in range(300):
+        shortest = rng.randint(1, 3)
+        sizes = rng.randint(1, 6), rng.randint(shortest, 5), shortest
+        memory: dict = {}
+        tokens: list[int] = rng.choices(range(rng.choice([2, 3, 8])), k=rng.randint(1, 12))
+        for _ in range(12):
+            ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds")
+            tokens += rng.choices(range(3), k=rng.randint(1, 4))
+
+
+def check_fails(function: Guess, bench: Bench) -> None:
+    """A step has failed: the last tokens are gone, and others come"""
+    memory: dict = {}
+    ask_guess(function, memory, [1, 2, 3, 1, 2, 4, 9, 9, 9], (2, 2, 1), "the text repeats 9")
+    hint = "there are fewer tokens than last time: forget what was noted of those that are gone"
+    ask_guess(function, memory, [1, 2, 3, 1, 2], (2, 2, 1), hint)
+
+
+def check_reads_little(function: Guess, bench: Bench) -> None:
+    """A text of 4,000 tokens is read once, and then no more"""
+    rng = random.Random(1)
+    memory, tokens = {}, rng.choices(range(300), k=4000)
+    sizes = (5, 4, 2)
+    ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds")
+    for _ in range(30):
+        at, num_new = rng.randrange(3900), rng.randint(1, 4)
+        tokens += tokens[at : at + num_new]
+        ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds", most_read=200)
+
+
+class TheirProposer:
+    """A Proposer (core/speculation.py) that asks the student's function."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, function: Guess) -> None:
+        self.function, self.memories = function, WeakKeyDictionary[Sequence, dict]()
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        found = []
+        for seq, num_guesses in wanted:
+            memory, tokens = self.memories.setdefault(seq, {}), Counted(seq.tokens)
+            guesses = self.function(memory, tokens, num_guesses, 3, 1)
+            expect(search(seq.tokens, num_guesses, 3, 1), guesses, "in the engine, beside other sequences")
+            found.append(guesses)
+        return found
+
+
+def check_guess_generates(function: Guess, bench: Bench) -> None:
+    """The engine generates with your guesses: the same tokens, in fewer steps"""
+    with engine_of(bench) as other:
+        expected = other.expected
+        with guessing(other.llm, TheirProposer(function), 4), steps_watched(other.llm) as steps:
+            compare_answers(other, expected)
+        if sum(step.num_held for step in steps) == 0:
+            raise Wrong("not one guess held, in texts that repeat themselves")
+
+
+# -- take_tokens ------------------------------------------------------------------------------------------------------
+
+BLOCK_SIZE = 4
+EOS = 99
+
+
+@contextmanager
+def use_take_tokens(function: TakeTokens) -> Iterator[None]:
+    def take_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+        return function(self, chunk, token_ids)
+
+    with replaced(Scheduler, "take_tokens", take_tokens):
+        yield
+
+
+class Says:
+    """Guesses what it is told to."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, guesses: list[int]) -> None:
+        self.guesses = guesses
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.guesses[:n] for _, n in wanted]
+
+
+def make(num_blocks: int = 40, **options: Any) -> Scheduler:
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 60} | options
+    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), eos_token_ids=frozenset({EOS}), **limits)
+
+
+def one_step(guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any) -> Scheduler:
+    """A prompt 0, 1, 2, ..., a first token 20, then a step with these guesses in which this is sampled. Compares."""
+    scheduler = make()
+    seq = Sequence(list(range(num_prompt)), SamplingParams(max_tokens=params.pop("max_tokens", 30), **params))
+    scheduler.add(seq)
+    scheduler.update(scheduler.schedule(), [20])
+    scheduler.speculation = Always(Says(guesses), len(guesses), 10**6) if guesses else None
+    output = scheduler.schedule()
+    [chunk] = output.chunks
+    before, taken = list(seq.tokens), list[int]()
+    copy = Sequence(seq.tokens[:num_prompt], seq.sampling_params)
+    copy.tokens = list(seq.tokens)
+    for token_id, guessed in zip(sampled, [*chunk.guesses, None], strict=True):
+        taken.append(token_id)
+        copy.append(token_id)
+        reason, _ = scheduler.finish_reason_of(copy, token_id)
+        if reason is not None or token_id != guessed:
+            break
+    ended = scheduler.take_tokens(chunk, sampled)
+    said = f"guesses {chunk.guesses}, sampled {sampled}: {hint}"
+    expect(taken, seq.tokens[len(before) :], f"{said} (the tokens appended)")
+    expect_answer(reason is not None, ended, f"for guesses {chunk.guesses}, sampled {sampled}")
+    expect(reason, seq.finish_reason, f"{said} (the finish reason)")
+    if reason is None:
+        expect(SequenceStatus.DECODE, seq.status, "the sequence's status")
+        expect(len(seq.tokens) - 1, seq.num_computed_tokens, f"{said} (num_computed_tokens)")
+        num_named = sum(manager_block.block_hash is not None for manager_block in scheduler.block_manager.blocks)
+        expect(seq.num_computed_tokens // BLOCK_SIZE, num_named, f"{said} (blocks that have a name)")
+    expect_sane(scheduler, f"{said}: ")
+    return scheduler
+
+
+def check_none(function: TakeTokens, bench: Bench) -> None:
+    """No guesses: the one token is taken"""
+    one_step([], [21], "append what was sampled")
+
+
+def check_all_hold(function: TakeTokens, bench: Bench) -> None:
+    """All guesses hold: they are taken, and the token behind them"""
+    one_step([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no guess")
+    one_step([21, 22, 23, 24, 25], [21, 22, 23, 24, 25, 26], "guesses that hold may fill a block, which gets its name")
+
+
+def check_refused(function: TakeTokens, bench: Bench) -> None:
+    """A guess is refused: what was sampled in its place is taken, and nothing behind it"""
+    one_step([31], [21, 22], "in place of the refused guess stands what was sampled")
+    one_step([21, 32, 23], [21, 22, 23, 24], "row 2 was computed with 32 before it: what it says does not count")
+    one_step([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three hold, so K/V of three guesses is right")
+
+
+def check_ends(function: TakeTokens, bench: Bench) -> None:
+    """The sequence ends within an accepted run"""
+    one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS ends the sequence, even where the guesses behind it hold")
+    one_step([21, 22, 23], [21, 22, 23, 24], "max_tokens is reached", max_tokens=3)
+    one_step([21, 22], [21, 55, 23], "a stop token ends it", stop_token_ids=[55])
+    one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS may be ignored", ignore_eos=True)
+
+
+def check_blocks_back(function: TakeTokens, bench: Bench) -> None:
+    """A sequence that ends gives its blocks back, and what was right can be found"""
+    scheduler = one_step([21, 22, 23, 24, EOS], [21, 22, 23, 24, EOS, 1], "it ends", num_prompt=5)
+    expect(False, scheduler.has_unfinished(), "the sequence has ended: call scheduler.finish")
+    again = Sequence([0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 7, 8, 9])
+    scheduler.add(again)
+    scheduler.schedule()
+    hint = "blocks full of tokens that hold are named before the sequence gives them back"
+    expect(8, again.num_cached_tokens, hint)
+
+
+def next_token(tokens: list[int]) -> int:
+    """A rule by which a text goes on; EOS now and then."""
+    return EOS if sum(tokens) % 23 == 0 else (7 * sum(tokens) + len(tokens)) % 19
+
+
+class Cache:
+    """Notes what each slot of the KV cache holds, and complains where a step reads something else."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, tuple[int, ...]] = {}
+
+    def run(self, output: SchedulerOutput) -> list[int]:
+        texts = [(chunk, chunk.seq.tokens[: chunk.known_end] + chunk.guesses) for chunk in output.chunks]
+        for chunk, tokens in texts:
+            for position in range(chunk.write_start, chunk.end):
+                self.slots[self.slot(chunk.seq, position)] = tuple(tokens[: position + 1])
+        for chunk, tokens in texts:
+            for position in range(chunk.end):
+                held = self.slots.get(self.slot(chunk.seq, position))
+                if held != tuple(tokens[: position + 1]):
+                    hint = (
+                        f"at position {position} a step reads K/V that belongs to other tokens: those of a refused guess "
+                        "are not computed, and a block gets its name when all its tokens hold"
+                    )
+                    raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
+        return [next_token(seq.tokens) for chunk in output.chunks for seq in chunk.sampled_seqs()]
+
+    def slot(self, seq: Sequence, position: int) -> int:
+        return seq.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+class SometimesRight:
+    """Knows the rule, and keeps to it most of the time."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        found = []
+        for seq, num_guesses in wanted:
+            tokens = list(seq.tokens)
+            for _ in range(num_guesses):
+                tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(19))
+            found.append(tokens[len(seq.tokens) :])
+        return found
+
+
+def check_many(function: TakeTokens, bench: Bench) -> None:
+    """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
+    rng = random.Random(3)
+    scheduler, cache_model = make(num_blocks=20), Cache()
+    scheduler.speculation = Always(SometimesRight(rng), 5, 10**6)
+    seqs = []
+    for _ in range(40):
+        start = rng.randrange(3)
+        seqs.append(Sequence(list(range(start, start + rng.randint(1, 20))), SamplingParams(max_tokens=25)))
+        scheduler.add(seqs[-1])
+    for _ in range(3000):
+        if not scheduler.has_unfinished():
+            break
+        output = scheduler.schedule()
+        scheduler.update(output, cache_model.run(output))
+        expect_sane(scheduler)
+    for seq in seqs:
+        tokens = seq.tokens[: seq.num_prompt_tokens]
+        while len(tokens) < seq.num_prompt_tokens + 25 and (len(tokens) == seq.num_prompt_tokens or tokens[-1] != EOS):
+            tokens.append(next_token(tokens))
+        expect(tokens[seq.num_prompt_tokens :], seq.generated_token_ids, "a request's tokens")
+
+
+def check_take_generates(function: TakeTokens, bench: Bench) -> None:
+    """The engine generates: the same tokens with guesses as without"""
+    with engine_of(bench) as other:
+        with replaced(Scheduler, "take_tokens", OUR_TAKE_TOKENS):
+            expected = other.expected
+        continuations = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, expected, strict=True)]
+        with guessing(other.llm, Remembers(continuations), 4), steps_watched(other.llm) as steps:
+            compare_answers(other, expected)
+        if sum(step.num_held for step in steps) < 20:
+            raise Wrong("hardly a guess was taken, although three of four are right")
+
+
+OUR_TAKE_TOKENS = Scheduler.take_tokens
+
+
+class Remembers:
+    """Knows what these texts say; every fourth guess is wrong."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        found = []
+        for seq, num_guesses in wanted:
+            known = len(seq.tokens)
+            rest = next((text[known:] for text in self.texts if text[:known] == seq.tokens), [])[:num_guesses]
+            found.append([7 if (known + i) % 4 == 0 else token for i, token in enumerate(rest)])
+        return found
+
+
+# -- share_guesses ----------------------------------------------------------------------------------------------------
+
+
+def rate(acceptances: list[float], counts: list[int], step_s: list[float]) -> float:
+    num_tokens = sum(sum(a**j for j in range(n + 1)) for a, n in zip(acceptances, counts, strict=True))
+    return num_tokens / step_s[sum(counts)]
+
+
+def compare_shares(
+    function: ShareGuesses, acceptances: list[float], limits: list[int], step_s: list[float], hint: str
+) -> list[int]:
+    given = list(acceptances), list(limits), list(step_s)
+    got: Any = function(*given)
+    if given != (acceptances, limits, step_s):
+        raise Wrong("the lists that you were given have been changed")
+    said = f"acceptances {acceptances}, limits {limits}, step_s {[round(s, 4) for s in step_s]}"
+    if not isinstance(got, list) or len(got) != len(limits) or not all(isinstance(n, int) for n in got):
+        raise Wrong(f"return a list of ints, one for each sequence ({said})", got=repr(got)[:80])
+    most = len(step_s) - 1
+    if any(not 0 <= n <= limit for n, limit in zip(got, limits, strict=True)) or sum(got) > most:
+        raise Wrong(f"{said}: no sequence above its limit, no more than {most} in all", got=got)
+    possible = product(*(range(limit + 1) for limit in limits))
+    choices = [list(counts) for counts in possible if sum(counts) <= most]
+    best = max(rate(acceptances, counts, step_s) for counts in choices)
+    as_good = [counts for counts in choices if rate(acceptances, counts, step_s) >= best * (1 - 1e-9)]
+    expected = min(as_good, key=sum)
+    found = rate(acceptances, got, step_s)
+    if found < best * (1 - 1e-9):
+        what = f"{expected}: {best:.5g} tokens a second"
+        raise Wrong(f"{said}: {hint}", expected=what, got=f"{got}: {found:.5g} tokens a second")
+    if sum(got) > sum(expected):
+        raise Wrong(f"{said}: as good with fewer guesses", expected=expected, got=got)
+    return got
+
+
+def check_share_example(function: ShareGuesses, bench: Bench) -> None:
+    """One sequence: the example, and a step that costs nothing more"""
+    hint = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
+    compare_shares(function, [0.5], [3], [10.0, 11.0, 12.0, 13.0], hint)
+    compare_shares(function, [0.9], [4], [10.0, 10.1, 10.2, 10.3, 10.4], hint)
+
+
+def check_share_none(function: ShareGuesses, bench: Bench) -> None:
+    """Guesses that do not pay are not made"""
+    compare_shares(function, [0.4], [3], [1.0, 1.5, 2.0, 2.5], "0.4 tokens more for half of a step's time more")
+    compare_shares(function, [0.0, 0.0], [2, 2], [1.0, 1.0, 1.0, 1.0, 1.0], "a guess that never holds adds nothing")
+    compare_shares(function, [0.9], [0], [1.0, 1.1], "its limit is 0")
+
+
+def check_share_step(function: ShareGuesses, bench: Bench) -> None:
+    """Seconds that jump: the first guess does not pay, and three do"""
+    hint = "do not stop at the first number that is no better: look at all"
+    compare_shares(function, [0.9], [4], [10.0, 20.0, 20.0, 20.0, 21.0], hint)
+    compare_shares(function, [0.95], [5], [1.0, 1.99, 2.0, 2.01], "the list of seconds ends before the limit")
+
+
+def check_share_several(function: ShareGuesses, bench: Bench) -> None:
+    """Several sequences: the most probable guesses first"""
+    hint = "the j-th guess of a sequence adds a**j tokens; take the largest of these first, whoever's they are"
+    compare_shares(function, [0.9, 0.3], [4, 4], [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5, 14.0], hint)
+    compare_shares(function, [0.5, 0.9, 0.7], [3, 3, 3], [10.0 + 0.8 * n for n in range(10)], hint)
+    compare_shares(function, [0.9, 0.9], [1, 5], [10.0 + 0.8 * n for n in range(5)], "limits are kept")
+
+
+def check_share_random(function: ShareGuesses, bench: Bench) -> None:
+    """200 random steps"""
+    rng = random.Random(5)
+    for _ in range(200):
+        num_seqs = rng.randint(1, 4)
+        acceptances = [round(rng.random(), 2) for _ in range(num_seqs)]
+        limits = [rng.randint(0, 4) for _ in range(num_seqs)]
+        step_s = [1.0]
+        for _ in range(rng.randint(0, sum(limits) + 2)):
+            step_s.append(step_s[-1] + rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]))
+        compare_shares(function, acceptances, limits, step_s, "compare all numbers of guesses")
+
+
+class GivenTimes:
+    """In place of StepTimes: a machine on which a step takes so long, whatever the clock says."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.seconds = seconds
+
+    def note(self, num_rows: int, seconds: float, guesses: bool) -> None:
+        pass
+
+    def plain(self, num_rows: int) -> float:
+        return self.seconds(num_rows)
+
+    def guessing(self) -> Callable[[int], float]:
+        return self.seconds
+
+    def num_rows_to_try(self, num_rows: int) -> int:
+        return 10**6
+
+
+def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
+    """The engine decides with your function: the same tokens, and guesses where they pay"""
+    num_asked = 0
+
+    def choose(acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0) -> list[int]:
+        nonlocal num_asked
+        num_asked += 1
+        return compare_shares(function, acceptances, limits, step_s, "asked by the engine")
+
+    with engine_of(bench) as other, replaced(speculation_module, "choose_num_guesses", choose):
+        expected = other.expected
+        texts = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, expected, strict=True)]
+        speculation = Speculation(Remembers(texts), 3, 10**6)
+        speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # type: ignore[assignment]
+        with replaced(other.llm.engine.scheduler, "speculation", speculation), steps_watched(other.llm) as steps:
+            compare_answers(other, expected)
+        if not num_asked or not any(step.guesses for step in steps):
+            raise Wrong("the engine made no guess at all", got=f"{num_asked} times asked")
+
+
+TASKS = [
+    Task(
+        "guess",
+        "Where guesses come from",
+        use_nothing,
+        (
+            check_found,
+            check_longest,
+            check_overlap,
+            check_growing,
+            check_fails,
+            check_reads_little,
+            check_guess_generates,
+        ),
+    ),
+    Task(
+        "take_tokens",
+        "A guess is checked by doing the work",
+        use_take_tokens,
+        (check_none, check_all_hold, check_refused, check_ends, check_blocks_back, check_many, check_take_generates),
+    ),
+    Task(
+        "share_guesses",
+        "How many guesses?",
+        use_nothing,
+        (
+            check_share_example,
+            check_share_none,
+            check_share_step,
+            check_share_several,
+            check_share_random,
+            check_share_generates,
+        ),
+    ),
+]

@@ -1,0 +1,340 @@
+"""Lab of chapter 13: a real model's text, guessed and checked, and what a step costs by its rows.
+
+Tokens are computed in float32, so that they come out the same on every machine; times are those of the engine's bf16.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chapters.ch13_guess_and_check.coupling import agreement, all_logits
+from chapters.ch13_guess_and_check.drawing import counts_of, draw_counts, draw_steps, draw_text
+from chapters.ch13_guess_and_check.world import (
+    ITSELF,
+    LONGEST,
+    NGRAMS,
+    NOBODY,
+    OPTIONS,
+    SHORTEST,
+    TEXTS,
+    World,
+    expected_run,
+    guessing,
+)
+from chapters.draw import make_table
+from chapters.patching import replaced
+from chapters.story import Story, one_core
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.speculation import Speculation, choose_num_guesses
+
+if TYPE_CHECKING:
+    from chapters.explorer import Explorer
+
+NUM_SHOWN = 14  # steps in a panel
+NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+NUM_SEQS = 16
+GUESSED = " and the sea was"  # by a proposer that is wrong
+SPECULATIVE = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": LONGEST,
+    "prompt_lookup_min": SHORTEST,
+}
+
+
+def load_world(story: Story) -> World:
+    return World(story.load(dtype="float32", **OPTIONS))
+
+
+class Fixed:
+    """Always guesses the same tokens."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids = token_ids
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.token_ids[:n] for _, n in wanted]
+
+
+def panels(world: World) -> list[tuple[str, RenderableType]]:
+    asked = f"{world.guesser}, at most {world.num_guesses} guesses a step, temperature {world.temperature:g}"
+    first = max(0, len(world.steps) - NUM_SHOWN)
+    return [
+        ("the text: green was guessed, bold was sampled where no guess held", draw_text(world)),
+        (f"the last steps: {asked}", draw_steps(world, world.steps[first:], first + 1)),
+        ("so far", draw_counts(world.steps)),
+    ]
+
+
+def make_app(model: str | None) -> "Explorer":
+    from chapters.explorer import Action, Explorer
+
+    actions = [
+        Action("n", "step", "step"),
+        Action("e", "20 steps", "many_steps"),
+        Action("g", "guesses", "next_number"),
+        Action("w", "who", "next_guesser"),
+        Action("h", "heat", "next_temperature"),
+        Action("x", "text", "next_text"),
+        Action("r", "reset", "reset"),
+    ]
+    return Explorer("Guess and check", load_world(Story(model)), panels, actions, ask="a text to continue")
+
+
+# -- the story --------------------------------------------------------------------------------------------------------
+
+
+def tell(story: Story) -> None:
+    with one_core():
+        step_s = tell_rows(story)
+        world = load_world(story)
+        tell_guesses(story, world)
+        tell_runs(story, world)
+        tell_noise(story, world)
+        tell_cache(story, world)
+        tell_names(story, world)
+        tell_numbers(story, step_s)
+        tell_engine(story)
+
+
+def tell_rows(story: Story) -> list[float]:
+    """Returns the seconds of steps of 1, 2, ... rows."""
+    story.part("What one more row costs")
+    llm = story.load(dtype="bfloat16", **OPTIONS)
+    vocab_size = llm.engine.model_config.vocab_size
+    llm.engine.add_request(None, TEXTS["a story"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    llm.engine.step()
+    times: dict[int, list[float]] = {num_rows: [] for num_rows in NUM_ROWS}
+    for _ in range(4):
+        for num_rows, found in times.items():
+            with guessing(llm, Fixed([vocab_size - 1] * 15), num_rows - 1):
+                started = time.perf_counter()
+                llm.engine.step()
+                found.append(time.perf_counter() - started)
+    best = {num_rows: min(found) for num_rows, found in times.items()}
+    story.say(
+        "One sequence in bf16, on one core. A step with n rows computes its newest token and n - 1 guesses, which are "
+        "all wrong. Milliseconds of a step, the best of four; as a multiple of a step without guesses; and the "
+        "milliseconds a token if all guesses had held."
+    )
+    table = make_table("rows", "ms", "times", "ms a row", "", width=10, first=10)
+    for num_rows, s in best.items():
+        table.add_row(str(num_rows), f"{1e3 * s:.1f}", f"{s / best[1]:.2f}", f"{1e3 * s / num_rows:.1f}", "(measured)")
+    story.show(table)
+    return [best[num_rows] for num_rows in range(1, 10)]
+
+
+def run(world: World, text: str, guesser: str, num_guesses: int, temperature: float, num_tokens: int) -> list[int]:
+    """Generate this many tokens, or a few more. Returns them; the world has the steps."""
+    world.guesser, world.num_guesses, world.temperature = guesser, num_guesses, temperature
+    world.begin(TEXTS[text])
+    while world.seq.num_generated_tokens < num_tokens and world.seq.finish_reason is None:
+        world.step()
+    return world.seq.generated_token_ids[:num_tokens]
+
+
+def tell_guesses(story: Story, world: World) -> None:
+    story.part("A text that goes on as it did before")
+    tokens = run(world, "a quotation", NGRAMS, 4, 0.0, 44)
+    story.say(f"The prompt, {world.seq.num_prompt_tokens} tokens:")
+    story.show(Text(world.prompt))
+    story.say(
+        f"Greedy, at most 4 guesses a step, from n-grams of {LONGEST} to {SHORTEST} tokens. A bar stands between two "
+        "tokens, a dot for a space. The first step is the prompt's."
+    )
+    story.show(draw_steps(world, world.steps))
+    num_steps = len(world.steps)
+    plain = run(world, "a quotation", NOBODY, 4, 0.0, 44)
+    told = "the same" if plain == tokens else "OTHERS"
+    story.say(
+        f"{len(tokens)} tokens in {num_steps} steps. Without guesses {len(world.steps)} steps, and the tokens are {told}."
+    )
+
+
+def tell_runs(story: Story, world: World) -> None:
+    story.part("How long a run is")
+    story.say(
+        "Steps with at least one guess; the share of the checked guesses that held, a; tokens that such a step gave; "
+        "and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of guesses k. 48 tokens each."
+    )
+    names = ("who guesses", "T", "k", "steps", "guesses", "held", "a", "tokens a step", "expected")
+    table = make_table(*names, first=24)
+    for text, guesser, temperature in (("a quotation", NGRAMS, 0.0), ("a list", NGRAMS, 0.0), ("a story", ITSELF, 0.5)):
+        for num_guesses in (1, 2, 4, 8):
+            run(world, text, guesser, num_guesses, temperature, 48)
+            steps = [step for step in world.steps if step.guesses]
+            name = f"{text}, {'n-grams' if guesser == NGRAMS else 'itself'}"
+            table.add_row(name, f"{temperature:g}", str(num_guesses), *counts_of(steps))
+    story.show(table)
+
+
+def tell_noise(story: Story, world: World) -> None:
+    story.part("The same noise")
+    world.guesser = ITSELF
+    draft: Any = world.proposer
+    tokens = run(world, "a story", NOBODY, 4, 1.0, 64)
+    token_ids = world.tokenizer(world.prompt).input_ids + tokens
+    world.begin(TEXTS["a story"])  # its blocks are written over here, and the cache forgets them afterwards
+    logits = [all_logits(runner, token_ids) for runner in (world.llm.engine.model_runner, draft.runner)]
+    draft.drafts.clear()
+    draft.manager.roll_back()
+    draft.manager.reset_prefix_cache()
+    story.say(
+        f"The model and its copy in 8 bits read the same {len(token_ids)} tokens. In the mean over all positions, how "
+        "probable is it that a guess of the copy holds? By rejection sampling; if both throw the same number; if each "
+        "throws its own."
+    )
+    table = make_table("temperature", "rejection sampling", "same noise", "own noise", first=14, width=18)
+    for temperature in (0.0, 0.3, 0.5, 0.7, 1.0):
+        found = agreement(*logits, temperature)
+        table.add_row(f"{temperature:g}", *(f"{x:.1%}" for x in found))
+    story.show(table)
+    same = agreement(logits[0], logits[0], 1.0)
+    story.say(f"A model that is its own draft, at temperature 1: {', '.join(f'{x:.1%}' for x in same)}.")
+
+
+def tell_cache(story: Story, world: World) -> None:
+    story.part("What is in the cache, and what it is called")
+    llm = world.llm
+    guesses = world.tokenizer(GUESSED).input_ids[:4]
+    prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
+    first, slots = len(prompt) - 3, dict[int, str]()
+    world.begin(TEXTS["a story"])
+    begin(world, prompt)
+    table = Table("step", *map(str, range(first, first + 9)), "computed", "named", show_edge=False)
+    size = llm.engine.scheduler.block_manager.block_size
+    for number in range(1, 5):
+        with guessing(llm, Fixed(guesses), 4 if number == 2 else 0), chunks_watched(llm) as chunks:
+            llm.engine.step()
+        [chunk] = chunks
+        for position, token_id in enumerate(chunk.token_ids, chunk.start):
+            slots[position] = ("?" if position >= chunk.known_end else "") + world.piece(token_id)
+        num_named = sum(llm.engine.block_manager.blocks[i].block_hash is not None for i in chunk.seq.block_table)
+        counts = str(chunk.seq.num_computed_tokens), f"{num_named} of {len(chunk.seq.block_table)}"
+        table.add_row(str(number), *(slots.get(i, "") for i in range(first, first + 9)), *counts)
+    story.say(
+        f"Blocks of {size} tokens, a prompt of {len(prompt)}. Whose K and V stand in the slots of positions {first} to "
+        f"{first + 8} after each step? A question mark is before a guess. In step 2 four wrong guesses are computed."
+    )
+    story.show(table)
+
+
+def begin(world: World, token_ids: list[int], max_tokens: int = 30) -> Sequence:
+    """A request of these tokens, alone in an engine with an empty cache."""
+    engine = world.llm.engine
+    engine.abort_requests(list(engine.requests.values()))
+    world.llm.reset_prefix_cache()
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    request = engine.make_request(token_ids, params)
+    engine.enqueue([request])
+    return request.samples[0].seq
+
+
+@contextmanager
+def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
+    found: list[ScheduledChunk] = []
+    ours = llm.engine.scheduler.schedule
+
+    def schedule() -> Any:
+        output = ours()
+        found.extend(output.chunks)
+        return output
+
+    with replaced(llm.engine.scheduler, "schedule", schedule):
+        yield found
+
+
+def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budget: int) -> list[ScheduledChunk]:
+    """A mistake: blocks get their names when the guesses in them are computed, not when they hold."""
+    chunks = OUR_EXTEND(self, scheduler, chunks, budget)
+    for chunk in chunks:
+        seq, known_end = chunk.seq, chunk.known_end
+        seq.tokens += chunk.guesses
+        seq.num_computed_tokens = chunk.end
+        scheduler.block_manager.register_prefix(seq)
+        del seq.tokens[known_end:]
+        seq.num_computed_tokens = known_end
+    return chunks
+
+
+OUR_EXTEND = Speculation.extend
+
+
+def tell_names(story: Story, world: World) -> None:
+    story.part("Names that are given too early")
+    guesses = world.tokenizer(GUESSED).input_ids[:4]
+    prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
+    table = make_table("blocks get their names", "goes on with", first=24)
+    table.columns[1].justify = "left"
+    for name, extend in (("when their tokens hold", OUR_EXTEND), ("when they are computed", naming_too_early)):
+        with replaced(Speculation, "extend", extend):
+            seq = begin(world, prompt)
+            for number in range(1, 21):
+                with guessing(world.llm, Fixed(guesses), 4 if number == 2 else 0):
+                    world.llm.engine.step()
+            table.add_row(name, Text(repr(world.tokenizer.decode(seq.generated_token_ids))))
+    world.llm.engine.abort_requests(list(world.llm.engine.requests.values()))
+    story.say("The same request, with the same four wrong guesses in step 2, 20 tokens, greedy:")
+    story.show(table)
+
+
+def tell_numbers(story: Story, step_s: list[float]) -> None:
+    story.part("How many guesses")
+    story.say(
+        "Tokens a second that are expected of one sequence, by the step times of part 1, if each guess holds with "
+        "probability a. The last column is what the engine's choose_num_guesses takes, of at most 8."
+    )
+    columns = (0, 1, 2, 3, 4, 5, 6, 8)
+    table = make_table("a", *(f"k = {k}" for k in columns), "takes", "", width=5)
+    for a in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97):
+        rates = (f"{expected_run(a, k) / step_s[k]:.0f}" for k in columns)
+        table.add_row(f"{a:g}", *rates, str(choose_num_guesses([a], [8], step_s)[0]), "(measured)")
+    story.show(table)
+
+
+def tell_engine(story: Story) -> None:
+    story.part("The engine decides")
+    sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": NUM_SEQS, "dtype": "bfloat16"}
+    plain, guesses = story.load(**sizes), story.load(speculative_config=SPECULATIVE, **sizes)
+    story.say(
+        "bf16, greedy, with guesses from n-grams, at most 5, and with none: one stream of 100 tokens, then "
+        f"{NUM_SEQS} streams of 12 at once, twice each. The guesses are those of the second time, the milliseconds a "
+        "token those of the faster one."
+    )
+    table = make_table("", "guesses", "held", "ms without", "ms with", "same tokens", "", first=26, width=7)
+    for name, prompts, num_tokens in (
+        ("a quotation", [TEXTS["a quotation"]], 100),
+        ("a list", [TEXTS["a list"]], 100),
+        ("a story", [TEXTS["a story"]], 100),
+        (f"{NUM_SEQS} lists at once", [TEXTS["a list"]] * NUM_SEQS, 12),
+    ):
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        seconds: dict[LLM, list[float]] = {plain: [], guesses: []}
+        tokens: dict[LLM, list[list[int]]] = {}
+        for _ in range(2):
+            for llm, found in seconds.items():
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                metrics = [output.metrics for output in outputs]
+                first = max(m.first_token_time or 0.0 for m in metrics)
+                found.append(max(m.last_token_time or 0.0 for m in metrics) - first)
+                tokens[llm] = [output.outputs[0].token_ids for output in outputs]
+        num_guessed, num_held = (
+            sum(getattr(m, f"num_{what}_tokens") for m in metrics) for what in ("guessed", "accepted")
+        )
+        per_token = (f"{1e3 * min(found) / (num_tokens - 1) / len(prompts):.1f}" for found in seconds.values())
+        num_same = sum(a == b for a, b in zip(*tokens.values(), strict=True))
+        same = f"{num_same} of {len(prompts)}"
+        table.add_row(name, str(num_guessed), str(num_held), *per_token, same, "(measured)")
+    story.show(table)

@@ -1,0 +1,56 @@
+"""Our solutions of the exercises of chapter 13."""
+
+from typing import Any
+
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
+from nanovllm.core.sequence import SequenceStatus
+
+
+def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
+    """See exercise.py."""
+    if len(tokens) < memory.get("num_tokens", 0):
+        memory.clear()
+    followers = memory.setdefault("followers", {})  # n-gram -> the place behind it, the newest
+    for place in range(memory.get("num_tokens", 0), len(tokens)):
+        for n in range(shortest, min(longest, place) + 1):
+            followers[tuple(tokens[place - n : place])] = place
+    memory["num_tokens"] = len(tokens)
+    for n in range(min(longest, len(tokens)), shortest - 1, -1):
+        place = followers.get(tuple(tokens[-n:]))
+        if place is not None:
+            period = len(tokens) - place
+            return [tokens[place + i % period] for i in range(num_guesses)]
+    return []
+
+
+def take_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+    """See exercise.py."""
+    seq, reason, stop_reason = chunk.seq, None, None
+    seq.status = SequenceStatus.DECODE
+    for row, token_id in enumerate(token_ids):
+        seq.append(token_id)
+        reason, stop_reason = scheduler.finish_reason_of(seq, token_id)
+        if reason is not None:
+            break
+        if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
+            break
+    if chunk.guesses:
+        seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
+        scheduler.block_manager.register_prefix(seq)
+    if reason is not None:
+        scheduler.finish(seq, reason, stop_reason)
+    return reason is not None
+
+
+def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float]) -> list[int]:
+    """See exercise.py."""
+    chances = [(a**j, i) for i, (a, limit) in enumerate(zip(acceptances, limits)) for j in range(1, limit + 1)]
+    chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before
+    num_tokens = float(len(acceptances))
+    best_rate, best_num = num_tokens / step_s[0], 0
+    for num, (chance, _) in enumerate(chances[: len(step_s) - 1], 1):
+        num_tokens += chance
+        if num_tokens / step_s[num] > best_rate:
+            best_rate, best_num = num_tokens / step_s[num], num
+    chosen = [i for _, i in chances[:best_num]]
+    return [chosen.count(i) for i in range(len(acceptances))]

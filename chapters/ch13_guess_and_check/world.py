@@ -1,0 +1,187 @@
+"""The object that the lab of chapter 13 plays with: a text that the real engine continues, step by step, with guesses.
+
+The engine computes in float32, so that the tokens are the same on every machine.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from chapters.patching import replaced
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.ngrams import NgramProposer
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.speculation import Proposer, Speculation
+from nanovllm.hub import resolve_checkpoint
+from nanovllm.worker.draft import make_speculation
+
+TEXTS = {
+    "a quotation": (
+        "The ferry to the island leaves at nine from the old pier. It returns at five, and the crew waits for nobody. "
+        "A ticket costs six euros, and children travel free.\n\nThe same text again, word for word:\n\nThe ferry to"
+    ),
+    "a list": (
+        "Monday: rain, 12 degrees, wind from the west.\nTuesday: sun, 18 degrees, wind from the south.\n"
+        "Wednesday: fog, 9 degrees, no wind.\nThursday: rain, 11 degrees, wind from the"
+    ),
+    "a story": "The lighthouse keeper had not spoken to anyone for three weeks when the boat",
+}
+NGRAMS, ITSELF, NOBODY = "n-grams", "the model itself in 8 bits", "nobody"
+GUESSERS = (NGRAMS, ITSELF, NOBODY)
+LONGEST, SHORTEST = 4, 2  # n-grams
+NUMS_GUESSES = (4, 8, 1, 2)
+TEMPERATURES = (0.0, 0.5, 1.0)
+MAX_TOKENS, SEED = 160, 3
+OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 1, "num_gpu_blocks_override": 72, "block_size": 8}
+
+
+class Step(NamedTuple):
+    """What a step did for a sequence: guesses that were computed, and the tokens that came in (the last: no guess)."""
+
+    guesses: list[int]
+    taken: list[int]
+
+    @property
+    def num_held(self) -> int:
+        return len(self.taken) - 1
+
+    @property
+    def num_checked(self) -> int:
+        """Behind the first guess that fails, none is checked."""
+        return min(self.num_held + 1, len(self.guesses))
+
+
+def expected_run(acceptance: float, num_guesses: int) -> float:
+    """Tokens that a step gives: the j-th guess adds one if all up to it hold. 1 + a + a**2 + ... + a**num_guesses."""
+    return sum(acceptance**j for j in range(num_guesses + 1))
+
+
+class Always(Speculation):
+    """As many guesses as are allowed in every step, whatever they bring. (The engine's own decides by the clock.)"""
+
+    def choose(self, scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
+        counts: list[int] = []
+        for chunk in chunks:
+            room = min(budget - sum(counts), scheduler.num_tokens_left(chunk.seq) - 1)
+            is_decode = chunk.samples and chunk.end - chunk.start == 1
+            counts.append(max(0, min(self.num_speculative_tokens, room)) if is_decode else 0)
+        return counts
+
+
+@contextmanager
+def steps_watched(llm: LLM) -> Iterator[list[Step]]:
+    """Collects the steps of all sequences that sampled."""
+    steps: list[Step] = []
+    ours: Callable = llm.engine.scheduler.update
+
+    def update(output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
+        finished = ours(output, token_ids)
+        chunks = [chunk for chunk in output.chunks if chunk.samples]
+        steps.extend(Step(chunk.guesses, chunk.seq.tokens[chunk.known_end :]) for chunk in chunks)
+        return finished
+
+    with replaced(llm.engine.scheduler, "update", update):
+        yield steps
+
+
+@contextmanager
+def guessing(llm: LLM, proposer: Proposer | None, num_guesses: int) -> Iterator[None]:
+    """This engine always makes so many guesses for a while. None: it makes none."""
+    speculation = Always(proposer, num_guesses, 10**6) if proposer is not None else None
+    with replaced(llm.engine.scheduler, "speculation", speculation):
+        yield
+
+
+def load_own_draft(llm: LLM) -> Any:
+    """The model itself in 8 bits, as a DraftModel."""
+    engine = llm.engine
+    config = replace(engine.config, speculative_config={"method": "self", "quantization": "int8"})
+    directory = resolve_checkpoint(config.model, config.revision)
+    speculation = make_speculation(config, directory, engine.model_config, engine.tokenizer)
+    assert speculation is not None
+    return speculation.proposer
+
+
+class World:
+    """A text, who guesses how much, and the steps so far."""
+
+    guesser: str
+    num_guesses: int
+    temperature: float
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.tokenizer = llm, llm.get_tokenizer()
+        self._own_draft: Any = None
+        self._ngrams = NgramProposer(LONGEST, SHORTEST)
+        self.reset()
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> str:
+        self.guesser, self.num_guesses, self.temperature = NGRAMS, NUMS_GUESSES[0], 0.0
+        self.begin(TEXTS["a quotation"])
+        return "The prompt is computed, and the first token sampled. n makes a step, e twenty; t takes a text of yours."
+
+    def step(self, num_steps: int = 1) -> str:
+        if self.seq.finish_reason is not None:
+            raise ValueError("the text has ended: x takes another one, t one of yours, r begins anew")
+        with guessing(self.llm, self.proposer, self.num_guesses), steps_watched(self.llm) as steps:
+            for _ in range(num_steps):
+                if self.seq.finish_reason is None:
+                    self.llm.engine.step()
+        self.steps += steps
+        return f"{sum(len(step.taken) for step in steps)} tokens in {len(steps)} steps."
+
+    def many_steps(self) -> str:
+        return self.step(20)
+
+    def next_number(self) -> str:
+        self.num_guesses = NUMS_GUESSES[(NUMS_GUESSES.index(self.num_guesses) + 1) % len(NUMS_GUESSES)]
+        self.begin(self.prompt)
+        return f"At most {self.num_guesses} guesses a step. The text begins anew."
+
+    def next_guesser(self) -> str:
+        self.guesser = GUESSERS[(GUESSERS.index(self.guesser) + 1) % len(GUESSERS)]
+        self.begin(self.prompt)
+        return f"{self.guesser.capitalize()} guesses. The text begins anew."
+
+    def next_temperature(self) -> str:
+        self.temperature = TEMPERATURES[(TEMPERATURES.index(self.temperature) + 1) % len(TEMPERATURES)]
+        self.begin(self.prompt)
+        return f"Temperature {self.temperature:g}, seed {SEED}. The text begins anew."
+
+    def next_text(self) -> str:
+        texts = list(TEXTS.values())
+        self.begin(texts[(texts.index(self.prompt) + 1) % len(texts)] if self.prompt in texts else texts[0])
+        return "Another text. Where does it go on as it did before?"
+
+    def typed(self, text: str) -> str:
+        self.begin(text)
+        return f"{self.seq.num_prompt_tokens} tokens. Guess which of its words will be guessed."
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def proposer(self) -> Proposer | None:
+        if self.guesser == NOBODY:
+            return None
+        if self.guesser == ITSELF and self._own_draft is None:
+            self._own_draft = load_own_draft(self.llm)
+        return self._own_draft if self.guesser == ITSELF else self._ngrams
+
+    def begin(self, prompt: str) -> None:
+        """The prompt is computed, which samples a token. Raises ValueError, with all as it was, for one too long."""
+        params = SamplingParams(temperature=self.temperature, seed=SEED, max_tokens=MAX_TOKENS)
+        engine = self.llm.engine
+        request = engine.make_request(prompt, params, stream=True)
+        engine.abort_requests(list(engine.requests.values()))
+        self.llm.reset_prefix_cache()
+        engine.enqueue([request])
+        self.prompt, self.seq = prompt, request.samples[0].seq
+        self.steps: list[Step] = []
+        self.step()
+
+    def piece(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id]).replace("\n", "⏎").replace(" ", "·")
