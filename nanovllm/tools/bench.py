@@ -2,7 +2,7 @@
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from rich.table import Table
@@ -23,7 +23,7 @@ class Measurement:
     tpot_s: float  # time per output token after the first
     latency_s: float  # submitted -> last token, of the slowest
     output_tokens_per_s: float
-    guesses: EngineStats  # of this batch
+    guesses: EngineStats = field(default_factory=EngineStats)  # of this batch
 
 
 def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: int = 0) -> Measurement:
