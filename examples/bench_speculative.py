@@ -24,8 +24,7 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-COUNTERS = ("num_guessed_tokens", "num_accepted_tokens", "num_output_tokens")
-CODE = '''\
+CODE = """\
 def read_scores(path):
     scores = {}
     with open(path) as file:
@@ -44,7 +43,7 @@ def write_report(scores, path):
     with open(path, "w") as file:
         for name in best_players(scores, 10):
             file.write(f"{name}: {scores[name]}\\n")
-'''
+"""
 RECORDS = [
     {"name": "Ada Lovelace", "born": 1815, "country": "England", "field": "mathematics", "alive": False},
     {"name": "Alan Turing", "born": 1912, "country": "England", "field": "computer science", "alive": False},
@@ -125,8 +124,7 @@ def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
             (_, expected), (_, found) = pairs[-1]
             num_tokens = sum(len(o.outputs[0].token_ids) for o in found)
             same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, found, strict=True)]
-            now = guessing.engine.stats
-            gained = replace(now, **{name: getattr(now, name) - getattr(before, name) for name in COUNTERS})
+            gained = guessing.engine.stats - before
             rates = [statistics.median(num_tokens / pair[i][0] for pair in pairs) for i in (0, 1)]
             speed_up = statistics.median(a / b for (a, _), (b, _) in pairs)
             rate = gained.acceptance_rate

@@ -5,7 +5,7 @@ python examples/move_to_vllm.py [MODEL] --engine vllm       on vLLM, where it is
 
 What moves, in both directions: LLM, EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams, generate() and
 chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), and what comes back. What does not: vLLM's
-multimodal input, adapters, pooling models, speculative decoding and AsyncLLM; our stream(), abort(), stats() and
+multimodal input, adapters, pooling models and AsyncLLM; our stream(), abort(), stats() and
 optimizations. examples/move_to_vllm.md has both, name by name.
 """
 

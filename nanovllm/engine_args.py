@@ -52,7 +52,7 @@ def add_flags(group: Any, cls: type, chosen: Iterable[Field], *, show_defaults: 
             options["action"] = argparse.BooleanOptionalAction
         elif f.name == "optimizations":
             options |= {"nargs": "*", "metavar": "NAME"}
-        elif get_origin(kind) is dict:
+        elif any(get_origin(t) is dict for t in get_args(f.type)):
             options |= {"type": json.loads, "metavar": "JSON"}
         elif f.name in SIZES:
             options["metavar"] = "N"  # a number or text like 8k: EngineConfig reads both

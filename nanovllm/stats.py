@@ -1,6 +1,6 @@
 """What an engine has done so far, as numbers: EngineStats counts, snapshot() gathers the counters of all parts."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class EngineStats(GuessRates):
     step_time_s: float = 0.0
     num_guessed_tokens: int = 0
     num_accepted_tokens: int = 0
+
+    def __sub__(self, earlier: "EngineStats") -> "EngineStats":
+        """Between two moments."""
+        return EngineStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
     def note_step(self, output: "SchedulerOutput", num_finished: int, seconds: float) -> None:
         """A step has succeeded."""

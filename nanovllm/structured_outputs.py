@@ -108,7 +108,7 @@ class GrammarCompiler:
         except ValueError as problem:
             kind = next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
             raise ValueError(f"structured outputs: {kind} cannot be used: {str(problem).strip()[:2000]}") from None
-        return Grammar(matcher.deep_copy(), self.vocab_size, self.eos_token_ids)
+        return Grammar(matcher, self.vocab_size, self.eos_token_ids)
 
 
 class Grammar:
@@ -119,7 +119,7 @@ class Grammar:
 
     def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
-        self._matcher, self._lock = matcher, Lock()
+        self._beginning, self._matcher, self._lock = matcher, matcher.deep_copy(), Lock()
         self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
 
     def is_complete(self, token_ids: list[int]) -> bool:
@@ -152,7 +152,7 @@ class Grammar:
         while known and known[:same] != token_ids[:same]:  # guesses that did not hold, or a step that has failed
             same -= 1
         if known is None or (same < len(known) and not self._matcher.rollback(len(known) - same)):
-            self._matcher.reset()
+            self._matcher = self._beginning.deep_copy()  # reset() keeps an error
             same = 0
         self._matcher.consume_tokens(token_ids[same:])
         self._token_ids = list(token_ids)

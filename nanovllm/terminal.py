@@ -59,11 +59,13 @@ def progress_bar(
         task = progress.add_task("", total=total)
 
         def advance(num_done: int) -> None:
-            seconds = max(stats.step_time_s - before.step_time_s, 1e-9)
-            prefill = (stats.num_prefill_tokens - before.num_prefill_tokens) / seconds
-            decode = (stats.num_decode_tokens - before.num_decode_tokens) / seconds
+            gained = stats - before
+            seconds = max(gained.step_time_s, 1e-9)
+            prefill, decode = gained.num_prefill_tokens / seconds, gained.num_decode_tokens / seconds
             rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
             hits = f"prefix hits {(cache.snapshot() - cache_before).hit_rate:.0%}"
-            progress.update(task, completed=num_done, description=f"{rates}, {hits}")
+            share = gained.acceptance_rate
+            guesses = "" if share is None else f", guesses {share:.0%} right"
+            progress.update(task, completed=num_done, description=f"{rates}, {hits}{guesses}")
 
         yield advance

@@ -92,8 +92,8 @@ STRUCTURED: Table = {
     **_asks("grammar in parts of a text", structural_tag=None),
 }
 SPECULATIVE: Table = {
-    **_any("disable_padded_drafter_batch use_local_argmax_reduction draft_sample_method"),
-    **_asks("a draft model on several ranks", draft_tensor_parallel_size=1),
+    **_any("disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction draft_sample_method"),
+    **_asks("a draft model on several ranks", draft_tensor_parallel_size=1, tensor_parallel_size=1),
     **_asks("other code for the draft model", enforce_eager=None, attention_backend=None, moe_backend=None),
     **_asks("a KV cache of another dtype than the model's", kv_cache_dtype=None),
     **_asks("files of another revision than the weights'", code_revision=None),

@@ -22,6 +22,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM logs to standard output
     import vllm
     from vllm import LLM, EngineArgs, LLMEngine, SamplingParams
+    from vllm.config import SpeculativeConfig
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.utils.argparse_utils import human_readable_int_or_auto
 
@@ -33,6 +34,7 @@ def main() -> None:
         "engine_args": sorted(f.name for f in dataclasses.fields(EngineArgs)),
         "sampling_params": sorted(n for n in SamplingParams.__struct_fields__ if not n.startswith("_")),
         "structured_outputs": sorted(f.name for f in dataclasses.fields(StructuredOutputsParams) if f.init),
+        "speculative_config": sorted(f.name for f in dataclasses.fields(SpeculativeConfig) if f.init),
         "llm": public(LLM),
         "llm_engine": public(LLMEngine),
         **{

@@ -13,6 +13,7 @@ import torch
 from checkpoints import reference_logits
 from test_model import logits_of
 from test_parity import check, greedy, make_prompts
+from test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -65,6 +66,17 @@ def test_masks_and_prompt_logprobs(checkpoint, optimizations):
     expected = reference_logits(checkpoint(), prompt).log_softmax(-1)[range(39), prompt[1:]].tolist()
     found = [row[token_id].logprob for row, token_id in zip(output.prompt_logprobs[1:], prompt[1:], strict=True)]
     assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
+def test_guesses_change_nothing(checkpoint, optimizations):
+    """On a CPU: test_speculation.py."""
+    options, requests = OPTIONS | dict(optimizations=optimizations), random_requests(random.Random(4), 12)
+    expected = generate(LLM(str(checkpoint()), **options), requests)
+    llm = LLM(str(checkpoint()), **options)
+    hostile(llm, expected, seed=1)
+    assert_same(generate(llm, requests), expected)
+    assert llm.stats()["num_accepted_tokens"] > 10
 
 
 @needs_flash_attn

@@ -3,6 +3,7 @@
 import random
 
 import torch
+from test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.worker.cuda import graphs as cuda_graphs
@@ -42,3 +43,24 @@ def test_decode_graphs_compute_what_single_launches_do(checkpoint, monkeypatch):
     torch.testing.assert_close(runner.kv_cache.data, plain.engine.model_runner.kv_cache.data, atol=1e-5, rtol=0)
     assert {size for _, size, was_replayed in replayed if was_replayed} == set(range(1, 9))
     assert all(was_replayed == (rows == 1 and size <= 8) for rows, size, was_replayed in replayed)
+
+
+def test_a_step_with_guesses_is_launched_and_decodes_around_it_are_replayed(checkpoint, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "record", recorded_on_cpu)
+    requests = random_requests(random.Random(4), 8)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    llm = LLM(str(checkpoint()), **OPTIONS)
+    hostile(llm, expected, seed=1)
+    runner = llm.engine.model_runner
+    with torch.inference_mode():
+        graphs = DecodeGraphs(runner._forward, 6, 96, 4, runner.device)
+    kinds, run = set(), graphs.run
+
+    def noted(batch):
+        logits = run(batch)
+        kinds.add((batch.max_query_len > 1, logits is not None))
+        return logits
+
+    graphs.run, runner._graphs = noted, graphs
+    assert_same(generate(llm, requests), expected)
+    assert kinds == {(True, False), (False, True)} and llm.stats()["num_accepted_tokens"] > 10

@@ -19,7 +19,6 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.core.speculation import MIN_GAIN, Speculation, choose_num_guesses
 from nanovllm.core.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.structured_outputs import Grammar
 from nanovllm.worker import model_runner, sampler
 
 VOCAB_SIZE = SIZES["vocab_size"]
@@ -340,13 +339,8 @@ def shown_behind_the_stop(monkeypatch):
     monkeypatch.setattr(Request, "take_tokens", kept)
 
 
-def grammar_not_asked(monkeypatch):
-    """Guesses that a grammar forbids are given to it."""
-    monkeypatch.setattr(Grammar, "possible", lambda self, token_ids, guesses: guesses)
-
-
 MISTAKES = [seeds_mixed, guesses_not_in_penalties, wrong_row, one_too_many_taken, refused_kv_counts, named_too_early]
-MISTAKES += [shown_behind_the_stop, grammar_not_asked]
+MISTAKES += [shown_behind_the_stop]
 
 
 @pytest.mark.parametrize("plant", [None, *MISTAKES])

@@ -63,7 +63,7 @@ def make_step(engine: LLMEngine) -> list[RequestOutput]:
         if "zip()" in str(error):
             raise Wrong(
                 "two lists that belong together have different lengths: logprobs has an entry for each chunk whose "
-                "samples is True, and every sample's logprobs go through request.take_token",
+                "samples is True, and every sample's logprobs go through request.take_tokens",
                 got=f"ValueError: {error}",
             ) from error
         raise
@@ -216,7 +216,7 @@ def stop_string(step: Any, bench: Bench) -> None:
             returned = []
     if not returned or len(returned) == len(token_ids):
         raise Wrong(
-            "the request went on after its stop string: take_token returns it, and then scheduler.finish has to end "
+            "the request went on after its stop string: take_tokens returns it, and then scheduler.finish has to end "
             "the sequence"
         )
     completion = returned[-1][0].outputs[0]

@@ -38,7 +38,7 @@ class Proposer(Protocol):
     draft_s: float
 
     def kind(self, seq: Sequence) -> int | None:
-        """What a guess for this sequence rests on now: each kind holds at a rate of its own. None: there is none."""
+        """What a guess for this sequence rests on: each kind holds at a rate of its own. None: there is none."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """For each sequence, what may follow its tokens: at most so many tokens, or none."""
@@ -50,7 +50,7 @@ def choose_num_guesses(
     """How many guesses each sequence gets: those that make the most tokens a second (goodput, arXiv:2406.14066).
 
     The j-th guess of a sequence adds a token if all of the first j hold: with probability acceptance ** j. So the most
-    probable ones are taken first. limits: guesses of each sequence, at most. step_s: seconds of a step with 0, 1, 2, ...
+    probable ones are taken first. limits: guesses of each sequence, at most. step_s: seconds of a step with 0, 1, ...
     guesses in all; draft_s: what one more for every sequence takes to make.
     """
     pairs = ((i, j) for i, limit in enumerate(limits) for j in range(1, limit + 1))

@@ -2,12 +2,13 @@
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.stats import EngineStats
 from nanovllm.tools.screen import Screen
 
 BAR_WIDTH = 16
@@ -22,18 +23,20 @@ class Measurement:
     tpot_s: float  # time per output token after the first
     latency_s: float  # submitted -> last token, of the slowest
     output_tokens_per_s: float
+    guesses: EngineStats = field(default_factory=EngineStats)  # of this batch
 
 
 def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: int = 0) -> Measurement:
     """Random prompts that share nothing, greedy, EOS ignored."""
     rng, vocab_size = random.Random(f"{seed},{batch_size}"), llm.engine.model_config.vocab_size
     prompts = [[rng.randrange(vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
-    started = time.perf_counter()
+    before, started = replace(llm.engine.stats), time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True), False)
     seconds = time.perf_counter() - started
     ttft_s = mean(output.metrics.ttft_s or 0.0 for output in outputs)
     tpot_s = mean(output.metrics.tpot_s or 0.0 for output in outputs)
-    return Measurement(batch_size, ttft_s, tpot_s, seconds, batch_size * output_len / seconds)
+    guesses = llm.engine.stats - before
+    return Measurement(batch_size, ttft_s, tpot_s, seconds, batch_size * output_len / seconds, guesses)
 
 
 def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int) -> int:
@@ -55,11 +58,16 @@ def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int)
         "output\ntokens/s",
     ):
         table.add_column(name, justify="right")
+    guessing = llm.engine.scheduler.speculation is not None
+    for name in ("guesses\nthat hold", "tokens\na step") if guessing else ():
+        table.add_column(name, justify="right")
     table.add_column("", width=BAR_WIDTH)
     best = max(row.output_tokens_per_s for row in rows)
     for row in rows:
         times = f"{row.ttft_s * 1e3:,.0f}", f"{row.tpot_s * 1e3:,.1f}", f"{row.latency_s:,.2f}"
         bar = "█" * round(row.output_tokens_per_s / best * BAR_WIDTH)
-        table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", bar)
+        share, per_step = row.guesses.acceptance_rate, row.guesses.tokens_per_step
+        guesses = ("-" if share is None else f"{share:.0%}", f"{per_step:.2f}") if guessing else ()
+        table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", *guesses, bar)
     console.print(table)
     return 0

@@ -134,7 +134,7 @@ class DraftModel:
         budget = self.max_num_batched_tokens
         while active:
             active = self.step(active, budget)
-            active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq]]
+            active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq] and self.goes_on(seq)]
         self.manager.commit()
         self._is_torn = False
         guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in self.drafts else [] for seq in lengths]
@@ -159,6 +159,13 @@ class DraftModel:
             return False
         self.drafts[seq] = draft
         return self.manager.append_slots(draft, length - draft.num_computed_tokens)
+
+    def goes_on(self, seq: Sequence) -> bool:
+        """Can anything follow the draft's newest token?"""
+        draft = self.drafts[seq]
+        if draft.grammar is not None and draft.grammar.is_complete(draft.generated_token_ids):
+            return False
+        return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.eos_token_ids
 
     def step(self, active: list[Sequence], budget: int) -> list[Sequence]:
         """One more token for the drafts of these sequences. Returns those that got it; others are still mid-prompt."""
