@@ -175,9 +175,9 @@ def check_growing(function: Guess, bench: Bench) -> None:
 def check_fails(function: Guess, bench: Bench) -> None:
     """A step has failed: the last tokens are gone, and others come"""
     memory: dict = {}
-    ask_guess(function, memory, [1, 2, 3, 1, 2, 4, 9, 9, 9], (2, 2, 1), "the text repeats 9")
+    ask_guess(function, memory, [1, 2, 3, 5, 1, 2, 4, 9, 9], (2, 2, 1), "the text repeats 9")
     hint = "there are fewer tokens than last time: forget what was noted of those that are gone"
-    ask_guess(function, memory, [1, 2, 3, 1, 2], (2, 2, 1), hint)
+    ask_guess(function, memory, [1, 2, 3, 5, 1, 8, 1, 2], (2, 2, 1), hint)
 
 
 def check_reads_little(function: Guess, bench: Bench) -> None:
@@ -348,8 +348,8 @@ class Cache:
                 held = self.slots.get(self.slot(chunk.seq, position))
                 if held != tuple(tokens[: position + 1]):
                     hint = (
-                        f"at position {position} a step reads K/V that belongs to other tokens: those of a refused guess "
-                        "are not computed, and a block gets its name when all its tokens hold"
+                        f"at position {position} a step reads K/V that belongs to other tokens: a refused guess is not "
+                        "computed, and a block gets its name when all its tokens hold"
                     )
                     raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
         return [next_token(seq.tokens) for chunk in output.chunks for seq in chunk.sampled_seqs()]

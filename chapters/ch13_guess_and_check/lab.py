@@ -158,9 +158,8 @@ def tell_guesses(story: Story, world: World) -> None:
     num_steps = len(world.steps)
     plain = run(world, "a quotation", NOBODY, 4, 0.0, 44)
     told = "the same" if plain == tokens else "OTHERS"
-    story.say(
-        f"{len(tokens)} tokens in {num_steps} steps. Without guesses {len(world.steps)} steps, and the tokens are {told}."
-    )
+    without = f"Without guesses {len(world.steps)} steps, and the tokens are {told}."
+    story.say(f"{len(tokens)} tokens in {num_steps} steps. {without}")
 
 
 def tell_runs(story: Story, world: World) -> None:

@@ -44,7 +44,7 @@ def take_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int
 
 def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float]) -> list[int]:
     """See exercise.py."""
-    chances = [(a**j, i) for i, (a, limit) in enumerate(zip(acceptances, limits)) for j in range(1, limit + 1)]
+    chances = [(a**j, i) for i, a in enumerate(acceptances) for j in range(1, limits[i] + 1)]
     chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before
     num_tokens = float(len(acceptances))
     best_rate, best_num = num_tokens / step_s[0], 0
