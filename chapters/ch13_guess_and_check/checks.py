@@ -183,8 +183,8 @@ def check_fails(function: Guess, bench: Bench) -> None:
 def check_reads_little(function: Guess, bench: Bench) -> None:
     """A text of 4,000 tokens is read once, and then no more"""
     rng = random.Random(1)
-    memory, tokens = {}, rng.choices(range(300), k=4000)
-    sizes = (5, 4, 2)
+    memory: dict = {}
+    tokens, sizes = rng.choices(range(300), k=4000), (5, 4, 2)
     ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds")
     for _ in range(30):
         at, num_new = rng.randrange(3900), rng.randint(1, 4)

@@ -186,7 +186,7 @@ def tell_noise(story: Story, world: World) -> None:
     tokens = run(world, "a story", NOBODY, 4, 1.0, 64)
     token_ids = world.tokenizer(world.prompt).input_ids + tokens
     world.begin(TEXTS["a story"])  # its blocks are written over here, and the cache forgets them afterwards
-    logits = [all_logits(runner, token_ids) for runner in (world.llm.engine.model_runner, draft.runner)]
+    ours, its = (all_logits(runner, token_ids) for runner in (world.llm.engine.model_runner, draft.runner))
     draft.drafts.clear()
     draft.manager.roll_back()
     draft.manager.reset_prefix_cache()
@@ -197,10 +197,10 @@ def tell_noise(story: Story, world: World) -> None:
     )
     table = make_table("temperature", "rejection sampling", "same noise", "own noise", first=14, width=18)
     for temperature in (0.0, 0.3, 0.5, 0.7, 1.0):
-        found = agreement(*logits, temperature)
+        found = agreement(ours, its, temperature)
         table.add_row(f"{temperature:g}", *(f"{x:.1%}" for x in found))
     story.show(table)
-    same = agreement(logits[0], logits[0], 1.0)
+    same = agreement(ours, ours, 1.0)
     story.say(f"A model that is its own draft, at temperature 1: {', '.join(f'{x:.1%}' for x in same)}.")
 
 

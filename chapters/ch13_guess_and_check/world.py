@@ -145,7 +145,7 @@ class World:
     def next_guesser(self) -> str:
         self.guesser = GUESSERS[(GUESSERS.index(self.guesser) + 1) % len(GUESSERS)]
         self.begin(self.prompt)
-        return f"{self.guesser.capitalize()} guesses. The text begins anew."
+        return f"Who guesses: {self.guesser}. The text begins anew."
 
     def next_temperature(self) -> str:
         self.temperature = TEMPERATURES[(TEMPERATURES.index(self.temperature) + 1) % len(TEMPERATURES)]
