@@ -368,22 +368,6 @@ def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
 # -- the scheduler alone -----------------------------------------------------------------------------------------------
 
 
-class GuessingCacheModel(CacheModel):
-    """Keeps what each slot holds, guesses included, and answers for every row."""
-
-    def execute(self, output) -> list[int]:
-        for chunk in output.chunks:
-            tokens = chunk.seq.tokens[: chunk.known_end] + chunk.guesses
-            for position in range(chunk.write_start, chunk.end):
-                self.slots[self._slot(chunk.seq, position)] = tuple(tokens[: position + 1])
-        for chunk in output.chunks:
-            tokens = chunk.seq.tokens[: chunk.known_end] + chunk.guesses
-            for position in range(chunk.end):
-                held = self.slots.get(self._slot(chunk.seq, position))
-                assert held == tuple(tokens[: position + 1]), f"{chunk}: wrong K/V at {position}"
-        return [next_token(seq.tokens) for chunk in output.chunks for seq in chunk.sampled_seqs()]
-
-
 class SometimesRight:
     """Knows the rule by which tokens follow each other, and keeps to it with this probability."""
 
@@ -402,22 +386,26 @@ class SometimesRight:
         return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 2, 3, 4, 16]),
-    acceptance=st.floats(0, 1),
+    acceptance=st.none() | st.floats(0, 1),
     max_num_seqs=st.sampled_from([1, 3, 8]),
     budget=st.sampled_from([1, 3, 7, 30]),
 )
 def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
-    """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should."""
+    """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should.
+
+    acceptance: the share of guesses that hold; None: nobody guesses.
+    """
     rng = random.Random(seed)
     num_blocks = -(-40 // block_size) + rng.randrange(4)
     scheduler = make(num_blocks, block_size, max_model_len=40, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
-    let_guess(scheduler, SometimesRight(rng, acceptance), rng)
-    model, everything = GuessingCacheModel(block_size), []
-    for _ in range(12):
+    if acceptance is not None:
+        let_guess(scheduler, SometimesRight(rng, acceptance), rng)
+    model, everything = CacheModel(block_size), []
+    for _ in range(20):
         start = rng.randrange(3)
         seq = sequence(range(start, start + rng.randrange(1, 24)), max_tokens=rng.randrange(1, 14))
         everything.append(seq)
@@ -452,7 +440,7 @@ def test_guesses_yield_to_those_who_wait():
     scheduler = make(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
     let_guess(scheduler, SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
     rng.randrange = lambda n: n - 1  # always the most
-    model = GuessingCacheModel(4)
+    model = CacheModel(4)
     first, second = sequence(range(5), max_tokens=20), sequence(range(50, 70), max_tokens=4)
     scheduler.add(first)
     scheduler.update(output := scheduler.schedule(), model.execute(output))

@@ -117,7 +117,7 @@ class Speculation:
         return extended
 
     def choose(self, scheduler: "Scheduler", chunks: list["ScheduledChunk"], budget: int) -> list[int]:
-        """How many guesses each chunk may have. None where a prompt is computed: such a step waits for no bytes."""
+        """How many guesses each chunk may have. None where a prompt is computed: arithmetic bounds such a step."""
         num_rows, plain_s = len(chunks), self.times.plain(len(chunks))
         max_guesses = min(budget, self.max_rows - num_rows, self.times.num_rows_to_try(num_rows) - num_rows)
         if plain_s is None or max_guesses <= 0 or any(chunk.end - chunk.start > 1 for chunk in chunks):
@@ -150,8 +150,9 @@ class Speculation:
 
     def note(self, output: "SchedulerOutput") -> None:
         """The step is over: learn from it."""
-        guesses = any(chunk.guesses for chunk in output.chunks)
-        self.times.note(output.num_tokens, time.perf_counter() - self._started, guesses)
+        if output.chunks:
+            guesses = any(chunk.guesses for chunk in output.chunks)
+            self.times.note(output.num_tokens, time.perf_counter() - self._started, guesses)
         for chunk in output.chunks:
             if chunk.seq in self._asked and chunk.seq.status is not SequenceStatus.FINISHED:
                 num_held = len(chunk.seq.tokens) - chunk.known_end - 1

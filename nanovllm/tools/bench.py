@@ -61,11 +61,12 @@ def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int)
     guessing = llm.engine.scheduler.speculation is not None
     for name in ("guesses\nthat hold", "tokens\na step") if guessing else ():
         table.add_column(name, justify="right")
-    table.add_column("", width=BAR_WIDTH)
+    bar_width = BAR_WIDTH // 2 if guessing else BAR_WIDTH
+    table.add_column("", width=bar_width)
     best = max(row.output_tokens_per_s for row in rows)
     for row in rows:
         times = f"{row.ttft_s * 1e3:,.0f}", f"{row.tpot_s * 1e3:,.1f}", f"{row.latency_s:,.2f}"
-        bar = "█" * round(row.output_tokens_per_s / best * BAR_WIDTH)
+        bar = "█" * round(row.output_tokens_per_s / best * bar_width)
         share, per_step = row.guesses.acceptance_rate, row.guesses.tokens_per_step
         guesses = ("-" if share is None else f"{share:.0%}", f"{per_step:.2f}") if guessing else ()
         table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", *guesses, bar)

@@ -28,7 +28,7 @@ from nanovllm.tokenizer import load_tokenizer
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.model_runner import ModelRunner
 
-KV_SHARE = 1 / 8  # of free memory, at most, for the draft model's KV cache
+KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's
 FADING = 0.998  # of a measured time with every question: guesses that did not pay are tried again after a while
 
 
