@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PRIOR_GUESSES = 1.0  # of a sequence: so many count as much as what others' guesses lead to expect
 MEMORY = 0.95  # of a sequence's earlier guesses, what counts after a step with more
 MEMORY_WITHOUT = 0.98  # after a step with none: what has failed is tried again after a while
-MIN_GAIN = 1.03  # tokens a second that guesses must promise, as a multiple of those without: times are noisy
+MIN_GAIN = 1.1  # tokens a second that guesses must promise, as a multiple of those without: times are noisy
 
 
 class Proposer(Protocol):
