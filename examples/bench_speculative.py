@@ -14,6 +14,7 @@ import json
 import random
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from quickstart import GUIDE
 from rich.console import Console
@@ -85,7 +86,8 @@ def run(llm: LLM, name: str, prompts: list, params: SamplingParams) -> tuple[flo
     batches, seconds, outputs = [prompts] if name.startswith("32") else [[prompt] for prompt in prompts], 0.0, []
     for batch in batches:
         outputs += (found := llm.generate(batch, params, use_tqdm=False))
-        seconds += max(o.metrics.last_token_time for o in found) - max(o.metrics.first_token_time for o in found)
+        first, last = (max(getattr(o.metrics, f"{x}_token_time") for o in found) for x in ("first", "last"))
+        seconds += last - first
     return seconds, outputs
 
 
@@ -115,10 +117,10 @@ def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(f"measuring {dtype}", total=len(loads) * (args.rounds + 1))
         for name, load in loads.items():
-            pairs, before = [], None
-            for i in range(args.rounds + 1):
-                if i == 1:  # round 0 warms up
-                    before, pairs = replace(guessing.engine.stats), []
+            run(plain, name, *load), run(guessing, name, *load)  # they warm up
+            progress.advance(task)
+            before, pairs = replace(guessing.engine.stats), list[Any]()
+            for _ in range(args.rounds):
                 pairs.append((run(plain, name, *load), run(guessing, name, *load)))
                 progress.advance(task)
             (_, expected), (_, found) = pairs[-1]
