@@ -247,7 +247,7 @@ class LLMEngine:
             self.scheduler.roll_back(self._output)
             for chunk in self._output.chunks if self._output is not None else ():
                 if chunk.samples:
-                    self.request_of_seq[chunk.seq.seq_id].roll_back(chunk.seq)
+                    self.request_of_seq[chunk.seq.seq_id].roll_back(chunk)
             self._dropped, self._in_step = [], False
         elif self._dropped:
             self.forget(self._dropped)

@@ -87,15 +87,12 @@ class Request:
             if stop is not None:
                 del seq.tokens[seq.num_prompt_tokens + sample.detokenizer.num_tokens :]
         num_taken = len(seq.tokens) - chunk.known_end
-        for found in logprobs[:num_taken]:
-            if found is not None:
-                sample.take_logprobs(found)
+        for found in filter(None, logprobs[:num_taken]):
+            sample.take_logprobs(found)
         if seq.sample_index == 0:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
-            self.metrics.num_output_tokens = seq.num_generated_tokens
-            self.metrics.num_guessed_tokens += len(chunk.guesses)
-            self.metrics.num_accepted_tokens += num_taken - 1
+            self.metrics.count(len(chunk.guesses), num_taken)
         return stop
 
     def take_prompt_logprobs(self, position: int, found: Any) -> None:
@@ -105,9 +102,12 @@ class Request:
         del self.prompt_logprobs[position:]
         self.prompt_logprobs.append(make_entries(tokenizer, found, token_id, before))
 
-    def roll_back(self, seq: Sequence) -> None:
-        """The step that sampled the newest token failed, and the token is gone: so are its text and its logprobs."""
-        sample = self.samples[seq.sample_index]
+    def roll_back(self, chunk: ScheduledChunk) -> None:
+        """The step that gave the newest tokens failed, and they are gone: so are their text, logprobs and counts."""
+        seq, sample = chunk.seq, self.samples[chunk.seq.sample_index]
+        num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
+        if seq.sample_index == 0 and num_lost > 0:
+            self.metrics.count(len(chunk.guesses), num_lost, sign=-1)
         del sample.logprobs[seq.num_generated_tokens :]
         if self.stream or self.params.stop:
             sample.detokenizer.restart(seq.generated_token_ids)

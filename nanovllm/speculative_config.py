@@ -1,5 +1,6 @@
 """SpeculativeConfig: who guesses, and how much, checked before any work (chapter 13)."""
 
+import os
 from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
@@ -50,6 +51,8 @@ class SpeculativeConfig(metaclass=Named):
         def assign(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
+        if isinstance(self.model, os.PathLike):
+            assign("model", str(self.model))
         for f in fields(self):
             assign(f.name, check_field(f.name, getattr(self, f.name), f.type, BOUNDS))
         if self.method is None and self.model is not None:

@@ -11,12 +11,17 @@ CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate
 
 
 class GuessRates:
-    """What follows from the counters of guesses (chapter 13)."""
+    """Counters of tokens and guesses (chapter 13), and what follows from them."""
 
-    __slots__ = ()
     num_output_tokens: int
     num_guessed_tokens: int
     num_accepted_tokens: int
+
+    def count(self, num_guesses: int, num_taken: int, sign: int = 1) -> None:
+        """A step has checked guesses and given tokens. sign: -1 takes it back."""
+        self.num_output_tokens += sign * num_taken
+        self.num_guessed_tokens += sign * num_guesses
+        self.num_accepted_tokens += sign * (num_taken - 1)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -55,11 +60,9 @@ class EngineStats(GuessRates):
         self.step_time_s += seconds
         for chunk in output.chunks:
             if chunk.samples:
-                num_accepted = len(chunk.seq.tokens) - chunk.known_end - 1
-                self.num_output_tokens += 1 + num_accepted
-                self.num_decode_tokens += num_accepted
-                self.num_guessed_tokens += len(chunk.guesses)
-                self.num_accepted_tokens += num_accepted
+                num_taken = len(chunk.seq.tokens) - chunk.known_end
+                self.num_decode_tokens += num_taken - 1
+                self.count(len(chunk.guesses), num_taken)
 
 
 def snapshot(engine: "LLMEngine") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
@@ -161,6 +162,7 @@ def test_bad_configs_are_refused(config, message):
 
 def test_defaults():
     assert SpeculativeConfig(model="x").method == "draft_model"
+    assert SpeculativeConfig(model=Path("x")) == SpeculativeConfig(model="x")
     assert SpeculativeConfig(method="self").quantization == "int4"
     given = [{}, {"prompt_lookup_max": 5}, {"prompt_lookup_min": 3}, {"prompt_lookup_max": 6, "prompt_lookup_min": 1}]
     found = [SpeculativeConfig(method="ngram", **options) for options in given]

@@ -244,6 +244,34 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
     assert_same([done[request.request_id] for request in made], expected)
 
 
+def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
+    """What a request says of its guesses is what the engine counted of steps that succeeded."""
+    prompt, params = [5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), [(prompt, params)])
+    llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
+    hostile(llm, expected, seed=6)
+    engine, take = llm.engine, llm.engine.take_tokens
+
+    def failing(*args):
+        progressed = take(*args)
+        if rng.random() < 0.3:
+            raise InterruptedError
+        return progressed
+
+    monkeypatch.setattr(engine, "take_tokens", failing)
+    engine.add_request(None, prompt, params, stream=False)
+    outputs, num_failures = [], 0
+    while not outputs:
+        try:
+            outputs = engine.step()
+        except InterruptedError:
+            num_failures += 1
+    metrics, stats = outputs[0].metrics, engine.stats
+    assert num_failures > 2 and stats.num_accepted_tokens > 5
+    for name in ("num_output_tokens", "num_guessed_tokens", "num_accepted_tokens"):
+        assert getattr(metrics, name) == getattr(stats, name), name
+
+
 # -- what others got wrong: each planted here, and seen ----------------------------------------------------------------
 
 

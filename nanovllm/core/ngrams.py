@@ -24,11 +24,16 @@ class NgramProposer:
 
     def kind(self, seq: Sequence) -> int | None:
         """Tokens of the n-gram that was found: the longer, the better the guess."""
-        found = self._indexes.setdefault(seq, NgramIndex(self.lengths)).find(seq.tokens)
+        found = self._index(seq).find(seq.tokens)
         return found and found[0]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self._indexes.setdefault(seq, NgramIndex(self.lengths)).guess(seq.tokens, n) for seq, n in wanted]
+        return [self._index(seq).guess(seq.tokens, n) for seq, n in wanted]
+
+    def _index(self, seq: Sequence) -> "NgramIndex":
+        if seq not in self._indexes:
+            self._indexes[seq] = NgramIndex(self.lengths)
+        return self._indexes[seq]
 
 
 class NgramIndex:

@@ -182,6 +182,7 @@ class Scheduler:
 
         token_ids: one for each row that gave logits, in order: a chunk that samples has one, and one for each guess.
         """
+        assert len(token_ids) == sum(chunk.num_logits for chunk in output.chunks), "a token for each row"
         finished, rows = [], iter(token_ids)
         for chunk in output.chunks:
             if chunk.samples and self.take_tokens(chunk, list(islice(rows, chunk.num_logits))):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PRIOR_GUESSES = 1.0  # of a sequence: so many count as much as what others' guesses lead to expect
 MEMORY = 0.95  # of a sequence's earlier guesses, what counts after a step with more
 MEMORY_WITHOUT = 0.98  # after a step with none: what has failed is tried again after a while
+MEMORY_OF_DRAFTS = 0.998  # of a draft's seconds, after a step with none: they are measured again after a while
 MIN_GAIN = 1.1  # tokens a second that guesses must promise, as a multiple of those without: times are noisy
 
 
@@ -103,18 +104,17 @@ class Speculation:
         """The chunks of a step, some with guesses. budget: tokens that the step may still have."""
         self._asked = {}
         counts = self.choose(scheduler, chunks, budget)
-        wanted = [(chunk.seq, n) for chunk, n in zip(chunks, counts, strict=True) if n]
-        proposals = dict(zip((seq for seq, _ in wanted), self.proposer.propose(wanted), strict=True)) if wanted else {}
-        extended = []
-        for chunk, n in zip(chunks, counts, strict=True):
-            guesses = proposals.get(chunk.seq, [])[:n]
-            if chunk.seq.grammar is not None:
-                guesses = chunk.seq.grammar.possible(chunk.seq.generated_token_ids, guesses)
-            if guesses := guesses[: self.make_room(scheduler, chunk.seq, len(guesses))]:
-                chunk = replace(chunk, end=chunk.end + len(guesses), guesses=guesses)
-            extended.append(chunk)
+        wanted = [i for i, n in enumerate(counts) if n]
+        proposals = self.proposer.propose([(chunks[i].seq, counts[i]) for i in wanted]) if wanted else []
+        chunks = list(chunks)
+        for i, proposal in zip(wanted, proposals, strict=True):
+            seq, guesses = chunks[i].seq, proposal[: counts[i]]
+            if seq.grammar is not None:
+                guesses = seq.grammar.possible(seq.generated_token_ids, guesses)
+            guesses = guesses[: self.make_room(scheduler, seq, len(guesses))]
+            chunks[i] = replace(chunks[i], end=chunks[i].end + len(guesses), guesses=guesses)
         self._started = time.perf_counter()
-        return extended
+        return chunks
 
     def choose(self, scheduler: "Scheduler", chunks: list["ScheduledChunk"], budget: int) -> list[int]:
         """How many guesses each chunk may have. None where a prompt is computed: arithmetic bounds such a step."""
@@ -153,6 +153,8 @@ class Speculation:
         if output.chunks:
             guesses = any(chunk.guesses for chunk in output.chunks)
             self.times.note(output.num_tokens, time.perf_counter() - self._started, guesses)
+            if self._asked and not guesses:
+                self.proposer.draft_s *= MEMORY_OF_DRAFTS
         for chunk in output.chunks:
             if chunk.seq in self._asked and chunk.seq.status is not SequenceStatus.FINISHED:
                 num_held = len(chunk.seq.tokens) - chunk.known_end - 1

@@ -29,7 +29,6 @@ from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.model_runner import ModelRunner
 
 KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's
-FADING = 0.998  # of a measured time with every question: guesses that did not pay are tried again after a while
 
 
 def make_speculation(
@@ -118,7 +117,6 @@ class DraftModel:
 
     def kind(self, seq: Sequence) -> int | None:
         """It always has an opinion, as far as its positions go."""
-        self.draft_s *= FADING
         return 0 if len(seq.tokens) < self.max_model_len else None
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
@@ -130,14 +128,14 @@ class DraftModel:
         for seq in [seq for seq in self.drafts if seq.status in (SequenceStatus.WAITING, SequenceStatus.FINISHED)]:
             self.manager.free(self.drafts.pop(seq))
         lengths = {seq: len(seq.tokens) + num_guesses for seq, num_guesses in wanted}
-        active = [seq for seq in lengths if self.follow(seq, lengths[seq])]
+        active = followed = [seq for seq in lengths if self.follow(seq, lengths[seq])]
         budget = self.max_num_batched_tokens
         while active:
             active = self.step(active, budget)
             active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq] and self.goes_on(seq)]
         self.manager.commit()
         self._is_torn = False
-        guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in self.drafts else [] for seq in lengths]
+        guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
         return [list(takewhile(lambda token_id: token_id < self.vocab_size, found)) for found in guesses]
 
     def follow(self, seq: Sequence, length: int) -> bool:
@@ -155,6 +153,8 @@ class DraftModel:
             same -= 1
         draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
         del draft.block_hashes[same // self.manager.block_size :]
+        if same < draft.num_registered_blocks * self.manager.block_size:  # a step has failed: named blocks stay
+            self.manager.free(draft)
         if not draft.block_table and not self.manager.allocate_with_prefix(draft):
             return False
         self.drafts[seq] = draft
