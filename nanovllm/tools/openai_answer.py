@@ -110,7 +110,7 @@ def _ending(sample: CompletionOutput) -> dict[str, Any]:
 
 
 def _logprobs(url: str, sample: CompletionOutput, num_top: int | None, first: int = 0) -> dict[str, Any] | None:
-    """Those of the tokens from the first on. num_top: so many of the most likely ones beside each; None: no logprobs."""
+    """Those of the tokens from the first on. num_top: how many of the likeliest beside each; None: no logprobs."""
     if num_top is None:
         return None
     found = list(zip(sample.token_ids, sample.logprobs or [], strict=True))

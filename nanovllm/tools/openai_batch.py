@@ -14,7 +14,7 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.lines import explain, parse_json
 from nanovllm.tools.openai_answer import Answer, response_body
-from nanovllm.tools.openai_request import KNOWN_BY_URL, read_body
+from nanovllm.tools.openai_request import KNOWN_BY_URL, check_grammars, translate
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
 WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
@@ -42,9 +42,7 @@ class _Line:
 
     def answer(self) -> Answer:
         try:
-            for seq in (sample.seq for request in self.requests for sample in request.samples):
-                if seq.grammar is not None and seq.grammar.error:
-                    raise ValueError(f"structured outputs: llguidance has given up: {seq.grammar.error}")
+            check_grammars(self.requests)
             outputs = [self.outputs[request.request_id] for request in self.requests]
             body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
             return Answer(self.number, self.custom_id, body)
@@ -216,7 +214,7 @@ def _read_line(
         url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
-        prompts, params, model = read_body(llm, url, body, served_names)
+        prompts, params, model = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)

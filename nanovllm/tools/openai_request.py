@@ -6,6 +6,7 @@ from typing import Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.llm import CHAT_OPTIONS
+from nanovllm.request import Request
 from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.tools.openai_answer import CHAT, COMPLETIONS
 from nanovllm.validation import check_number, shorten
@@ -26,7 +27,7 @@ class UnknownModel(ValueError):
     """The body names a model that is not the one that runs."""
 
 
-def read_body(
+def translate(
     llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
 ) -> tuple[list[Any], SamplingParams, str]:
     """(prompts, sampling parameters, the model's name in the answer). ValueError for what we cannot honour."""
@@ -70,6 +71,13 @@ def read_body(
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
     return prompts, params, model
+
+
+def check_grammars(requests: list[Request]) -> None:
+    """Raise ValueError if an answer has ended because its grammar could not be followed any further."""
+    for seq in (sample.seq for request in requests for sample in request.samples):
+        if seq.grammar is not None and seq.grammar.error:
+            raise ValueError(f"structured outputs: llguidance has given up: {seq.grammar.error}")
 
 
 def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
