@@ -1,6 +1,6 @@
-"""Pictures of the engine's objects as HTML: what the pages of several labs show.
+"""Pictures of the engine's objects as HTML, for the course's labs and for the server's page.
 
-What may move has a data-key, its name on the page; lab.js lets it glide from where it was to where it is now. Something
+What may move has a data-key, its name on the page; a lab lets it glide from where it was to where it is now. Something
 new comes from the first of its data-from that was there before. data-event marks what has just happened to it, and
 --order says when, so that the reader sees events one after another.
 """
@@ -57,25 +57,27 @@ def draw_pool(
     events: list[BlockEvent],
     words: Callable[[Block], str] = lambda block: "",
 ) -> str:
-    """A cell for each block: its holders, or cached, or free. A count that its holders do not explain is shown."""
-    cells = []
-    for block in manager.blocks:
-        names = held.get(block.block_id, [])
-        if block.ref_count != len(names):
-            state, what = "lost", f"ref_count {block.ref_count}"
-        elif names:
-            state, what = "held" if len(names) == 1 else "shared", ""
-        else:
-            state = what = "cached" if block.block_hash else "free"
-        more = f"<b>+{len(names) - 4}</b>" if len(names) > 4 else ""
-        who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
-        text = f'<span class="words">{escape(said)}</span>' if (said := words(block)) else ""
-        tint = f" {color(names[0])}" if names else ""
-        cells.append(
-            f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
-            f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'
-        )
+    """A cell for each block."""
+    cells = (draw_block(block, held.get(block.block_id, []), events, words(block)) for block in manager.blocks)
     return f'<ol class="pool">{"".join(cells)}</ol>'
+
+
+def draw_block(block: Block, names: list[str], events: Iterable[BlockEvent], words: str = "") -> str:
+    """A block's holders, or cached, or free. A count that its holders do not explain is shown."""
+    if block.ref_count != len(names):
+        state, what = "lost", f"ref_count {block.ref_count}"
+    elif names:
+        state, what = "held" if len(names) == 1 else "shared", ""
+    else:
+        state = what = "cached" if block.block_hash else "free"
+    more = f"<b>+{len(names) - 4}</b>" if len(names) > 4 else ""
+    who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
+    text = f'<span class="words">{escape(words)}</span>' if words else ""
+    tint = f" {color(names[0])}" if names else ""
+    return (
+        f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
+        f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'
+    )
 
 
 def draw_queue(
@@ -94,6 +96,16 @@ def draw_queue(
     if not chips:
         return '<p class="none">The queue is empty: no block is free.</p>'
     return f'<ol class="queue"><li class="end">taken next</li>{"".join(chips)}<li class="end">tail</li></ol>'
+
+
+def draw_card(seq: Sequence, name: str) -> str:
+    """A request, in a seat or in the queue."""
+    blocks = " ".join(map(str, seq.block_table))
+    return (
+        f'<li class="card {color(name)}" data-key="s{escape(name)}">{label(name)} {seq.status.name}'
+        f"<span>{seq.num_prompt_tokens}+{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed</span>"
+        f"<span>{f'blocks {blocks}' if blocks else 'no blocks'}</span></li>"
+    )
 
 
 def draw_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
