@@ -7,6 +7,7 @@ new comes from the first of its data-from that was there before. data-event mark
 
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from typing import NamedTuple
 
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -98,14 +99,76 @@ def draw_queue(
     return f'<ol class="queue"><li class="end">taken next</li>{"".join(chips)}<li class="end">tail</li></ol>'
 
 
-def draw_card(seq: Sequence, name: str) -> str:
-    """A request, in a seat or in the queue."""
-    blocks = " ".join(map(str, seq.block_table))
-    return (
-        f'<li class="card {color(name)}" data-key="s{escape(name)}">{label(name)} {seq.status.name}'
-        f"<span>{seq.num_prompt_tokens}+{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed</span>"
-        f"<span>{f'blocks {blocks}' if blocks else 'no blocks'}</span></li>"
+def draw_card(seq: Sequence, name: str, goal: int = 0, request_id: str = "") -> str:
+    """A request, in a seat or in the queue. goal: tokens that it may come to, for a bar of its progress."""
+    num_blocks = len(seq.block_table)
+    blocks = (
+        f"{num_blocks or 'no'} blocks" if not 0 < num_blocks <= 12 else f"blocks {' '.join(map(str, seq.block_table))}"
     )
+    bar = f'<progress max="{goal}" value="{seq.num_computed_tokens}" aria-label="tokens computed"></progress>'
+    return (
+        f'<li class="card {color(name)}" data-key="s{escape(name)}" data-request="{escape(request_id)}">{label(name)} '
+        f"{seq.status.name}"
+        f"<span>{seq.num_prompt_tokens}+{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed</span>"
+        f"<span>{blocks}</span>{bar if goal else ''}</li>"
+    )
+
+
+class Step(NamedTuple):
+    """One step: tokens of prompts among its tokens, how long it took, sequences that it preempted."""
+
+    num_prefill_tokens: int
+    num_tokens: int
+    seconds: float
+    num_preempted: int
+
+
+def draw_steps(steps: list[Step], num_shown: int, budget: int, max_num_seqs: int) -> str:
+    """Rows of bars over the newest steps: prompt tokens, decoded tokens, milliseconds. Each has a scale of its own."""
+    if not steps:
+        return '<p class="none">No step yet.</p>'
+    rows: dict[str, tuple[str, list[float]]] = {
+        f"prompt tokens (a step may have {budget:,} in all)": ("prefill", [step.num_prefill_tokens for step in steps]),
+        f"decoded tokens (at most {max_num_seqs:,} requests)": (
+            "decode",
+            [step.num_tokens - step.num_prefill_tokens for step in steps],
+        ),
+        "milliseconds": ("time", [step.seconds * 1e3 for step in steps]),
+    }
+    preempted = [number for number, step in enumerate(steps) if step.num_preempted]
+    first = num_shown - len(steps)
+    figures = "".join(_draw_bars(title, kind, values, preempted, first) for title, (kind, values) in rows.items())
+    note = '<p class="small">A red mark below: the step preempted somebody.</p>' if preempted else ""
+    return figures + note
+
+
+def _draw_bars(title: str, kind: str, values: list[float], marked: list[int], first: int) -> str:
+    most = max(max(values), 1)
+    bars = "".join(f"M{6 * i},40v-{38 * v / most:.1f}h5V40z" for i, v in enumerate(values, first) if v)
+    marks = "".join(f"M{6 * (first + i)},41h5v3h-5z" for i in marked)
+    name, width = escape(title), 6 * (first + len(values))
+    return (
+        f'<figure class="chart"><figcaption>{name}: <b>{values[-1]:,.0f}</b>, highest {most:,.0f}</figcaption>'
+        f'<svg viewBox="0 0 {width} 45" preserveAspectRatio="none" role="img" aria-label="{name} by step">'
+        f'<path class="{kind}" d="{bars}"/><path class="preempted" d="{marks}"/></svg></figure>'
+    )
+
+
+def draw_history(series: Mapping[str, list[float]], num_seconds: int) -> str:
+    """A line for each series of values, one a second, the newest at the right."""
+    figures = []
+    for title, values in series.items():
+        most = 1.0 if title == "hit rate" else max([*values, 1.0])
+        shown = (lambda v: f"{v:.0%}") if title == "hit rate" else (lambda v: f"{v:,.0f}")
+        first = num_seconds - len(values)
+        points = " ".join(f"{first + i},{40 - 38 * v / most:.1f}" for i, v in enumerate(values))
+        newest = f"<b>{shown(values[-1])}</b>, highest {shown(max(values))}" if values else "none yet"
+        figures.append(
+            f'<figure class="chart"><figcaption>{escape(title)}: {newest}</figcaption>'
+            f'<svg viewBox="0 0 {num_seconds} 42" preserveAspectRatio="none" role="img" '
+            f'aria-label="{escape(title)}, last {num_seconds} seconds"><polyline points="{points}"/></svg></figure>'
+        )
+    return "".join(figures)
 
 
 def draw_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
