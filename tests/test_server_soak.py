@@ -42,7 +42,7 @@ async def client(port: int, rng: random.Random, expected: dict, counts: dict) ->
         head, _, content = answer.partition(b"\r\n\r\n")
         status = int(head.split()[1])
         if kind == "bad":
-            assert status == 400
+            assert status in (400, 429)  # whether there is room is asked first
         elif status == 200:
             counts["answered"] = counts.get("answered", 0) + 1
             if kind == "whole":
@@ -102,4 +102,4 @@ def test_a_crowd_leaves_nothing(checkpoint, num_clients, seconds):
             f"{counts}; {server.engine.scheduler.num_preemptions} preemptions; memory {before:,} bytes and {grown:+,}"
         )
         assert counts["answered"] > num_clients / 4 and grown < 50e6
-        assert server.send("/metrics")[0] == 200 and len(server.llm._readers) == 0
+        assert server.send("/metrics")[0] == 200 and len(server.llm.thread.readers) == 0
