@@ -10,8 +10,8 @@ The thread is in engine_thread.py; here is what a coroutine asks of it.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from threading import Thread
 from typing import Any, TypeVar
 
 from nanovllm.engine_thread import EngineThread, Reader
@@ -42,7 +42,7 @@ class AsyncLLM:
         self.thread = EngineThread(self.engine)
         self.max_waiting = max_waiting
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine
-        self._preparing = ThreadPoolExecutor(NUM_PREPARING_THREADS, "prepare")
+        self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -77,15 +77,18 @@ class AsyncLLM:
         make: makes the requests, in a thread beside the event loop. See generate().
         """
         self._check_room()
+        loop = asyncio.get_running_loop()
+        began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
         self._num_entering += 1  # others that come meanwhile count it
         try:
-            requests = await self.prepare(make)
+            requests = await asyncio.wait_for(self.prepare(make), timeout_s)
+        except asyncio.TimeoutError:
+            raise too_late from None
         finally:
             self._num_entering -= 1
         num_samples = sum(request.params.n for request in requests)
-        reader, loop = Reader(requests), asyncio.get_running_loop()
-        seconds = f"the request was not done after {timeout_s:g} s" if timeout_s else ""
-        timer = loop.call_later(timeout_s, reader.fail, TimeoutError(seconds)) if timeout_s else None
+        reader = Reader(requests)
+        timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
         self._num_entering += num_samples
         try:
             try:
@@ -117,27 +120,29 @@ class AsyncLLM:
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
     async def prepare(self, function: Callable[[], Result]) -> Result:
-        """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
+        """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
+
+        A few at a time. Nobody waits for such a thread when the program ends.
+        """
+        await self._preparing.acquire()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def run() -> None:
+            settle = _settled(future, function)
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(self._preparing.release)
+
+        Thread(target=run, name="prepare", daemon=True).start()
+        return await future
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """function() in the engine's thread, between two steps; what it returns or raises."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-
-        def settle(method: str, value: Any) -> None:
-            if not future.done():  # who waited may have gone
-                getattr(future, method)(value)
-
-        def run() -> None:
-            try:
-                method, value = "set_result", function()
-            except Exception as error:
-                method, value = "set_exception", error  # type: ignore[assignment]
-            self.thread.tell(settle, method, value)
-
         self.thread.start(loop)
-        self.thread.ask(run)
+        self.thread.ask(lambda: self.thread.tell(_settled(future, function)))
         return await future
 
     async def stats(self) -> dict[str, Any]:
@@ -155,7 +160,6 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Abort what runs and end the engine's thread. Safe to call twice."""
         self.thread.close()
-        self._preparing.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "AsyncLLM":
         return self
@@ -168,3 +172,14 @@ class AsyncLLM:
         num_waiting = len(self.engine.scheduler.waiting) + self._num_entering
         if self.max_waiting is not None and num_waiting >= self.max_waiting:
             raise Overloaded(f"{num_waiting} sequences wait already (the limit is {self.max_waiting}); try again later")
+
+
+def _settled(future: asyncio.Future[Result], function: Callable[[], Result]) -> Callable[[], None]:
+    """Call the function; what to do in the future's event loop so that it has the result, or the error."""
+    method: Callable[[Any], None]
+    value: Any
+    try:
+        method, value = future.set_result, function()
+    except Exception as error:
+        method, value = future.set_exception, error
+    return lambda: None if future.done() else method(value)  # who waited may have gone

@@ -65,7 +65,7 @@ class Detokenizer:
     def visible_text(self) -> str:
         """The text without an ending that may turn out to be the beginning of a stop string."""
         longest = 1 if self.params.include_stop_str_in_output else max(map(len, self._stop), default=1)
-        for length in range(longest - 1, 0, -1):
+        for length in range(min(longest - 1, len(self.text)), 0, -1):
             tail = self.text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):
                 return self.text[:-length]

@@ -152,22 +152,23 @@ class EngineThread:
             self.tell(self.on_death)
         with self._wake:
             self._is_over = True
-        for function in self._asked:
-            function()
         for reader in set(self.readers.values()):
             self.tell(reader.fail, self.error or EngineDied("the engine has been shut down"))
+        for function in self._asked:
+            with suppress(Exception):  # of an engine that is broken
+                function()
 
     def _wait_for_step(self) -> bool:
         """Do what was asked for, until it is time for a step. False: it is over."""
         while not self._is_closing:
             with self._wake:
-                if not self._asked:
-                    if (seconds := self._seconds_to_step()) <= 0:
-                        return True
+                if not self._asked and (seconds := self._seconds_to_step()) > 0:
                     self._wake.wait(min(seconds, TIMEOUT_MAX))
                 asked, self._asked = self._asked, []
             for function in asked:
                 function()
+            if not self._is_closing and self._seconds_to_step() <= 0:  # even if others go on asking
+                return True
         return False
 
     def _seconds_to_step(self) -> float:

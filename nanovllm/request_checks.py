@@ -17,6 +17,9 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token_id in getattr(params, name) or ():
             check_number(f"a token id of {name}", token_id, Integral, 0, model.vocab_size - 1)
+    for name in ("stop_token_ids", "allowed_token_ids"):  # they are searched at every token
+        if (ids := getattr(params, name)) is not None:
+            setattr(params, name, list(dict.fromkeys(ids)))
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) == -1:
             setattr(params, name, model.vocab_size)

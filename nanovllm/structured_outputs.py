@@ -26,6 +26,8 @@ SUBSCHEMAS = set(
 )
 MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
+# llguidance follows rules and references by recursion, and a full stack would end the process. It holds twice as much.
+MAX_DEPTH, MAX_SIGNS = 1000, 2000
 
 
 @dataclass(frozen=True)
@@ -165,14 +167,20 @@ def _source(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        return grammar_from("grammar", params.grammar).removeprefix("%llguidance {}")
+        source = grammar_from("grammar", params.grammar).removeprefix("%llguidance {}")
+        if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
+            raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
+        return source
     if params.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
         return f"start: {' | '.join(texts)}"
     schema: Any = _schema(params.json) if params.json is not None else {"type": "object"}
     if params.disable_additional_properties:
         _close(schema)
-    options = {"whitespace_flexible": not params.disable_any_whitespace, **schema.get("x-guidance", {})}
+    options = {"whitespace_flexible": not params.disable_any_whitespace}
+    if not isinstance(own := schema.get("x-guidance", {}), dict):
+        raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
+    options |= own
     return f"{JSON}{json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
 
 
@@ -182,12 +190,36 @@ def _schema(given: Any) -> Any:
         schema = json.loads(given if isinstance(given, str) else json.dumps(given))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
-    level = [schema]
-    for _ in range(MAX_NESTING):
-        level = [child for parent in level for child in _children(parent)]
-    if level or not isinstance(schema, dict):
+    if not isinstance(schema, dict) or (depth := _depth(schema)) > MAX_NESTING:
         raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
+    targets = {part["$ref"] for part in _parts(schema) if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
+    if len(targets) > MAX_DEPTH or depth + sum(_depth(_target(schema, name)) for name in targets) > MAX_DEPTH:
+        raise ValueError(f"the definitions that it refers to have more than {MAX_DEPTH} levels, taken together")
     return schema
+
+
+def _parts(value: Any) -> list[Any]:
+    """All objects and lists in it, itself among them."""
+    parts = [value]
+    for part in parts:
+        parts.extend(_children(part))
+    return parts
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and lists; one more than MAX_NESTING stands for all that are more."""
+    level, depth = [value], 0
+    while level and depth <= MAX_NESTING:
+        level, depth = [child for parent in level for child in _children(parent)], depth + 1
+    return depth
+
+
+def _target(schema: Any, name: str) -> Any:
+    """What "#/$defs/name" means; the whole schema for what we cannot follow."""
+    found = schema
+    for key in name.removeprefix("#").split("/")[1:]:
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return schema if found is None else found
 
 
 def _children(value: Any) -> list[Any]:

@@ -3,11 +3,11 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -29,8 +29,10 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 class Job:
     """One call: its body, checked and translated; then its requests in the engine."""
 
-    def __init__(self, llm: AsyncLLM, url: str, raw: bytes, names: tuple[str, ...], tenant: str) -> None:
-        """In a thread beside the event loop. Raises ValueError."""
+    def __init__(
+        self, llm: AsyncLLM, url: str, raw: bytes, names: tuple[str, ...], tenant: str, is_wanted: Callable[[], bool]
+    ) -> None:
+        """In a thread beside the event loop. Raises ValueError, and ClientDisconnect when it is not wanted any more."""
         self.answer_id = uuid.uuid4().hex
         body = {name: value for name, value in parse_json(raw).items() if value is not None}
         self.stream, self.options = body.pop("stream", False), body.pop("stream_options", {})
@@ -50,6 +52,8 @@ class Job:
         self.url, self.params = url, params
         self.requests = []
         for place, prompt in enumerate(prompts):  # the page knows its card by the id
+            if not is_wanted():
+                raise ClientDisconnect
             request_id = f"{self.answer_id}-{place}"
             self.requests.append(llm.engine.make_request(prompt, params, request_id=request_id, stream=self.stream))
 
@@ -84,24 +88,29 @@ class Api:
 
     async def complete(self, request: Request) -> Response:
         """A chat completion or a text completion, whole or as a stream of events."""
-        raw = await read_body(request, self.max_body_bytes)
+        raw, tenant = await read_body(request, self.max_body_bytes), getattr(request.state, "tenant", "")
         job: Job | None = None
+        is_wanted = True
 
         def make() -> list[EngineRequest]:
             nonlocal job
-            job = Job(self.llm, request.url.path, raw, self.names, getattr(request.state, "tenant", ""))
+            job = Job(self.llm, request.scope["path"], raw, self.names, tenant, lambda: is_wanted)
             return job.requests
 
         steps = self.llm.run(make, self.timeout_s)
         # What is wrong with a request, or with the engine, is known before the first output: it has a status then.
-        first = await unless_gone(request.receive, anext(steps))
+        try:
+            first = await unless_gone(request.receive, anext(steps))
+        finally:
+            is_wanted = False  # if it is not made by now, the client has gone, or has been told that it took too long
         assert job is not None
         if job.stream:
             return Events(lambda put: self._stream(job, first, steps, put))
         outputs = await unless_gone(request.receive, _finished(first, steps))
         check_grammars(job.requests)
         ordered = [outputs[made.request_id] for made in job.requests]
-        return json_response(response_body(job.answer_id, job.url, job.model, job.params.logprobs, ordered))
+        body = job.answer_id, job.url, job.model, job.params.logprobs, ordered
+        return await self.llm.prepare(lambda: json_response(response_body(*body)))  # logprobs can be many
 
     async def _stream(self, job: Job, first: list[RequestOutput], steps: Steps, put: Put) -> None:
         """Chunks as the tokens come. An error that comes so late is an event, too: the status has been sent."""

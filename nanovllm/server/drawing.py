@@ -1,4 +1,4 @@
-"""What the page shows of an engine, drawn in the engine's thread between two steps: changed cells of the pool, panels."""
+"""What the page shows of an engine, drawn by its thread between two steps: changed cells of the pool, and panels."""
 
 import time
 from collections import deque

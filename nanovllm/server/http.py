@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -91,10 +92,11 @@ class Guard:
         await self.app(scope, receive, send)
 
     def _check(self, request: Request) -> None:
-        host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]").lower()
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
         if self.local and host not in LOOPBACK:
             raise Refused(403, f"this server answers to {', '.join(LOOPBACK)}, not to {host!r:.80}")
-        if not self.digests or not request.url.path.startswith(GUARDED):
+        # Not request.url: a Host header can make it look like another path than the one that is routed.
+        if not self.digests or not request.scope["path"].startswith(GUARDED):
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given = hashlib.sha256(key.strip().encode()).digest()

@@ -5,6 +5,7 @@ a pause so long that drawing takes MAX_SHARE of the engine's time at most.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,6 +21,8 @@ from nanovllm.server.drawing import Drawing
 from nanovllm.server.http import Events, Put, Refused, event, json_response, read_body
 from nanovllm.tools.lines import parse_json
 from nanovllm.validation import check_number, reject_unknown
+
+logger = logging.getLogger("nanovllm")
 
 INTERVAL_S = 0.1  # between two drawings, at least
 MAX_SHARE = 0.02  # of the engine's time
@@ -60,7 +63,7 @@ class Inside:
 
     async def show(self, request: Request) -> Response:
         """Frames, as server-sent events, as long as the page is open."""
-        return Events(self._watch)
+        return Response() if request.method == "HEAD" else Events(self._watch)
 
     async def _watch(self, put: Put) -> None:
         manager = self.engine.block_manager
@@ -95,7 +98,11 @@ class Inside:
         try:
             await self.llm.call(self.drawing.open)
             while self.viewers:
-                frame, seconds = await self.llm.call(self.drawing.draw)
+                frame, seconds = None, 1.0
+                try:
+                    frame, seconds = await self.llm.call(self.drawing.draw)
+                except Exception:
+                    logger.exception("a picture could not be drawn")
                 if frame is not None:
                     self.cells.update(frame.cells)
                     self.panels = frame.panels

@@ -1,5 +1,6 @@
 """/metrics: what the engine does, for Prometheus."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,7 @@ class Metrics(Collector):
         self.latency = Histogram("nanovllm_request_seconds", "from arrival to the last token", **options)
         self._last: dict[str, float] = {}  # request id -> time of its newest token
         self._snapshot: dict[str, Any] = {}
+        self._reading: asyncio.Task[None] | None = None
         self.registry.register(self)
 
     def on_step(self, progressed: list[Request]) -> None:
@@ -61,8 +63,16 @@ class Metrics(Collector):
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
 
     async def text(self) -> bytes:
-        self._snapshot = await self.llm.stats()
+        if self._reading is None:  # who asks while it is read shares it
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
         return generate_latest(self.registry)
+
+    async def _read(self) -> None:
+        try:
+            self._snapshot = await self.llm.stats()
+        finally:
+            self._reading = None
 
     def describe(self) -> Iterable[Metric]:
         return []

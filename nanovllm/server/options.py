@@ -38,7 +38,7 @@ class ServeOptions:
     max_waiting: int = 256
     request_timeout: float | None = None
     shutdown_timeout: float = 30.0
-    max_body_bytes: int = 16_000_000
+    max_body_bytes: int = 2_000_000
     allowed_origins: tuple[str, ...] = ()
     classroom: bool = False
 

@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn raises the signals that it got once more when it is done: here that must not end the process.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda *_: self.end())
         super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

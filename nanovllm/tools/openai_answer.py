@@ -78,6 +78,7 @@ class Chunks:
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
         self._outputs[place] = output
+        usage = usage_of(self._outputs.values()) if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
             num_chars, num_tokens = self._sent.get(index, (0, 0))
@@ -89,15 +90,12 @@ class Chunks:
             what = {"delta": role | {"content": text}} if self.url == CHAT else {"text": text}
             logprobs = _logprobs(self.url, sample, self.num_logprobs, num_tokens)
             self._sent[index] = len(sample.text), len(sample.token_ids)
-            yield self._chunk([{"index": index, **what, "logprobs": logprobs, **_ending(sample)}])
+            choice = {"index": index, **what, "logprobs": logprobs, **_ending(sample)}
+            yield self._head | {"choices": [choice]} | ({"usage": usage} if self.include_usage else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self._outputs.values())}
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = usage_of(self._outputs.values()) if self.continuous_usage else None
-        return self._head | {"choices": choices} | ({"usage": usage} if self.include_usage else {})
 
 
 def _head(answer_id: str, url: str, model: str, kind: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
 MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
+MAX_WORDS, MAX_CHARS_OF_WORDS = 64, 4096  # of stop and of bad_words: they are looked for at every token
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
 MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
 
@@ -63,6 +64,10 @@ def translate(
     if logprobs is not None:
         check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
     params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
+    for name in ("stop", "bad_words"):
+        words = getattr(params, name)
+        if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_CHARS_OF_WORDS:
+            raise ValueError(f"{name} may have {MAX_WORDS} texts of {MAX_CHARS_OF_WORDS} characters in all, found more")
     num_samples = params.n * len(prompts)
     check_number("the number of samples (prompts times n)", num_samples, Integral, 1, MAX_SAMPLES)
     if logprobs is not None:
@@ -104,6 +109,8 @@ def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:
     if (prompt := body.get("prompt")) is None:
         raise ValueError("body has no prompt")
     several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
+    if several:
+        check_number("the number of prompts", len(prompt), Integral, 1, MAX_SAMPLES)
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     names = {True: "prompt_token_ids", False: "prompt"}
     return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]
