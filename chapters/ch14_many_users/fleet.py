@@ -98,8 +98,7 @@ class Replica:
         )
         self.cost, self.now, self.busy_s = cost, 0.0, 0.0
         self.jobs: dict[int, Job] = {}  # seq_id -> those that have not ended
-        self.load = 0
-        self.num_computed_tokens = 0
+        self.load = self.num_steps = self.num_computed_tokens = 0
         self._in_flight: tuple[SchedulerOutput, float] | None = None  # the step, and when it ends
         self._leaving: list[Job] = []
 
@@ -136,6 +135,7 @@ class Replica:
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:
         self.busy_s += end_s - self.now
         self._in_flight, self.now = None, end_s
+        self.num_steps += 1
         self.num_computed_tokens += output.num_tokens
         sampling = [chunk.seq for chunk in output.chunks if chunk.samples]
         finished = self.scheduler.update(output, [TOKEN] * len(sampling))

@@ -28,15 +28,19 @@ Gate = Callable[[State], bool]
 
 
 class Server(Replica):
-    """A replica that measures how fast its queue moves."""
+    """A replica that measures how fast its queue moves, and counts who is there.
+
+    num_in_system_s: requests that have not ended, at the beginning of each step, times the step's seconds.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._num_started = self._waited_s = 0.0
+        self._num_started = self._waited_s = self.num_in_system_s = 0.0
 
     def schedule(self) -> SchedulerOutput:
         before = len(self.scheduler.waiting)
         output = super().schedule()
+        self.num_in_system_s += len(self.jobs) * self.cost.of(output.num_tokens)
         if before:
             self._num_started = FADES * self._num_started + max(0, before - len(self.scheduler.waiting))
             self._waited_s = FADES * self._waited_s + self.cost.of(output.num_tokens)
