@@ -68,13 +68,13 @@ def tell_server(story: Story) -> None:
         return
     story.say(
         f"nanovllm serve, in a process of its own: {SEATS} seats, {PLACES} places to wait, bf16, one core. Each "
-        f"request has a prompt like no other and an answer of {NUM_TOKENS} tokens. First {NUM_REQUESTS} of them at once:"
+        f"request has a prompt like no other and an answer of {NUM_TOKENS} tokens. First, {NUM_REQUESTS} come at once:"
     )
     with one_core(), running_server(story.model, *OPTIONS) as url:
         asyncio.run(run_load(url, bodies(0, SEATS), float("inf")))  # the first steps wait for memory
-        timings = asyncio.run(run_load(url, bodies(1, NUM_REQUESTS), float("inf")))
-        capacity = NUM_REQUESTS / max(timing.latency_s or 0.0 for timing in timings)
-        story.say(f"{capacity:.1f} requests a second: what the server can do.", measured=True)
+        runs = [asyncio.run(run_load(url, bodies(20 + i, NUM_REQUESTS), float("inf"))) for i in range(2)]
+        capacity = NUM_REQUESTS / min(max(timing.latency_s or 0.0 for timing in timings) for timings in runs)
+        story.say(f"{capacity:.1f} requests a second, in the better of two runs: its capacity.", measured=True)
         tell_rates(story, url, capacity)
         asyncio.run(tell_leaving(story, url))
         tell_full(story, url)
