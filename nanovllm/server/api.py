@@ -31,6 +31,7 @@ class Job:
 
     def __init__(self, llm: AsyncLLM, url: str, raw: bytes, names: tuple[str, ...], tenant: str) -> None:
         """In a thread beside the event loop. Raises ValueError."""
+        self.answer_id = uuid.uuid4().hex
         body = {name: value for name, value in parse_json(raw).items() if value is not None}
         self.stream, self.options = body.pop("stream", False), body.pop("stream_options", {})
         if not isinstance(self.stream, bool):
@@ -47,7 +48,10 @@ class Job:
             body["cache_salt"] = tenant + salt
         prompts, params, self.model = translate(llm.llm, url, body, names)
         self.url, self.params = url, params
-        self.requests = [llm.engine.make_request(prompt, params, stream=self.stream) for prompt in prompts]
+        self.requests = []
+        for place, prompt in enumerate(prompts):  # the page knows its card by the id
+            request_id = f"{self.answer_id}-{place}"
+            self.requests.append(llm.engine.make_request(prompt, params, request_id=request_id, stream=self.stream))
 
 
 class Api:
@@ -92,18 +96,17 @@ class Api:
         # What is wrong with a request, or with the engine, is known before the first output: it has a status then.
         first = await unless_gone(request.receive, anext(steps))
         assert job is not None
-        answer_id = uuid.uuid4().hex
         if job.stream:
-            return Events(lambda put: self._stream(job, answer_id, first, steps, put))
+            return Events(lambda put: self._stream(job, first, steps, put))
         outputs = await unless_gone(request.receive, _finished(first, steps))
         check_grammars(job.requests)
         ordered = [outputs[made.request_id] for made in job.requests]
-        return json_response(response_body(answer_id, job.url, job.model, job.params.logprobs, ordered))
+        return json_response(response_body(job.answer_id, job.url, job.model, job.params.logprobs, ordered))
 
-    async def _stream(self, job: Job, answer_id: str, first: list[RequestOutput], steps: Steps, put: Put) -> None:
+    async def _stream(self, job: Job, first: list[RequestOutput], steps: Steps, put: Put) -> None:
         """Chunks as the tokens come. An error that comes so late is an event, too: the status has been sent."""
         options = (job.options.get(name, False) for name in STREAM_OPTIONS)
-        chunks = Chunks(answer_id, job.url, job.model, job.params.logprobs, *options)
+        chunks = Chunks(job.answer_id, job.url, job.model, job.params.logprobs, *options)
         places = {made.request_id: place for place, made in enumerate(job.requests)}
         try:
             async for outputs in _from(first, steps):

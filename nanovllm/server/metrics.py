@@ -8,7 +8,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nanovllm.async_llm import AsyncLLM
-from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.request import Request
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
@@ -45,7 +44,7 @@ class Metrics(Collector):
         self._snapshot: dict[str, Any] = {}
         self.registry.register(self)
 
-    def on_step(self, output: SchedulerOutput, progressed: list[Request]) -> None:
+    def on_step(self, progressed: list[Request]) -> None:
         for request in progressed:
             now, metrics = request.metrics.last_token_time, request.metrics
             if now is None or (last := self._last.get(request.request_id)) == now:

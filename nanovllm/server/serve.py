@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,23 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from nanovllm.async_llm import AsyncLLM
 from nanovllm.config import EngineConfig
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.request import Request as EngineRequest
 from nanovllm.server.api import Api
 from nanovllm.server.http import ERRORS, LOOPBACK, Guard, Refused, answer_error, answer_nobody, json_response
+from nanovllm.server.inside import Inside
 from nanovllm.server.metrics import Metrics
 from nanovllm.server.options import ServeOptions
 from nanovllm.tools.screen import Screen
+
+PAGE = Path(__file__).parent / "page"
+POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 
 
 def serve(config: EngineConfig, options: ServeOptions) -> int:
@@ -40,11 +48,18 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
             return 1 if llm.error is not None else 0
 
 
-def make_app(llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...]) -> Starlette:
-    """The ASGI application; any ASGI server can run it."""
-    metrics = Metrics(llm)
-    llm.engine.on_step = metrics.on_step
+def make_app(
+    llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], closing: Callable[[], bool] = lambda: False
+) -> Starlette:
+    """The ASGI application; any ASGI server can run it. closing: is that server about to end?"""
+    metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
     api = Api(llm, names, options.max_body_bytes, options.request_timeout)
+
+    def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
+        metrics.on_step(progressed)
+        inside.on_step(output)
+
+    llm.engine.on_step = on_step
 
     async def health(request: Request) -> Response:
         await llm.check_health()
@@ -53,12 +68,23 @@ def make_app(llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...]) -> St
     async def show_metrics(request: Request) -> Response:
         return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def page(request: Request) -> Response:
+        return FileResponse(
+            PAGE / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        )
+
+    pages = [
+        Route("/health", health),
+        Route("/metrics", show_metrics),
+        Route("/", page),
+        Mount("/page", StaticFiles(directory=PAGE)),
+    ]
     middleware = [Middleware(Guard, keys=list(options.api_key), local=options.host in LOOPBACK)]
     if options.allowed_origins:  # outermost: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
     return Starlette(
-        routes=[*api.routes(), Route("/health", health), Route("/metrics", show_metrics)],
+        routes=[*api.routes(), *inside.routes(), *pages],
         middleware=middleware,
         exception_handlers={
             **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),
@@ -72,7 +98,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
         self.llm, self.names, self.listener = llm, names, listener
-        app = make_app(llm, options, names)
+        app = make_app(llm, options, names, lambda: self.should_exit)
         seconds: Any = options.shutdown_timeout  # uvicorn's annotation says int; asyncio takes both
         super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=seconds, lifespan="off"))
         llm.on_death = self.end
