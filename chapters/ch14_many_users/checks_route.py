@@ -120,8 +120,8 @@ def check_stampede(function: Route, bench: Bench) -> None:
 
 
 def check_fleet(function: Route, bench: Bench) -> None:
-    """A fleet of 8 and one of 24: nearly the hits of routing by prefix, and nobody waits long"""
-    for num_replicas in (8, 24):
+    """A fleet of 8 and one of 16: nearly the hits of routing by prefix, and nobody waits long"""
+    for num_replicas in (8, 16):
         routers = Asked(function), ByPrefix(num_replicas), LeastLoaded(num_replicas)
         fleets = [
             Fleet(num_replicas, router).run(islice(shared_prefixes(num_replicas), 40 * num_replicas))
