@@ -9,7 +9,7 @@ from chapters.ch14_many_users.fleet import Fleet
 from chapters.ch14_many_users.world import Result
 from chapters.draw import make_table
 
-WIDEST, NUM_SHOWN = 30, 16
+WIDEST, NUM_SHOWN = 24, 16
 TOKENS_A_MARK = 200
 
 

@@ -50,7 +50,7 @@ def make_app(model: str | None) -> "Explorer":
 
     actions = [
         Action("n", "request", "send"),
-        Action("e", "100 requests", "send_many"),
+        Action("e", "200 requests", "send_many"),
         Action("b", "burst", "burst"),
         Action("p", "router", "next_policy"),
         Action("g", "replicas", "next_number"),

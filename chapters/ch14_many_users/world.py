@@ -40,7 +40,7 @@ class World:
 
     def reset(self) -> str:
         self.policy, self.num_replicas, self.skew, self.rate = "round robin", NUMS_REPLICAS[0], SKEWS[0], RATES[0]
-        return self.begin("n sends a request, e a hundred; p takes another router.")
+        return self.begin("n sends a request, e two hundred; p takes another router.")
 
     def send(self, num_jobs: int = 1) -> str:
         for _ in range(num_jobs):
@@ -49,7 +49,7 @@ class World:
         return self.say_last()
 
     def send_many(self) -> str:
-        return self.send(100)
+        return self.send(200)
 
     def burst(self) -> str:
         """One beginning is in the news."""
