@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 300, 60  # prompt and answer, in the mean
 DEADLINE_S = 1.0
-PER_REPLICA = 40  # requests
+PER_REPLICA = 30  # requests
 NUMS_REPLICAS = (1, 4, 16, 64)
 
 
@@ -96,7 +96,7 @@ def tell_queue(story: Story) -> None:
 def tell_engine(story: Story) -> None:
     story.part("An engine near its capacity")
     cost, (num_prompt, num_output) = Cost(), NUM_TOKENS
-    can_do = capacity(alone(1.0, *NUM_TOKENS, 300, seed=9))
+    can_do = capacity(alone(1.0, *NUM_TOKENS, 150, seed=9))
     story.say(
         "From here on the scheduler and the block manager are the engine's, and time is played: a step takes "
         f"{ms(cost.step_s)} ms, and {cost.token_s * 1e3:g} ms for each token that it computes. Prompts of about "
@@ -107,7 +107,7 @@ def tell_engine(story: Story) -> None:
     table = make_table(*names, width=6)
     table.columns[-1].justify = "left"
     for load in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2):
-        jobs = alone(load * can_do, *NUM_TOKENS, 400)
+        jobs = alone(load * can_do, *NUM_TOKENS, 300)
         server = serve(jobs)
         ttfts, latency = [job.ttft_s for job in jobs], mean(job.latency_s for job in jobs)
         counted = server.num_in_system_s / server.now
@@ -177,7 +177,7 @@ def tell_leaving(story: Story) -> None:
     story.say(f"Two seats and a pool of 12 blocks of {BLOCK_SIZE} tokens; prompts of {len(jobs[0].prompt)} tokens.")
     story.show(table)
 
-    can_do = capacity(alone(1.0, 300, 120, 200, seed=9))
+    can_do = capacity(alone(1.0, 300, 120, 100, seed=9))
     story.say(
         "Longer answers, and two of five clients go away after half a second. A server that notices it, and one that "
         "does not. TTFT in ms is that of the clients that stay; the last column counts tokens sampled for nobody."
@@ -185,7 +185,7 @@ def tell_leaving(story: Story) -> None:
     table = make_table("load", "notices", "TTFT", "TTFT p99", "for nobody", width=10)
     for load in (0.9, 1.1, 1.3):
         for notices in (True, False):
-            jobs = impatient(load * can_do, 200)
+            jobs = impatient(load * can_do, 150)
             serve(jobs, notices=notices)
             ttfts = [job.ttft_s for job in jobs if job.leaves_s == float("inf")]
             num_wasted = sum(time_s > job.leaves_s for job in jobs for time_s in job.token_times)
@@ -197,7 +197,7 @@ def tell_leaving(story: Story) -> None:
 
 def tell_too_many(story: Story) -> None:
     story.part("Too many")
-    can_do = capacity(alone(1.0, *NUM_TOKENS, 300, seed=9))
+    can_do = capacity(alone(1.0, *NUM_TOKENS, 150, seed=9))
     gates: dict[str, Gate] = {
         "everybody": admit_all,
         "at most 2 wait": at_most(2),

@@ -29,7 +29,7 @@ def waits(rate: float, service: Callable[[random.Random], float], num_customers:
         wait, before = wait + service(rng), now
 
 
-def simulate(rate: float, name: str, num_customers: int = 60_000, seed: int = 5) -> Waiting:
+def simulate(rate: float, name: str, num_customers: int = 40_000, seed: int = 14) -> Waiting:
     found = sorted(waits(rate, SERVICES[name], num_customers, seed))
     return Waiting(mean(found), found[-len(found) // 100])
 

@@ -17,8 +17,8 @@ from chapters.story import Story
 from nanovllm.server.load import Timing, run_load, running_server, stream
 
 SEATS, PLACES = 4, 16
-LOADS = (0.4, 0.8, 1.2)
-NUM_REQUESTS, NUM_TOKENS = 16, 8
+LOADS = (0.5, 0.8, 1.2)
+NUM_REQUESTS, NUM_TOKENS = 14, 8
 OPTIONS = ["--dtype", "bfloat16", "--max-model-len", "512", "--num-gpu-blocks-override", "400", "--block-size", "16"]
 OPTIONS += ["--max-num-seqs", str(SEATS), "--max-waiting", str(PLACES)]
 
