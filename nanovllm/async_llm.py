@@ -299,8 +299,10 @@ class AsyncLLM:
 
     def _forget(self, requests: list[Request]) -> None:
         self.engine.abort_requests(requests)
-        for request in requests:
-            self._readers.pop(request.request_id, None)
+        for request in requests:  # one that was refused may have the id of another
+            reader = self._readers.get(request.request_id)
+            if reader is not None and any(read is request for read in reader.requests):
+                del self._readers[request.request_id]
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         """One message for a step, whatever the number of its readers."""

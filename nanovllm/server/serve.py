@@ -39,11 +39,11 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
     names = options.served_model_name
     if not names:  # of a checkpoint in a folder, its name will do
         names = (Path(config.model).name, config.model) if Path(config.model).exists() else (config.model,)
-    with _bind(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener:
         with Screen(stderr=True).working(f"loading {config.model}"):
             llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
         with llm:
-            server = _Server(llm, options, names, listener)
+            server = Server(llm, options, names, listener)
             server.run(sockets=[listener])
             return 1 if llm.error is not None else 0
 
@@ -83,7 +83,7 @@ def make_app(
     if options.allowed_origins:  # outermost: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
-    return Starlette(
+    app = Starlette(
         routes=[*api.routes(), *inside.routes(), *pages],
         middleware=middleware,
         exception_handlers={
@@ -91,9 +91,11 @@ def make_app(
             ClientDisconnect: answer_nobody,
         },
     )
+    app.state.inside = inside
+    return app
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's, which closes its sockets at the first signal, lets requests finish, and then ends."""
 
     def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
@@ -124,7 +126,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A socket that listens nowhere yet: clients are refused until the model is loaded."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
