@@ -12,8 +12,8 @@ FADES = 0.95  # how much of what was measured before a step still counts after i
 class State(NamedTuple):
     """What an engine knows of itself when a request comes.
 
-    requests_per_s: how fast the queue moves: requests that got a seat, by the seconds of the steps in which somebody
-    waited for one, the latest counted most. 0: nobody has waited yet.
+    requests_per_s: how fast the queue moves. Requests that got a seat in steps in which others got none, divided by the
+    seconds of these steps, the latest counted most. 0: everybody has got a seat at once so far.
     """
 
     num_waiting: int
@@ -41,7 +41,7 @@ class Server(Replica):
         before = len(self.scheduler.waiting)
         output = super().schedule()
         self.num_in_system_s += len(self.jobs) * self.cost.of(output.num_tokens)
-        if before:
+        if self.scheduler.waiting:  # not all got a seat
             self._num_started = FADES * self._num_started + max(0, before - len(self.scheduler.waiting))
             self._waited_s = FADES * self._waited_s + self.cost.of(output.num_tokens)
         return output

@@ -75,7 +75,7 @@ WRONG = {
         Edit("jumps_the_queue", BEGINS_AT_ONCE, "if has_seat and has_blocks:", "stands behind"),
         Edit("room_does_not_count", BEGINS_AT_ONCE, "if False:", "nobody is there"),
         Edit("up_to_the_last_moment", IN_TIME, "return wait_s <= deadline_s", "a little late"),
-        Edit("much_too_careful", "SHARE_OF_DEADLINE = 0.75", "SHARE_OF_DEADLINE = 0.21", "60 at once"),
+        Edit("much_too_careful", "SHARE_OF_DEADLINE = 0.75", "SHARE_OF_DEADLINE = 0.21", "a queue with 2 places"),
     ],
     "route": [
         Edit("least_loaded", COST, "costs.append(load)", "replica 2 has all of them"),
