@@ -31,7 +31,7 @@ class Running:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """function() in the engine's thread, between two steps."""
-        return asyncio.run_coroutine_threadsafe(self.llm.call(function), self.llm._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(self.llm.call(function), self.llm.thread.loop).result(PATIENCE_S)
 
     def until(self, condition: Callable[[], Any]) -> None:
         ends = time.monotonic() + PATIENCE_S
@@ -57,7 +57,7 @@ class Running:
 
         def check() -> None:
             self.engine.scheduler.check_integrity()
-            assert not self.engine.scheduler.seqs and not self.engine.request_of_seq and not self.llm._readers
+            assert not self.engine.scheduler.seqs and not self.engine.request_of_seq and not self.llm.thread.readers
             assert len(self.engine.block_manager.free_blocks) == len(self.engine.block_manager.blocks)
 
         self.call(check)
@@ -77,8 +77,8 @@ def serving(model: Path, options: ServeOptions = ServeOptions(), **engine: Any) 
             time.sleep(0.01)
         running = Running(llm, listener.getsockname()[1], server.config.app.state.inside)
         yield running
-        if llm.error is None:
-            llm.set_pace()
+        if llm.thread.error is None:
+            llm.thread.set_pace()
             running.assert_at_rest()
         server.end()
         thread.join(PATIENCE_S)

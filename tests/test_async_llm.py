@@ -7,7 +7,8 @@ import weakref
 import pytest
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.async_llm import AsyncLLM, EngineDied, Overloaded, StepFailed
+from nanovllm.async_llm import AsyncLLM, Overloaded
+from nanovllm.engine_thread import EngineDied, StepFailed
 
 OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -27,9 +28,9 @@ def make(checkpoint):
     for llm in made:
         llm.shutdown()
         llm.shutdown()  # twice is fine
-        if llm.error is None:
+        if llm.thread.error is None:
             llm.engine.scheduler.check_integrity()
-            assert not llm.engine.requests or llm._is_closing
+            assert not llm.engine.requests or llm.thread._is_closing
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
 
 
@@ -77,7 +78,7 @@ def test_who_leaves_frees_blocks_before_the_next_step(make):
     async def run():
         async for output in llm.generate("two gulls", LONG):
             if len(output.outputs[0].token_ids) == 3:
-                llm.set_pace(0)
+                llm.thread.set_pace(0)
                 break
         num_steps = (await llm.stats())["num_steps"]
         await asyncio.sleep(0)  # the generator is closed by its event loop
@@ -86,7 +87,7 @@ def test_who_leaves_frees_blocks_before_the_next_step(make):
         readers = [asyncio.create_task(last_of(llm.generate(prompt, LONG))) for prompt in PROMPTS]
         while (await llm.stats())["num_waiting"] < len(PROMPTS):
             await asyncio.sleep(0.001)
-        llm.set_pace(1)
+        llm.thread.set_pace(1)
         while (await llm.stats())["num_steps"] == num_steps:
             await asyncio.sleep(0.001)
         assert await held(llm) > 0
@@ -97,7 +98,7 @@ def test_who_leaves_frees_blocks_before_the_next_step(make):
         )
         stats = await llm.stats()
         assert stats["num_running"] == stats["num_waiting"] == await held(llm) == 0
-        assert stats["num_steps"] == num_steps + 1 and not llm._readers
+        assert stats["num_steps"] == num_steps + 1 and not llm.thread.readers
 
         never_begun = llm.generate("two gulls", LONG)
         await never_begun.aclose()
@@ -105,9 +106,9 @@ def test_who_leaves_frees_blocks_before_the_next_step(make):
         await asyncio.sleep(0)
         cancelled_early.cancel()
         await asyncio.gather(cancelled_early, return_exceptions=True)
-        llm.set_pace()
+        llm.thread.set_pace()
         assert (await last_of(llm.generate("two gulls", SamplingParams(max_tokens=2)))).finished
-        assert await held(llm) == 0 and not llm._readers and llm._num_entering == 0
+        assert await held(llm) == 0 and not llm.thread.readers and llm._num_entering == 0
 
     finish(run())
 
@@ -139,7 +140,7 @@ def test_abort_and_timeout(make):
         assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
         assert outputs[-1].request_id == "mine"
         await llm.abort("nobody")
-        llm.set_pace(0)
+        llm.thread.set_pace(0)
         with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
             await last_of(llm.generate("two gulls", LONG, timeout_s=0.05))
         assert (await llm.stats())["num_waiting"] == 0
@@ -153,19 +154,19 @@ def test_bad_requests_and_a_full_queue(make):
     async def run():
         with pytest.raises(ValueError, match="prompt"):
             await last_of(llm.generate(7, LONG))
-        llm.set_pace(0)
+        llm.thread.set_pace(0)
         tasks = [asyncio.create_task(last_of(llm.generate("two gulls", LONG, name))) for name in ("a", "b")]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="2 sequences wait already"):
             await last_of(llm.generate("two gulls", LONG))
         while (await llm.stats())["num_waiting"] < 2:
             await asyncio.sleep(0.001)
-        llm.set_pace(1)
+        llm.thread.set_pace(1)
         while (await llm.stats())["num_running"] < 2:
             await asyncio.sleep(0.001)
         with pytest.raises(ValueError, match="'a' is already in use"):
             await last_of(llm.generate("two gulls", LONG, "a"))
-        llm.set_pace()
+        llm.thread.set_pace()
         assert [len(output.outputs[0].token_ids) for output in await asyncio.gather(*tasks)] == [200, 200]
 
     finish(run())
@@ -183,13 +184,13 @@ def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where
         raise ArithmeticError("planted")
 
     async def run():
-        llm.set_pace(0)
+        llm.thread.set_pace(0)
         llm.engine.scheduler.max_num_seqs = 1  # so that the second one waits
         tasks = [asyncio.create_task(last_of(llm.generate(p, LONG))) for p in ("two gulls", "a red boat")]
         while (await llm.stats())["num_waiting"] < 2:
             await asyncio.sleep(0.001)
         monkeypatch.setattr(part, name, fails)
-        llm.set_pace()
+        llm.thread.set_pace()
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(first, StepFailed) and "planted" in str(first)
         if owner == "model_runner":
@@ -209,13 +210,13 @@ def test_a_dead_engine_answers_everybody(make, monkeypatch):
         raise MemoryError("planted")
 
     async def run():
-        llm.on_death = lambda: told.append(True)
-        llm.set_pace(0)
+        llm.thread.on_death = lambda: told.append(True)
+        llm.thread.set_pace(0)
         task = asyncio.create_task(last_of(llm.generate("two gulls", LONG)))
         while not (await llm.stats())["num_waiting"]:
             await asyncio.sleep(0.001)
         monkeypatch.setattr(llm.engine, "has_unfinished_requests", breaks)
-        llm.set_pace()
+        llm.thread.set_pace()
         with pytest.raises(EngineDied, match="planted"):
             await task
         with pytest.raises(EngineDied, match="planted"):

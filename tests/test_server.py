@@ -33,7 +33,7 @@ def server(checkpoint):
 @pytest.fixture
 def client(server):
     yield server.client()
-    server.llm.set_pace()
+    server.llm.thread.set_pace()
     server.assert_at_rest()
 
 
@@ -235,10 +235,10 @@ def test_other_paths_and_methods(server):
 
 def test_who_leaves_frees_blocks_before_the_next_step(server, client):
     """In mid-stream, while it waits in the queue, and without a stream: the client closes its connection."""
-    server.llm.set_pace(2)
+    server.llm.thread.set_pace(2)
     stream = client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG)
     next(iter(stream))
-    server.until(lambda: server.llm.steps_left == 0)
+    server.until(lambda: server.llm.thread.steps_left == 0)
     num_steps = server.call(lambda: server.engine.stats.num_steps)
     connections = []
     for streams in (True, False):  # they wait: no step is made
@@ -278,7 +278,7 @@ def test_full_queue_and_deadlines(checkpoint):
     options = ServeOptions(max_waiting=1, request_timeout=0.4)
     with serving(checkpoint(), options, **ENGINE) as server:
         client = server.client()
-        server.llm.set_pace(0)
+        server.llm.thread.set_pace(0)
         late = socket.create_connection(("127.0.0.1", server.port))
         body = json.dumps({"prompt": FOX, "max_tokens": 9}).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -289,7 +289,7 @@ def test_full_queue_and_deadlines(checkpoint):
         assert error.value.response.headers["retry-after"] == "1"
         assert late.recv(1000).startswith(b"HTTP/1.1 504")
         late.close()
-        server.llm.set_pace(1)
+        server.llm.thread.set_pace(1)
         with pytest.raises(openai.APIError, match=r"not done after 0\.4 s"):
             for _ in client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG):
                 pass
@@ -390,7 +390,7 @@ def test_frames_are_the_engine(server, client):
                     return frame["panels"]
 
         def drawn() -> dict[int, str]:
-            held = holders(server.engine.scheduler.running, server.inside._names)
+            held = holders(server.engine.scheduler.running, server.inside.drawing.names)
             blocks = server.engine.block_manager.blocks
             return {block.block_id: draw_block(block, held.get(block.block_id, []), []) for block in blocks}
 
@@ -398,7 +398,7 @@ def test_frames_are_the_engine(server, client):
             unmarked = {i: re.sub(r' data-event="\w+" style="[^"]*"', "", html) for i, html in cells.items()}
             assert unmarked == server.call(drawn)
 
-        server.llm.set_pace(0)
+        server.llm.thread.set_pace(0)
         with ThreadPoolExecutor(2) as pool:
             given = dict(model="tiny", prompt=FOX, **LONG | {"max_tokens": 9})
             answers = [pool.submit(client.completions.create, **given) for _ in range(2)]
@@ -418,10 +418,10 @@ def test_frames_are_the_engine(server, client):
         assert_same()
         for body in (b'{"steps_left": -1}', b'{"steps_left": "x"}', b'{"delay_s": 99}', b'{"stepsleft": 1}', b"[]"):
             assert server.send("/inside/pace", body)[0] == 400
-        server.llm.set_pace(0)
+        server.llm.thread.set_pace(0)
         lines.close()
     server.until(lambda: server.engine.block_manager.on_event is None)
-    server.until(lambda: server.llm.steps_left == math.inf)  # whoever had paused it has gone
+    server.until(lambda: server.llm.thread.steps_left == math.inf)  # whoever had paused it has gone
 
 
 def test_only_a_classroom_is_played_with(checkpoint):
@@ -429,4 +429,4 @@ def test_only_a_classroom_is_played_with(checkpoint):
         for path in ("/inside/pace", "/inside/forget"):
             status, raw = server.send(path, b"{}")
             assert status == 403 and b"--classroom" in raw
-        assert server.llm.steps_left == math.inf
+        assert server.llm.thread.steps_left == math.inf

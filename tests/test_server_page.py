@@ -42,7 +42,7 @@ def open_page(browser, server):
     for tab in tabs:
         tab.close()
     assert not problems
-    server.llm.set_pace()
+    server.llm.thread.set_pace()
     server.assert_at_rest()
     server.until(lambda: server.engine.block_manager.on_event is None)
 
@@ -97,11 +97,11 @@ def test_chat_edit_and_what_it_cost(server, open_page):
 
 def test_stop_frees_and_keeps_what_there_is(server, open_page):
     tab = open_page()
-    server.llm.set_pace(3)
+    server.llm.thread.set_pace(3)
     ask(tab, "two gulls", 200)
     tab.wait_for_selector("#messages .who")  # it knows its name in the pictures
     assert tab.locator("#running .card.mine .who").text_content() in tab.locator("#messages .who").text_content()
-    server.until(lambda: server.llm.steps_left == 0)
+    server.until(lambda: server.llm.thread.steps_left == 0)
     tab.click("#stop")
     server.assert_at_rest()  # without a step
     text, note = answer(tab)
@@ -139,9 +139,9 @@ def test_two_tabs_see_one_engine(server, open_page):
         assert [("held" in names or "shared" in names) for names in classes] == held
     tabs[0].evaluate("() => { const s = document.getElementById('delay'); s.value = 0.1; s.oninput(); }")
     tabs[1].wait_for_selector("#delay-text:has-text('0.1 s')")
-    server.until(lambda: server.llm.delay_s == 0.1)
+    server.until(lambda: server.llm.thread.delay_s == 0.1)
     tabs[1].evaluate("() => { const s = document.getElementById('delay'); s.value = 0; s.oninput(); }")
-    server.until(lambda: server.llm.delay_s == 0)
+    server.until(lambda: server.llm.thread.delay_s == 0)
     tabs[0].click("#pause")
     for tab in tabs:
         assert answer(tab)[0]

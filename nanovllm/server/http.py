@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nanovllm.async_llm import EngineDied, Overloaded, StepFailed
+from nanovllm.async_llm import Overloaded
+from nanovllm.engine_thread import EngineDied, StepFailed
 from nanovllm.tools.lines import MAX_MESSAGE_CHARS, to_json
 from nanovllm.tools.openai_request import UnknownModel
 

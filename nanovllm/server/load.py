@@ -80,14 +80,15 @@ async def _send(url: str, path: str, body: dict[str, Any], api_key: str, started
     return timing
 
 
-async def stream(url: str, path: str, body: dict[str, Any], api_key: str = "") -> Any:
+async def stream(url: str, path: str, body: dict[str, Any] | None, api_key: str = "") -> Any:
     """The events of one answer, parsed. Raises ConnectionError, with the status, for an answer that is no stream."""
-    parts, content = urlsplit(url), json.dumps(body).encode()
+    parts, content = urlsplit(url), b"" if body is None else json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
     try:
         # HTTP/1.0: the answer comes as it is, not in chunks.
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        head = f"POST {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n{key}Content-Type: application/json\r\n"
+        first = f"{'GET' if body is None else 'POST'} {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n"
+        head = f"{first}{key}Content-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         status = (await reader.readline()).split(None, 2)[1:2]
         while (await reader.readline()).strip():

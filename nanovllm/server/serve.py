@@ -45,7 +45,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
         with llm:
             server = Server(llm, options, names, listener)
             server.run(sockets=[listener])
-            return 1 if llm.error is not None else 0
+            return 1 if llm.thread.error is not None else 0
 
 
 def make_app(
@@ -57,7 +57,7 @@ def make_app(
 
     def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
         metrics.on_step(progressed)
-        inside.on_step(output)
+        inside.drawing.on_step(output)
 
     llm.engine.on_step = on_step
 
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
         app = make_app(llm, options, names, lambda: self.should_exit)
         seconds: Any = options.shutdown_timeout  # uvicorn's annotation says int; asyncio takes both
         super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=seconds, lifespan="off"))
-        llm.on_death = self.end
+        llm.thread.on_death = self.end
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn raises the signals that it got once more when it is done: here that must not end the process.
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
         print(f"serving {self.names[0]}: the page is {where}/, the API {where}/v1 (Ctrl-C ends it)", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.llm.set_pace()  # a paused engine would let nobody finish
+        self.llm.thread.set_pace()  # a paused engine would let nobody finish
         await super().shutdown(sockets)
 
     def end(self) -> None:
