@@ -25,6 +25,7 @@ TITLES = {
     11: "Benchmarks",
     12: "Fewer bits",
     13: "Guess and check",
+    14: "Many users",
 }
 
 

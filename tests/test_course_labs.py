@@ -18,8 +18,8 @@ from chapters.course import find_chapter
 from chapters.story import WIDTH
 from nanovllm import LLM
 
-PLAYED = (3, 4, 5, 7, 8, 12, 13)  # the labs that are apps
-OF_ANY_MODEL = (11,)  # the labs that print, apart from measurements, the same whatever the model
+PLAYED = (3, 4, 5, 7, 8, 12, 13, 14)  # the labs that are apps
+OF_ANY_MODEL = (11, 14)  # the labs that print, apart from measurements, the same whatever the model
 
 
 def without_measurements(line: str) -> str:

@@ -1,0 +1,78 @@
+"""Exercises of chapter 14. Edit this file, then:  python -m chapters check 14
+
+Three functions: what a client that leaves gives back, who is let in, and which machine a request is sent to. The real
+scheduler runs with each of them. Tasks are independent of each other.
+"""
+
+from typing import Any
+
+from chapters.ch14_many_users.overload import State
+from nanovllm.core.scheduler import Scheduler
+from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it)
+
+
+def abort(scheduler: Scheduler, *seq_ids: int) -> None:
+    """Their clients have left: drop these sequences, between two steps.
+
+        scheduler.seqs           seq_id -> Sequence, all that were added and have not ended
+        scheduler.waiting        a deque of those that have no seat, in their order
+        scheduler.running        a list of those that have one, in their order
+        scheduler.block_manager  .free(seq) drops a sequence's references to its blocks; one without blocks may be freed
+
+    Each of these sequences leaves `seqs` and the queue it is in, waiting or running; the others keep their order. Its
+    status becomes FINISHED, its finish_reason "abort", and its references to blocks are dropped: blocks that nobody
+    else uses go to the free queue, and what is cached in them stays findable.
+
+    An id may be unknown, or given twice, or belong to a sequence that ended in the last step: nothing happens for it.
+    It is no error: the client's message that it leaves and the engine's last token may cross. Do not raise.
+    """
+    raise NotImplementedError
+
+
+def admit(state: State, deadline_s: float) -> bool:
+    """A request has come. Shall it be let in (True), or sent away at once (False)?
+
+        state.num_waiting        sequences that wait for a seat; a newcomer stands behind them
+        state.num_running        sequences that have one
+        state.max_num_seqs       seats
+        state.num_free_blocks    blocks that nobody uses
+        state.num_blocks_needed  blocks that this request needs for its prompt
+        state.requests_per_s     how many requests a second got a seat, lately, while others waited for one.
+                                 0: nobody has had to wait since the server started
+        deadline_s               a request is worth something if its first token comes within so many seconds. One
+                                 token later it is worth nothing, and what was computed for it is wasted
+
+    Make the number of requests that are answered in time as large as you can. Who is let in stays until the answer is
+    complete.
+
+    Who finds nobody waiting, a free seat, and enough free blocks is always let in. As long as nothing has been
+    measured, let in as many to wait as there are seats, and no more.
+
+    The queue is not the whole time to the first token: a request that gets its seat still has its prompt before it.
+    And what was measured is not what will be.
+    """
+    raise NotImplementedError
+
+
+def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], num_blocks: int) -> int:
+    """Which replica gets this request? Return its index in `loads`.
+
+        memory      yours, a dict that is empty at first. What you put into it is there at the next call
+        names       of the prompt's full blocks, from the first to the last; a block has 64 tokens. A name stands for
+                    the block and for all blocks before it (chapter 7), so two prompts with the same name in place 5
+                    begin with the same six blocks. May be empty
+        loads       for each replica, how many tokens it has still to compute for requests that were sent to it
+        num_blocks  how many blocks the pool of a replica has
+
+    A replica has the blocks of what you sent to it, as long as they have not been evicted. It does not have to compute
+    the leading blocks that it has. A pool evicts what was used longest ago, and nobody tells you.
+
+    Send a request where it has the fewest tokens before its first token: those that the replica has to compute, and
+    those of its own prompt's blocks that the replica does not have. Of replicas that are equally good, take the first.
+    Then remember what you sent there, and forget what will have been evicted: keep num_blocks names for each replica,
+    those that were sent last. Of one prompt's names the first counts as the last one sent, for the pool evicts the
+    deepest block first.
+
+    The same calls always give the same answers: no clock, no random numbers. `loads` and `names` stay as they are.
+    """
+    raise NotImplementedError
