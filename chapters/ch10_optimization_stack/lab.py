@@ -123,7 +123,7 @@ def tell_ladder(story: Story) -> None:
         f"float32, head_dim 64, {TILE} keys a tile, {TILE_ROWS} query rows a tile. Each step must agree with the one "
         "before. The largest tensor that each makes beside its result, in bytes, as PyTorch reports it:"
     )
-    lengths = (128, 256, 512)
+    lengths = (64, 128, 256)
     generator = torch.Generator().manual_seed(10)
     found: dict[str, list[str]] = {name: [] for name, _ in LADDER}
     with torch.inference_mode():
@@ -160,11 +160,11 @@ def tell_paged(story: Story, world: World) -> None:
 
     world.use(replace(world.in_order[0], kernels=replace(TORCH_KERNELS, paged_attention=both)))
     outputs = world.llm.generate(
-        ["The capital of France is", "Once upon a time"], SamplingParams(temperature=0, max_tokens=8), False
+        ["The capital of France is", "Once upon a time"], SamplingParams(temperature=0, max_tokens=4), False
     )
     story.say(
         f"The same tiles, now for all heads, keys found through the block table, at most {TILE} of them at a time. "
-        f"For two prompts and 8 steps each the engine ran with it: {len(differences)} calls, one a layer and step."
+        f"For two prompts and 4 steps each the engine ran with it: {len(differences)} calls, one a layer and step."
     )
     agree = max(differences) < 1e-4
     story.say(
@@ -312,7 +312,7 @@ def tell_workload(story: Story, world: World) -> None:
         milliseconds, computed[name] = world.workload_ms(setup, at_once=at_once, caching=caching)
         return milliseconds
 
-    rows = list(in_turn({name: partial(turn, name) for name in stages}, 2, MAX_ROUNDS).items())
+    rows = list(in_turn({name: partial(turn, name) for name in stages}, 1, MAX_ROUNDS).items())
     story.show(draw_waterfall(rows))
     say_noise(story, not_faster(rows))
     table = make_table("", "tokens computed")
