@@ -295,16 +295,13 @@ def tell_workload(story: Story, world: World) -> None:
         f"{NUM_REQUESTS} requests about the same text: {NUM_SHARED} tokens in common, {NUM_OWN} of their own, "
         f"{NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do:"
     )
-    plain, reordered, fast = world.in_order[0], world.in_order[1], world.all_on
+    fast = world.all_on
     stages = {
-        "plain, one by one": (plain, 1, False),
-        "+ reordered weights": (reordered, 1, False),
-        "+ C kernels": (fast, 1, False),
+        "plain, one by one": (world.in_order[0], 1, False),
+        "+ C kernels" if world.c_kernels else "+ reordered weights": (fast, 1, False),
         "+ batching": (fast, NUM_REQUESTS, False),
         "+ prefix caching": (fast, NUM_REQUESTS, True),
     }
-    if world.c_kernels is None:
-        del stages["+ C kernels"]
     computed: dict[str, int] = {}
 
     def turn(name: str) -> float:
