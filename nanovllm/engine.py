@@ -5,6 +5,7 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.config_json import check_eos
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
@@ -74,7 +75,8 @@ class LLMEngine:
         self.request_of_seq: dict[int, Request] = {}
         self._num_requests = 0
         self._in_step = False
-        self._output: SchedulerOutput | None = None  # of the step in flight, once it is scheduled
+        self.scheduled: SchedulerOutput | None = None  # the newest step's work; None if schedule() has failed
+        self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None  # told of every step that succeeds
         self._dropped: list[Request] = []  # have finished or were aborted, and are about to be forgotten
 
     @classmethod
@@ -149,8 +151,7 @@ class LLMEngine:
         if not isinstance(request_ids, str):
             self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
             return None
-        request = self.requests.get(request_ids)
-        if request is None:
+        if (request := self.requests.get(request_ids)) is None:
             return None
         self.abort_requests([request])
         return request.output()
@@ -179,7 +180,7 @@ class LLMEngine:
         """
         self._settle()
         if reset_running_requests:
-            self._output, self._in_step = None, True
+            self.scheduled, self._in_step = None, True
             self._settle()
         return self.block_manager.reset_prefix_cache()
 
@@ -194,9 +195,9 @@ class LLMEngine:
         If anything raises, the step is rolled back: its sequences wait again, and the engine stays usable.
         """
         self._settle()
-        started, self._output, self._in_step = time.perf_counter(), None, True
+        started, self.scheduled, self._in_step = time.perf_counter(), None, True
         try:
-            output = self._output = self.scheduler.schedule()
+            output = self.scheduled = self.scheduler.schedule()
             assert output.chunks or not self.requests, "requests wait and none can be scheduled"
             self.note_scheduled(output, started)
             token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
@@ -204,6 +205,8 @@ class LLMEngine:
             self.scheduler.update(output, token_ids)
             progressed = self.take_tokens(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
+            if self.on_step is not None:
+                self.on_step(output, progressed)
         except BaseException:
             self._settle()
             raise
@@ -214,11 +217,8 @@ class LLMEngine:
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell the requests that it works on them. now: when the step began."""
+        self.stats.note_scheduled(output)
         for chunk in output.chunks:
-            if chunk.seq.status is SequenceStatus.PREFILL:
-                self.stats.num_prefill_tokens += chunk.end - chunk.start
-            else:
-                self.stats.num_decode_tokens += 1
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
 
     def take_tokens(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
@@ -244,8 +244,8 @@ class LLMEngine:
         It may be interrupted itself; then it is called again before anything else is done.
         """
         if self._in_step:
-            self.scheduler.roll_back(self._output)
-            for chunk in self._output.chunks if self._output is not None else ():
+            self.scheduler.roll_back(self.scheduled)
+            for chunk in self.scheduled.chunks if self.scheduled is not None else ():
                 if chunk.samples:
                     self.request_of_seq[chunk.seq.seq_id].roll_back(chunk)
             self._dropped, self._in_step = [], False

@@ -45,13 +45,15 @@ def add_flags(group: Any, cls: type, chosen: Iterable[Field], *, show_defaults: 
     texts = re.findall(r"^    ([a-z_, ]+):\s+((?:.+\n)(?:     +.+\n)*)", (cls.__doc__ or "") + "\n", re.MULTILINE)
     described = {name: " ".join(text.split()) for names, text in texts for name in names.split(", ")}
     for f in chosen:
-        default = f" (default: {f.default})" if show_defaults and f.default is not None else ""
+        default = f" (default: {f.default})" if show_defaults and f.default not in (None, ()) else ""
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": described[f.name] + default}
         kind = next((t for t in get_args(f.type) if t is not NoneType), f.type)
         if f.type is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif f.name == "optimizations":
             options |= {"nargs": "*", "metavar": "NAME"}
+        elif get_origin(f.type) is tuple:  # given once with several values, or several times
+            options |= {"nargs": "+", "action": "extend", "metavar": "TEXT"}
         elif any(get_origin(t) is dict for t in get_args(f.type)):
             options |= {"type": json.loads, "metavar": "JSON"}
         elif f.name in SIZES:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.core.sequence import SequenceStatus
+
 if TYPE_CHECKING:
     from nanovllm.core.scheduler import SchedulerOutput
     from nanovllm.engine import LLMEngine
@@ -52,6 +54,14 @@ class EngineStats(GuessRates):
     def __sub__(self, earlier: "EngineStats") -> "EngineStats":
         """Between two moments."""
         return EngineStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
+
+    def note_scheduled(self, output: "SchedulerOutput") -> None:
+        """A step is about to be computed."""
+        for chunk in output.chunks:
+            if chunk.seq.status is SequenceStatus.PREFILL:
+                self.num_prefill_tokens += chunk.end - chunk.start
+            else:
+                self.num_decode_tokens += 1
 
     def note_step(self, output: "SchedulerOutput", num_finished: int, seconds: float) -> None:
         """A step has succeeded."""

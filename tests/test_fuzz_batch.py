@@ -10,8 +10,8 @@ from test_openai_batch import CHAT, COMPLETIONS, FOX, USER
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
-from nanovllm.tools import openai_batch, run_batch
-from nanovllm.tools.openai_batch import KNOWN_BY_URL
+from nanovllm.tools import openai_request, run_batch
+from nanovllm.tools.openai_request import KNOWN_BY_URL
 from nanovllm.vllm_names import BODY
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
@@ -104,7 +104,7 @@ def answered(checkpoint, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_batch, "LLM", lambda **_: llm)
         patch.setattr(run_batch.os, "fsync", lambda fd: None)
-        patch.setattr(openai_batch, "MAX_SAMPLES", 16)
+        patch.setattr(openai_request, "MAX_SAMPLES", 16)
         yield run
 
 

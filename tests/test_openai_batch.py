@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from nanovllm import LLM, SamplingParams, vllm_names
-from nanovllm.tools import openai_batch
+from nanovllm.tools import openai_batch, openai_request
 from nanovllm.tools.lines import to_json
+from nanovllm.tools.openai_answer import CHAT, COMPLETIONS
 from nanovllm.tools.openai_batch import Answer, answer_lines
 from nanovllm.tools.run_batch import CustomIds
 
-CHAT, COMPLETIONS = openai_batch.CHAT, openai_batch.COMPLETIONS
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]
 
@@ -103,7 +103,7 @@ def test_parameters_are_honoured(llm):
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
     )
-    assert {*given, "ignore_eos"} == openai_batch.PASSED_ON
+    assert {*given, "ignore_eos"} == openai_request.PASSED_ON
     body = answer(llm, line(prompt=[5, 6, 7, 8], cache_salt="s", **given)).body
     [expected] = llm.generate([{"prompt_token_ids": [5, 6, 7, 8], "cache_salt": "s"}], SamplingParams(**given))
     found = [(c["text"], c["finish_reason"], c["stop_reason"]) for c in body["choices"]]
@@ -211,7 +211,7 @@ BAD_LINES = [
     (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools'; it takes: allowed_token_ids"),
     (line(prompt=FOX, messages=USER), "body has no argument 'messages'"),
     (line(prompt=FOX, stream=True), "body: stream=True asks for streaming; this engine does not do that"),
-    (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this job runs tiny"),
+    (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this is tiny"),
     (line(prompt=FOX, temperature=-1), "temperature must be a number from 0.0, found -1"),
     (line(prompt=FOX, temperature=float("nan")), "temperature must be a number"),
     (line(prompt=FOX, max_tokens=0), "max_tokens must be a whole number from 1"),

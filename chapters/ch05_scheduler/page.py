@@ -1,12 +1,9 @@
 """Chapter 5's two schedulers as a web page shows them: the same object as in the terminal, drawn as HTML."""
 
-from html import escape
-
 from chapters.ch05_scheduler.batching import ACTIONS, Comparison, letter, summary
-from chapters.site.pictures import color, draw_events, draw_pool, draw_queue, holders, label
 from chapters.site.player import Scene
 from chapters.stage import Stage
-from nanovllm.core.sequence import Sequence
+from nanovllm.server.pictures import color, draw_card, draw_events, draw_pool, draw_queue, holders, label
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 
@@ -89,20 +86,10 @@ def draw_step(stage: Stage) -> str:
 def draw_seats(stage: Stage) -> str:
     """A card for each request: it moves from the waiting queue to a seat, and back when it is preempted."""
     running, waiting = stage.scheduler.running, stage.scheduler.waiting
-    seats = [_card(stage, seq) for seq in running]
+    seats = [draw_card(seq, stage.names[seq.seq_id]) for seq in running]
     seats += ['<li class="card empty">free seat</li>'] * (stage.scheduler.max_num_seqs - len(running))
-    queue = "".join(_card(stage, seq) for seq in waiting) or '<li class="none">nobody waits</li>'
+    queue = "".join(draw_card(seq, stage.names[seq.seq_id]) for seq in waiting) or '<li class="none">nobody waits</li>'
     return f'<ol class="cards seats">{"".join(seats)}</ol><ol class="cards waiting" aria-label="Waiting">{queue}</ol>'
-
-
-def _card(stage: Stage, seq: Sequence) -> str:
-    name = stage.names[seq.seq_id]
-    blocks = " ".join(map(str, seq.block_table))
-    return (
-        f'<li class="card {color(name)}" data-key="s{escape(name)}">{label(name)} {seq.status.name}'
-        f"<span>{seq.num_prompt_tokens}+{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed</span>"
-        f"<span>{f'blocks {blocks}' if blocks else 'no blocks'}</span></li>"
-    )
 
 
 def draw_timeline(stage: Stage) -> str:

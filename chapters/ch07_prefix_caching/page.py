@@ -4,8 +4,8 @@ from html import escape
 
 from chapters.ch07_prefix_caching.scenes import SCENES
 from chapters.ch07_prefix_caching.simulator import ACTIONS, BLOCK_SIZE, Simulator
-from chapters.site.pictures import color, draw_counters, draw_events, draw_pool, draw_queue, holders, label, marks
 from nanovllm.core.block_manager import Block
+from nanovllm.server.pictures import color, draw_counters, draw_events, draw_pool, draw_queue, holders, label, marks
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 

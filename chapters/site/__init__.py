@@ -1,1 +1,1 @@
-"""The course as web pages: python -m chapters site. player, pictures and browser also run in the reader's browser."""
+"""The course as web pages: python -m chapters site. player and browser also run in the reader's browser."""

@@ -11,8 +11,10 @@ from chapters.site.quiz import quiz_section
 from chapters.site.sources import TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
+from nanovllm.server import pictures
 
 ASSETS = Path(__file__).parent / "assets"
+SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
 TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
 
 
@@ -28,6 +30,8 @@ def build(folder: Path, offline: bool = False) -> None:
             write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, labs.SCRIPTS, labs.STYLES))
     sources.write(folder)
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
+    for name in ("theme.css", "pictures.css"):
+        shutil.copyfile(SHARED / name, folder / "assets" / name)
     labs.write_lab_files(folder, offline)
 
 

@@ -8,7 +8,7 @@ from chapters.course import Chapter
 from chapters.site.runtime import CHAPTERS, FILES, write_runtime
 
 SCRIPTS = ("lab.js", "exercises.js")
-STYLES = ("lab.css",)
+STYLES = ("pictures.css", "lab.css")
 TIME_LIMIT_S = 60  # for one check; a phone is several times slower than a laptop
 
 MEGABYTES = sum(file.size for file in FILES) / 1e6

@@ -117,8 +117,10 @@ def _fetch(package: str, cache: Path) -> None:
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
     files = {"xxhash.py": Path(__file__).with_name("browser_xxhash.py")}
-    for name in ("__init__", "browser", "player", "pictures"):
+    for name in ("__init__", "browser", "player"):
         files[f"chapters/site/{name}.py"] = Path(__file__).with_name(f"{name}.py")
+    for name in ("nanovllm/server/__init__.py", "nanovllm/server/pictures.py"):
+        files[name] = REPOSITORY / name
     for folder in ("nanovllm", "nanovllm/core", "chapters", *(f"chapters/{name}" for name in CHAPTERS)):
         for path in sorted((REPOSITORY / folder).glob("*.py")):
             files[f"{folder}/{path.name}"] = path

@@ -12,6 +12,7 @@ from pathlib import Path
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.engine_args import add_flags, flag_of
+from nanovllm.server.options import ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.tools.screen import Screen, standard_streams
 from nanovllm.validation import check_number
@@ -24,8 +25,10 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests, however long
   nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
   nanovllm bench                                  how fast is this machine?
+  nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command takes --model with a checkpoint directory, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, and --help.
+Every command takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id such as
+Qwen/Qwen3-0.6B, and --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is
@@ -36,6 +39,12 @@ The same command continues a job that was stopped, by whatever. Ctrl-C (or SIGTE
 started, a second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
+"""
+SERVE = """\
+OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /health, and /metrics for Prometheus.
+The page at / is a chat, and shows the engine at work beside it.
+
+exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
 """
 MODEL_HELP = (
     "checkpoint directory, GGUF file or hub id, owner/name:Q8_0 for one of its GGUF files (default: the demo model; "
@@ -112,7 +121,18 @@ def _bench(args: argparse.Namespace) -> int:
     return run_bench(_load(args), args.batch_sizes, args.input_len, args.output_len)
 
 
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from nanovllm.server.serve import serve
+    except ImportError as error:
+        raise ValueError(f'the server needs packages of its own ({error}): pip install "nanovllm[serve]"') from error
+
+    given = {f.name: getattr(args, f.name) for f in fields(ServeOptions) if hasattr(args, f.name)}
+    return serve(_engine_config(args), ServeOptions(**given))
+
+
 COMMANDS = {"chat": _chat, "generate": _generate, "run-batch": _run_batch, "analyze": _analyze, "bench": _bench}
+COMMANDS["serve"] = _serve
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
@@ -172,6 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
     bench.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
     bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
+    serve = commands.add_parser("serve", description=SERVE, formatter_class=raw)
+    serve.add_argument("model", nargs="?", help=MODEL_HELP)
+    add_flags(serve.add_argument_group("server"), ServeOptions, fields(ServeOptions))
 
     for command in (chat, generate, batch, analyze, bench):
         command.add_argument("--model", help=MODEL_HELP)
@@ -179,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
         chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
         add_flags(group, SamplingParams, chosen, show_defaults=False)
-    for command in (chat, generate, batch, bench):
+    for command in (serve, chat, generate, batch, bench):
         group = command.add_argument_group("engine")
         add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
     return parser

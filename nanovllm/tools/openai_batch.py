@@ -1,35 +1,22 @@
-"""Lines of OpenAI's batch format: what a line asks for, and their way through the engine.
+"""Lines of OpenAI's batch format, and their way through the engine. What their bodies ask for: openai_request.py.
 
 answer_lines() is the whole of a batch job apart from files: lines in, answers out, as they finish. `nanovllm run-batch`
 runs it over a file, examples/ray_data_batch.py in the actors of a cluster.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
-from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.tools.lines import explain, parse_json
-from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Answer, response_body
-from nanovllm.validation import check_number, shorten
-from nanovllm.vllm_names import accepted
+from nanovllm.tools.openai_answer import Answer, response_body
+from nanovllm.tools.openai_request import KNOWN_BY_URL, check_grammars, translate
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
-# Parameters handed on under their own names, and what else a body may hold.
-READ_HERE = {"logprobs", "structured_outputs"}
-PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"prompt_logprobs", "detokenize"}
-KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
-OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
-KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
-MAX_SAMPLES = 1024  # of one line; one line must not eat the memory of all
-MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
-MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
 WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
 
 
@@ -55,9 +42,7 @@ class _Line:
 
     def answer(self) -> Answer:
         try:
-            for seq in (sample.seq for request in self.requests for sample in request.samples):
-                if seq.grammar is not None and seq.grammar.error:
-                    raise ValueError(f"structured outputs: llguidance has given up: {seq.grammar.error}")
+            check_grammars(self.requests)
             outputs = [self.outputs[request.request_id] for request in self.requests]
             body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
             return Answer(self.number, self.custom_id, body)
@@ -229,7 +214,7 @@ def _read_line(
         url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
-        prompts, params, model = _read_body(llm, url, body, served_names)
+        prompts, params, model = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
@@ -244,78 +229,3 @@ def read_custom_id(line: dict[str, Any]) -> str:
     if not isinstance(custom_id := line.get("custom_id"), str):
         raise ValueError(f"custom_id must be a string, found {custom_id!r:.80}")
     return custom_id
-
-
-def _read_body(
-    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
-) -> tuple[list[Any], SamplingParams, str]:
-    """(prompts, sampling parameters, the model's name in the answer). ValueError for what we cannot honour."""
-    body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
-    model = body.get("model", served_names[0] if served_names else "")
-    if served_names and model not in served_names:
-        raise ValueError(
-            f"body.model is {model!r:.80}, and this job runs {served_names[0]}: leave body.model out, or let "
-            "--served-model-name say that they are the same"
-        )
-    given = {name: body[name] for name in PASSED_ON & body.keys()}
-    given["structured_outputs"] = _structured_outputs(body)
-    logprobs = body.get("logprobs")
-    if url == CHAT:
-        # A chat answer ends where the model ends it, if nobody says otherwise.
-        limit = llm.engine.model_config.generation.get("max_tokens")
-        given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
-        if not isinstance(logprobs, bool | None):
-            raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
-        if "top_logprobs" in body and not logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        logprobs = body.get("top_logprobs", 0) if logprobs else None
-        if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
-            raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
-        choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
-        if choice != "none" and (body.get("tools") or choice != "auto"):
-            raise ValueError("calls of tools are not read out of answers; tool_choice 'none' shows tools to the model")
-        options = {name: body[name] for name in CHAT_OPTIONS if name in body}
-        messages: Any = body.get("messages")
-        prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
-    else:
-        prompts = _prompts(body)
-    if logprobs is not None:
-        check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
-    params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
-    num_samples = params.n * len(prompts)
-    check_number("the number of samples (prompts times n)", num_samples, Integral, 1, MAX_SAMPLES)
-    if logprobs is not None:
-        limit = llm.engine.scheduler.max_model_len
-        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
-        what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
-        check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
-    return prompts, params, model
-
-
-def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
-    """From OpenAI's response_format, or from vLLM's structured_outputs."""
-    asked, given = body.get("response_format", {"type": "text"}), body.get("structured_outputs")
-    kind = asked.get("type") if isinstance(asked, dict) else None
-    if kind == "json_object" and given is None:
-        given = {"json_object": True}
-    elif kind == "json_schema" and given is None:
-        holder = asked.get("json_schema")
-        if not isinstance(holder, dict) or "schema" not in holder:
-            raise ValueError("response_format of type json_schema needs a json_schema with a schema")
-        given = {"json": holder["schema"]}
-    elif kind != "text":
-        known = "of type text, json_object or json_schema (and then without structured_outputs)"
-        raise ValueError(f"response_format must be {known}, found {shorten(asked)}")
-    if not isinstance(given, dict | None):
-        raise ValueError(f"structured_outputs must be an object, found {shorten(given)}")
-    return None if given is None else StructuredOutputsParams(**given)
-
-
-def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """A string or a list of token ids is one prompt, a list of those is several."""
-    if (prompt := body.get("prompt")) is None:
-        raise ValueError("body has no prompt")
-    several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
-    salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
-    names = {True: "prompt_token_ids", False: "prompt"}
-    return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]

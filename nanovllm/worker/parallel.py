@@ -104,12 +104,17 @@ class ParallelRunner:
         """See ModelRunner.usage; one a rank."""
         return self._ask("usage")
 
+    @property
+    def has_ended(self) -> bool:
+        """A rank was lost, or the engine was closed: nothing can be computed any more."""
+        return not self._end.alive
+
     def _ask(self, *message: Any, late: Any = None) -> list[Any]:
         """Send all ranks a message and collect their answers. Whatever goes wrong here ends the engine.
 
         late: bits of grammars (masks.py), which rank 0 gets while the ranks compute.
         """
-        if not self._end.alive:
+        if self.has_ended:
             raise RuntimeError("this engine has ended; build a new LLM")
         try:
             data = pickle.dumps(message)

@@ -1,0 +1,180 @@
+"""Two servers under the same load: requests that arrive by chance, at three rates (chapter 14).
+
+    python examples/bench_serve.py [MODEL] [--vllm PATH/TO/vllm] [--loads 0.3 0.6 0.9] [--rounds N]
+
+First nanovllm is given all requests at once: so many requests a second it can serve. The loads are shares of that; the
+rates that follow from them are the same for both servers. Prompts of 32 to 256 random tokens, outputs of 32 to 128, EOS
+ignored, greedy, streamed; Poisson arrivals. Both servers stay up, one waits while the other is measured, and each rate
+is measured on one right after the other, because a machine's speed drifts. Prints a table in Markdown. --page: instead,
+what it costs nanovllm that a page with its pictures is open.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from nanovllm.server.load import Timing, run_load, running_server, stream
+from nanovllm.tools.demo_model import demo_model_path
+
+NAME = "served"
+MAX_MODEL_LEN = 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
+    parser.add_argument("--vllm", metavar="PATH", help="vLLM's command, in a virtual environment of its own")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
+    parser.add_argument("--num-requests", type=int, default=40, help="at each rate")
+    parser.add_argument("--rounds", type=int, default=2, help="the requests of all rounds are taken together")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--page", action="store_true", help="measure what an open page costs instead")
+    args = parser.parse_args()
+    model = args.model or str(demo_model_path())
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        options = ("--dtype", args.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", NAME)
+        with console.status("starting nanovllm ..."):
+            urls = {"nanovllm": stack.enter_context(running_server(model, *options))}
+        if args.page:
+            print(what_a_page_costs(urls["nanovllm"], args, console))
+            return
+        if args.vllm:
+            with console.status("starting vLLM, which compiles for a minute or more ..."):
+                urls["vLLM"] = stack.enter_context(vllm_server(args.vllm, model, args.dtype))
+        for url in urls.values():
+            load(url, args, float("inf"), seed=0)
+        console.print("warm")
+        timings = load(urls["nanovllm"], args, float("inf"), seed=1)
+        capacity = len(timings) / max(t.latency_s or 0 for t in timings)
+        rates = {share: share * capacity for share in args.loads}
+        found: dict[tuple[float, str], list[list[Timing]]] = {}
+        for number in range(args.rounds):
+            for share, rate in rates.items():
+                for name, url in urls.items():
+                    with console.status(f"round {number + 1}: {name}, {rate:.2f} requests a second ..."):
+                        found.setdefault((share, name), []).append(load(url, args, rate, seed=10 + number))
+        print(table(found, rates))
+
+
+def load(url: str, args: argparse.Namespace, rate: float, seed: int) -> list[Timing]:
+    """A seed's prompts are the same for every server, and no prefix of them has been seen before."""
+    rng = random.Random(f"{seed} {rate}")
+    bodies = [
+        {
+            "model": NAME,
+            "prompt": rng.choices(range(100, 40_000), k=rng.randint(32, 256)),
+            "max_tokens": rng.randint(32, 128),
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        for _ in range(args.num_requests)
+    ]
+    timings = asyncio.run(run_load(url, bodies, rate, seed=seed))
+    if failed := [t.error for t in timings if t.error]:
+        raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
+    return timings
+
+
+def table(found: dict[tuple[float, str], list[list[Timing]]], rates: dict[float, float]) -> str:
+    """Behind a figure of vLLM's: how far nanovllm is ahead (above 1) or behind."""
+    head = "load", "requests/s", "server", "output tokens/s", "TTFT p50, s", "p99", "time per token p50, ms", "p99"
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (share, name), rounds in found.items():
+        figures, ours = figures_of(rounds), figures_of(found[share, "nanovllm"])
+        cells = []
+        for column, value in enumerate(figures):
+            better = ours[column] / value if column == 0 else value / ours[column]
+            shown = f"{value:,.0f}" if column in (0, 3, 4) else f"{value:.3f}"
+            cells.append(shown if name == "nanovllm" else f"{shown} ({better:.2f}x)")
+        lines.append(f"| {share} | {rates[share]:.2f} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def figures_of(rounds: list[list[Timing]]) -> tuple[float, ...]:
+    """Output tokens a second; TTFT at p50 and p99, in seconds; time per token at p50 and p99, in milliseconds."""
+    everyone = [timing for timings in rounds for timing in timings]
+    seconds = sum(max(t.arrival_s + (t.latency_s or 0) for t in timings) for timings in rounds)
+    ttfts = [t.ttft_s for t in everyone if t.ttft_s is not None]
+    tpots = [t.tpot_s * 1e3 for t in everyone if t.tpot_s is not None]
+    rate = sum(t.num_output_tokens for t in everyone) / seconds
+    return rate, quantile(ttfts, 0.5), quantile(ttfts, 0.99), quantile(tpots, 0.5), quantile(tpots, 0.99)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The least value that so large a share of all does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def what_a_page_costs(url: str, args: argparse.Namespace, console: Console) -> str:
+    """Pairs of runs, all requests at once, without a page and with one that reads every frame."""
+    load(url, args, float("inf"), seed=0)
+    ratios = []
+    for number in range(4 * args.rounds):
+        times = {}
+        for is_open in (False, True) if number % 2 else (True, False):
+            with console.status(f"pair {number + 1}: a page is {'open' if is_open else 'closed'} ..."):
+                times[is_open] = asyncio.run(_timed(url, args, number + 1, is_open))
+        ratios.append(times[True] / times[False])
+    low, high = min(ratios), max(ratios)
+    return (
+        f"{len(ratios)} pairs of {args.num_requests} requests at once: with a page they take "
+        f"{statistics.median(ratios):.3f} times as long (median; {low:.3f} to {high:.3f})"
+    )
+
+
+async def _timed(url: str, args: argparse.Namespace, seed: int, is_open: bool) -> float:
+    page = asyncio.create_task(_page(url)) if is_open else None
+    await asyncio.sleep(1.0)
+    started = time.perf_counter()
+    await asyncio.to_thread(load, url, args, float("inf"), seed)
+    seconds = time.perf_counter() - started
+    if page is not None:
+        page.cancel()
+        await asyncio.gather(page, return_exceptions=True)
+    return seconds
+
+
+async def _page(url: str) -> None:
+    async for _ in stream(url, "/inside/events", None):
+        pass
+
+
+@contextmanager
+def vllm_server(command: str, model: str, dtype: str) -> Iterator[str]:
+    port = 8765
+    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "32"]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    env: dict[str, Any] = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    arguments = [command, "serve", model, "--served-model-name", NAME, *options]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(arguments, env=os.environ | env, stdout=quiet, stderr=quiet) as process:
+        try:
+            while not _is_up(port):
+                if process.poll() is not None:
+                    raise SystemExit(f"`{' '.join(arguments)}` has ended with exit code {process.returncode}")
+                time.sleep(1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def _is_up(port: int) -> bool:
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).status == 200
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

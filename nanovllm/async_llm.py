@@ -1,0 +1,170 @@
+"""AsyncLLM: the engine in a thread of its own, with an asyncio face. What a server needs; it works without one, too.
+
+llm = AsyncLLM("path/or/hub-id")
+async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
+    print(output.outputs[0].text)
+llm.shutdown()
+
+The thread is in engine_thread.py; here is what a coroutine asks of it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from nanovllm.engine_thread import EngineThread, Reader
+from nanovllm.llm import LLM
+from nanovllm.outputs import RequestOutput
+from nanovllm.prompts import Prompt
+from nanovllm.request import Request
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.stats import snapshot
+
+Result = TypeVar("Result")
+NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
+
+
+class Overloaded(RuntimeError):
+    """Too many sequences wait; this request was not taken."""
+
+
+class AsyncLLM:
+    """Options are LLM's. All methods are for one event loop, the one in which generate() is first used.
+
+    max_waiting: as soon as so many sequences wait, more requests are refused by Overloaded.
+    """
+
+    def __init__(self, model: str, *, max_waiting: int | None = None, **options: Any) -> None:
+        self.llm = LLM(model, **options)
+        self.engine = self.llm.engine
+        self.thread = EngineThread(self.engine)
+        self.max_waiting = max_waiting
+        self._num_entering = 0  # sequences that are being prepared or on their way to the engine
+        self._preparing = ThreadPoolExecutor(NUM_PREPARING_THREADS, "prepare")
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Growing outputs of one prompt, the last with finished=True.
+
+        Leaving the loop, or cancelling the task, aborts the request: its blocks are free before the next step. Raises
+        ValueError for what cannot be run, Overloaded, StepFailed, EngineDied, and TimeoutError after timeout_s.
+        """
+        params = sampling_params or self.llm.get_default_sampling_params()
+
+        def make() -> list[Request]:
+            return [self.engine.make_request(prompt, params, request_id=request_id, stream=True)]
+
+        async with aclosing(self.run(make, timeout_s)) as steps:
+            async for outputs in steps:
+                for output in outputs:
+                    yield output
+
+    async def run(
+        self, make: Callable[[], list[Request]], timeout_s: float | None = None
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Several requests that belong together: what is new of any of them, until all have finished.
+
+        make: makes the requests, in a thread beside the event loop. See generate().
+        """
+        self._check_room()
+        self._num_entering += 1  # others that come meanwhile count it
+        try:
+            requests = await self.prepare(make)
+        finally:
+            self._num_entering -= 1
+        num_samples = sum(request.params.n for request in requests)
+        reader, loop = Reader(requests), asyncio.get_running_loop()
+        seconds = f"the request was not done after {timeout_s:g} s" if timeout_s else ""
+        timer = loop.call_later(timeout_s, reader.fail, TimeoutError(seconds)) if timeout_s else None
+        self._num_entering += num_samples
+        try:
+            try:
+                await self.call(lambda: self.thread.enqueue(reader))
+            finally:
+                self._num_entering -= num_samples
+            while reader.num_unfinished or reader.newest:
+                await reader.changed.wait()
+                reader.changed.clear()
+                if reader.error is not None:
+                    raise reader.error
+                outputs, reader.newest = list(reader.newest.values()), {}
+                yield outputs
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if reader.num_unfinished:
+                self.thread.ask(lambda: self.thread.forget(requests))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its reader gets what there is as its last output. Unknown ids are ignored."""
+
+        def end() -> None:
+            if (output := self.engine.abort_request(request_id)) is not None:
+                self.thread.hand_out([output])
+
+        await self.call(end)
+
+    # -- the engine, from the event loop --------------------------------------------------------------------------
+
+    async def prepare(self, function: Callable[[], Result]) -> Result:
+        """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
+
+    async def call(self, function: Callable[[], Result]) -> Result:
+        """function() in the engine's thread, between two steps; what it returns or raises."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def settle(method: str, value: Any) -> None:
+            if not future.done():  # who waited may have gone
+                getattr(future, method)(value)
+
+        def run() -> None:
+            try:
+                method, value = "set_result", function()
+            except Exception as error:
+                method, value = "set_exception", error  # type: ignore[assignment]
+            self.thread.tell(settle, method, value)
+
+        self.thread.start(loop)
+        self.thread.ask(run)
+        return await future
+
+    async def stats(self) -> dict[str, Any]:
+        """See LLM.stats."""
+        return await self.call(lambda: snapshot(self.engine))
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See LLMEngine.reset_prefix_cache."""
+        return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
+
+    async def check_health(self) -> None:
+        """Raises EngineDied."""
+        self.thread.check_usable()
+
+    def shutdown(self) -> None:
+        """Abort what runs and end the engine's thread. Safe to call twice."""
+        self.thread.close()
+        self._preparing.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def _check_room(self) -> None:
+        self.thread.check_usable()
+        num_waiting = len(self.engine.scheduler.waiting) + self._num_entering
+        if self.max_waiting is not None and num_waiting >= self.max_waiting:
+            raise Overloaded(f"{num_waiting} sequences wait already (the limit is {self.max_waiting}); try again later")

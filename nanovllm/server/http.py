@@ -1,0 +1,172 @@
+"""What every endpoint needs: who may ask, how much may be sent, errors in OpenAI's shape, and clients that go away."""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nanovllm.async_llm import Overloaded
+from nanovllm.engine_thread import EngineDied, StepFailed
+from nanovllm.tools.lines import MAX_MESSAGE_CHARS, to_json
+from nanovllm.tools.openai_request import UnknownModel
+
+Result = TypeVar("Result")
+Put = Callable[[str], Awaitable[None]]
+STALL_LIMIT_S = 60.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+GUARDED = ("/v1/", "/inside/")  # paths that need a key, where there are keys; the others tell numbers only
+
+# What is raised -> status, type and code of the error.
+ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
+    UnknownModel: (404, "invalid_request_error", "model_not_found"),
+    Overloaded: (429, "rate_limit_error", "rate_limit_exceeded"),
+    TimeoutError: (504, "server_error", "deadline_exceeded"),
+    EngineDied: (503, "server_error", "engine_died"),
+    StepFailed: (500, "server_error", "step_failed"),
+    ValueError: (400, "invalid_request_error", None),
+}
+
+
+class Refused(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.code, self.headers = status, code, headers
+
+
+def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """(status, body) in OpenAI's shape. What is not one of ERRORS is our mistake, and its text is not shown."""
+    status, kind, code = next(
+        (entry for cls, entry in ERRORS.items() if isinstance(error, cls)), (500, "server_error", None)
+    )
+    message = str(error) if code or status == 400 else "internal error; the server's log has it"
+    if isinstance(error, Refused):
+        status, kind, code, message = error.status, "invalid_request_error", error.code, str(error)
+    elif isinstance(error, HTTPException):
+        status, kind, message = error.status_code, "invalid_request_error", error.detail
+    return status, {"error": {"message": message[:MAX_MESSAGE_CHARS], "type": kind, "param": None, "code": code}}
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    status, body = error_of(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if status == 429:
+        headers["Retry-After"] = "1"
+    return json_response(body, status, headers)
+
+
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # the client has gone
+
+
+def json_response(body: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(body), status, headers, media_type="application/json")
+
+
+class Guard:
+    """ASGI middleware: hosts and keys.
+
+    keys: without any, everybody may ask. local: the server listens on this machine only, and then answers only to its
+    names: a web page elsewhere cannot reach it by a name of its own that leads here (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, keys: list[str], local: bool) -> None:
+        self.app, self.local = app, local
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(Request(scope))
+            except Refused as error:
+                return await (await answer_error(Request(scope), error))(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
+        host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]").lower()
+        if self.local and host not in LOOPBACK:
+            raise Refused(403, f"this server answers to {', '.join(LOOPBACK)}, not to {host!r:.80}")
+        if not self.digests or not request.url.path.startswith(GUARDED):
+            return
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        if scheme.lower() != "bearer" or not [d for d in self.digests if hmac.compare_digest(d, given)]:
+            what = "this key is not known" if key else "a key is needed: Authorization: Bearer KEY"
+            raise Refused(401, what, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+        request.state.tenant = hashlib.sha256(b"nanovllm tenant" + given).hexdigest()
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request in JSON. Raises Refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a form of any web page could send the others
+        raise Refused(415, f"the body must be application/json, found {kind!r:.80}")
+    too_long = Refused(413, f"the body is longer than {max_bytes} bytes", headers={"Connection": "close"})
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and (len(length) > 18 or int(length) > max_bytes):
+        raise too_long
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > max_bytes:
+            raise too_long
+    return bytes(raw)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """What `work` returns. If the client goes away first, `work` is cancelled: ClientDisconnect."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() or working.cancelled():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(Response):
+    """Server-sent events. write: an async function that is given `put`, which sends some text on.
+
+    A client that takes nothing for STALL_LIMIT_S is as good as gone.
+    """
+
+    def __init__(self, write: Callable[[Put], Awaitable[None]]) -> None:
+        super().__init__(
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
+        )
+        del self.headers["content-length"]
+        self.write = write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def put(text: str) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            stalled = asyncio.get_running_loop().call_later(STALL_LIMIT_S, task.cancel)
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            stalled.cancel()
+
+        with suppress(ClientDisconnect):
+            await unless_gone(receive, self.write(put))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(value: Any) -> str:
+    return f"data: {to_json(value)}\n\n"

@@ -1,0 +1,139 @@
+"""The server's process, from the socket to the last answer."""
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nanovllm.async_llm import AsyncLLM
+from nanovllm.config import EngineConfig
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.request import Request as EngineRequest
+from nanovllm.server.api import Api
+from nanovllm.server.http import ERRORS, LOOPBACK, Guard, Refused, answer_error, answer_nobody, json_response
+from nanovllm.server.inside import Inside
+from nanovllm.server.metrics import Metrics
+from nanovllm.server.options import ServeOptions
+from nanovllm.tools.screen import Screen
+
+PAGE = Path(__file__).parent / "page"
+POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+
+
+def serve(config: EngineConfig, options: ServeOptions) -> int:
+    """Serve until SIGTERM or Ctrl-C. Returns the exit code: 0, or 1 if the engine has died.
+
+    Raises ValueError, FileNotFoundError or OSError for what cannot work, before the model is loaded.
+    """
+    names = options.served_model_name
+    if not names:  # of a checkpoint in a folder, its name will do
+        names = (Path(config.model).name, config.model) if Path(config.model).exists() else (config.model,)
+    with bind(options.host, options.port) as listener:
+        with Screen(stderr=True).working(f"loading {config.model}"):
+            llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
+        with llm:
+            server = Server(llm, options, names, listener)
+            server.run(sockets=[listener])
+            return 1 if llm.thread.error is not None else 0
+
+
+def make_app(
+    llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], closing: Callable[[], bool] = lambda: False
+) -> Starlette:
+    """The ASGI application; any ASGI server can run it. closing: is that server about to end?"""
+    metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
+    api = Api(llm, names, options.max_body_bytes, options.request_timeout)
+
+    def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
+        metrics.on_step(progressed)
+        inside.drawing.on_step(output)
+
+    llm.engine.on_step = on_step
+
+    async def health(request: Request) -> Response:
+        await llm.check_health()
+        return json_response({"status": "ok"})
+
+    async def show_metrics(request: Request) -> Response:
+        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def page(request: Request) -> Response:
+        return FileResponse(
+            PAGE / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        )
+
+    pages = [
+        Route("/health", health),
+        Route("/metrics", show_metrics),
+        Route("/", page),
+        Mount("/page", StaticFiles(directory=PAGE)),
+    ]
+    middleware = [Middleware(Guard, keys=list(options.api_key), local=options.host in LOOPBACK)]
+    if options.allowed_origins:  # outermost: a page must be able to read an error, and preflights have no key
+        cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
+        middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
+    app = Starlette(
+        routes=[*api.routes(), *inside.routes(), *pages],
+        middleware=middleware,
+        exception_handlers={
+            **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),
+            ClientDisconnect: answer_nobody,
+        },
+    )
+    app.state.inside = inside
+    return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which closes its sockets at the first signal, lets requests finish, and then ends."""
+
+    def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
+        self.llm, self.names, self.listener = llm, names, listener
+        app = make_app(llm, options, names, lambda: self.should_exit)
+        seconds: Any = options.shutdown_timeout  # uvicorn's annotation says int; asyncio takes both
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=seconds, lifespan="off"))
+        llm.thread.on_death = self.end
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn raises the signals that it got once more when it is done: here that must not end the process.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.llm.stats()  # the engine's thread begins
+        await super().startup(sockets)
+        host, port = self.listener.getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"serving {self.names[0]}: the page is {where}/, the API {where}/v1 (Ctrl-C ends it)", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.llm.thread.set_pace()  # a paused engine would let nobody finish
+        await super().shutdown(sockets)
+
+    def end(self) -> None:
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens nowhere yet: clients are refused until the model is loaded."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        what = f"cannot listen at {host}:{port}: {error.strerror or error}"
+        raise ValueError(f"{what}; try another --host or --port") from error
+    return listener

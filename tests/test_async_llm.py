@@ -1,0 +1,254 @@
+"""AsyncLLM: the engine in a thread of its own. Who leaves, what fails, and that a slow reader slows nobody."""
+
+import asyncio
+import threading
+import weakref
+
+import pytest
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.async_llm import AsyncLLM, Overloaded
+from nanovllm.engine_thread import EngineDied, StepFailed
+
+OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+PROMPTS = ["the quick brown fox", "two gulls", [5, 6, 7], {"prompt": "a red boat", "cache_salt": "mine"}]
+
+
+@pytest.fixture
+def make(checkpoint):
+    """make(**options) -> AsyncLLM; each is shut down, and must hold nothing then."""
+    made = []
+
+    def get(**options) -> AsyncLLM:
+        made.append(AsyncLLM(str(checkpoint()), **OPTIONS | options))
+        return made[-1]
+
+    yield get
+    for llm in made:
+        llm.shutdown()
+        llm.shutdown()  # twice is fine
+        if llm.thread.error is None:
+            llm.engine.scheduler.check_integrity()
+            assert not llm.engine.requests or llm.thread._is_closing
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+def finish(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+async def held(llm: AsyncLLM) -> int:
+    return (await llm.stats())["kv_pool"]["num_referenced_blocks"]
+
+
+async def last_of(stream):
+    outputs = [output async for output in stream]
+    return outputs[-1] if outputs else None
+
+
+def test_same_outputs_as_generate(make, checkpoint):
+    """Greedy and sampled, alone and in company, whole words as they grow."""
+    params = [SamplingParams(max_tokens=12, temperature=t, seed=7, n=n, logprobs=2) for t, n in ((0, 1), (0.9, 2))]
+    jobs = [(prompt, p) for prompt in PROMPTS for p in params]
+    expected = [LLM(str(checkpoint()), **OPTIONS).generate(*job, use_tqdm=False)[0] for job in jobs]
+    llm = make()
+
+    async def one(prompt, p):
+        texts, output = [""], None
+        async for output in llm.generate(prompt, p):
+            assert output.outputs[0].text.startswith(texts[-1])
+            texts.append(output.outputs[0].text)
+        assert output.finished
+        return output
+
+    async def all_at_once():
+        return await asyncio.gather(*(one(*job) for job in jobs))
+
+    for found, wanted in zip(finish(all_at_once()), expected, strict=True):
+        assert [(s.text, s.token_ids, s.finish_reason) for s in found.outputs] == [
+            (s.text, s.token_ids, s.finish_reason) for s in wanted.outputs
+        ]
+
+
+def test_who_leaves_frees_blocks_before_the_next_step(make):
+    """However a reader leaves: by break, by cancelling, while it waits, while it has not begun."""
+    llm = make()
+
+    async def run():
+        async for output in llm.generate("two gulls", LONG):
+            if len(output.outputs[0].token_ids) == 3:
+                llm.thread.set_pace(0)
+                break
+        num_steps = (await llm.stats())["num_steps"]
+        await asyncio.sleep(0)  # the generator is closed by its event loop
+        assert await held(llm) == 0
+
+        readers = [asyncio.create_task(last_of(llm.generate(prompt, LONG))) for prompt in PROMPTS]
+        while (await llm.stats())["num_waiting"] < len(PROMPTS):
+            await asyncio.sleep(0.001)
+        llm.thread.set_pace(1)
+        while (await llm.stats())["num_steps"] == num_steps:
+            await asyncio.sleep(0.001)
+        assert await held(llm) > 0
+        for reader in readers:
+            reader.cancel()
+        assert all(
+            isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*readers, return_exceptions=True)
+        )
+        stats = await llm.stats()
+        assert stats["num_running"] == stats["num_waiting"] == await held(llm) == 0
+        assert stats["num_steps"] == num_steps + 1 and not llm.thread.readers
+
+        never_begun = llm.generate("two gulls", LONG)
+        await never_begun.aclose()
+        cancelled_early = asyncio.create_task(last_of(llm.generate("two gulls", LONG)))
+        await asyncio.sleep(0)
+        cancelled_early.cancel()
+        await asyncio.gather(cancelled_early, return_exceptions=True)
+        llm.thread.set_pace()
+        assert (await last_of(llm.generate("two gulls", SamplingParams(max_tokens=2)))).finished
+        assert await held(llm) == 0 and not llm.thread.readers and llm._num_entering == 0
+
+    finish(run())
+
+
+def test_a_slow_reader_slows_nobody_and_misses_nothing(make):
+    llm = make()
+
+    async def run():
+        slow = llm.generate("two gulls", LONG)
+        first = await anext(slow)
+        quick = await last_of(llm.generate("the quick brown fox", LONG))  # all its steps while the slow one sleeps
+        second = await anext(slow)
+        assert len(quick.outputs[0].token_ids) == 200
+        assert len(second.outputs[0].token_ids) > 100 > len(first.outputs[0].token_ids), "outputs are not queued"
+        return await last_of(slow) or second
+
+    assert len(finish(run()).outputs[0].token_ids) == 200
+
+
+def test_abort_and_timeout(make):
+    llm = make()
+
+    async def run():
+        outputs = []
+        async for output in llm.generate("two gulls", LONG, "mine"):
+            outputs.append(output)
+            if len(outputs) == 2:
+                await llm.abort("mine")
+        assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+        assert outputs[-1].request_id == "mine"
+        await llm.abort("nobody")
+        llm.thread.set_pace(0)
+        with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
+            await last_of(llm.generate("two gulls", LONG, timeout_s=0.05))
+        assert (await llm.stats())["num_waiting"] == 0
+
+    finish(run())
+
+
+def test_bad_requests_and_a_full_queue(make):
+    llm = make(max_waiting=2)
+
+    async def run():
+        with pytest.raises(ValueError, match="prompt"):
+            await last_of(llm.generate(7, LONG))
+        llm.thread.set_pace(0)
+        tasks = [asyncio.create_task(last_of(llm.generate("two gulls", LONG, name))) for name in ("a", "b")]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="2 sequences wait already"):
+            await last_of(llm.generate("two gulls", LONG))
+        while (await llm.stats())["num_waiting"] < 2:
+            await asyncio.sleep(0.001)
+        llm.thread.set_pace(1)
+        while (await llm.stats())["num_running"] < 2:
+            await asyncio.sleep(0.001)
+        with pytest.raises(ValueError, match="'a' is already in use"):
+            await last_of(llm.generate("two gulls", LONG, "a"))
+        llm.thread.set_pace()
+        assert [len(output.outputs[0].token_ids) for output in await asyncio.gather(*tasks)] == [200, 200]
+
+    finish(run())
+
+
+@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule"])
+def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where):
+    llm = make()
+    owner, name = where.split(".")
+    part = getattr(llm.engine, owner)
+    works = getattr(part, name)
+
+    def fails(*args):
+        monkeypatch.setattr(part, name, works)
+        raise ArithmeticError("planted")
+
+    async def run():
+        llm.thread.set_pace(0)
+        llm.engine.scheduler.max_num_seqs = 1  # so that the second one waits
+        tasks = [asyncio.create_task(last_of(llm.generate(p, LONG))) for p in ("two gulls", "a red boat")]
+        while (await llm.stats())["num_waiting"] < 2:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(part, name, fails)
+        llm.thread.set_pace()
+        first, second = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(first, StepFailed) and "planted" in str(first)
+        if owner == "model_runner":
+            assert len(second.outputs[0].token_ids) == 200
+        else:  # nobody knows whose doing it was
+            assert isinstance(second, StepFailed)
+        assert (await last_of(llm.generate("two gulls", LONG))).finished
+        assert await held(llm) == 0
+
+    finish(run())
+
+
+def test_a_dead_engine_answers_everybody(make, monkeypatch):
+    llm, told = make(), []
+
+    def breaks() -> None:
+        raise MemoryError("planted")
+
+    async def run():
+        llm.thread.on_death = lambda: told.append(True)
+        llm.thread.set_pace(0)
+        task = asyncio.create_task(last_of(llm.generate("two gulls", LONG)))
+        while not (await llm.stats())["num_waiting"]:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(llm.engine, "has_unfinished_requests", breaks)
+        llm.thread.set_pace()
+        with pytest.raises(EngineDied, match="planted"):
+            await task
+        with pytest.raises(EngineDied, match="planted"):
+            await last_of(llm.generate("two gulls", LONG))
+        with pytest.raises(EngineDied):
+            await llm.check_health()
+        assert (await llm.stats())["num_running"] == 0, "what needs no step is answered still"
+
+    finish(run())
+    assert told
+
+
+def test_shutdown_ends_who_still_reads(make):
+    llm = make()
+
+    async def run():
+        reader = llm.generate("two gulls", LONG)
+        await anext(reader)
+        await asyncio.to_thread(llm.shutdown)
+        with pytest.raises(EngineDied, match="shut down"):
+            await last_of(reader)
+        with pytest.raises(EngineDied, match="shut down"):
+            await last_of(llm.generate("two gulls", LONG))
+
+    finish(run())
+
+
+def test_it_is_freed(checkpoint):
+    """A class of thirty builds it again and again in one process."""
+    llm = AsyncLLM(str(checkpoint()), **OPTIONS)
+    finish(last_of(llm.generate("two gulls", SamplingParams(max_tokens=2))))
+    llm.shutdown()
+    gone = weakref.ref(llm)
+    del llm
+    assert gone() is None

@@ -1,0 +1,140 @@
+"""`nanovllm serve` as a process: how it starts, how it ends, and what its clients hear of that."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+import pytest
+from processes import LIMIT_S
+
+ENGINE = ("--block-size", "4", "--num-gpu-blocks-override", "160", "--max-model-len", "256")
+SERVE = ("-m", "nanovllm.tools.cli", "serve")
+LONG = dict(model="tiny", prompt="two gulls", temperature=0, max_tokens=200, extra_body={"ignore_eos": True})
+
+
+@pytest.fixture
+def start(processes, checkpoint):
+    """start(*arguments) -> the process, when it is ready, and its url."""
+
+    def get(*arguments: str):
+        options = ("--port", "0", "--served-model-name", "tiny", *ENGINE, *arguments)
+        process = processes.start(*SERVE, str(checkpoint()), *options)
+        line = process.stdout.readline()
+        assert line.startswith("serving tiny"), line + process.communicate(timeout=LIMIT_S)[1]
+        return process, re.search(r"http://[^/ ]+", line)[0]
+
+    return get
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+
+
+def end_of(process: subprocess.Popen) -> tuple[int, str]:
+    _, err = process.communicate(timeout=LIMIT_S)
+    return process.returncode, err
+
+
+def test_sigterm_lets_requests_finish_and_takes_no_new_ones(start):
+    process, url = start()
+    stream = iter(client_of(url).completions.create(**LONG, stream=True))
+    next(stream)
+    process.send_signal(signal.SIGTERM)
+    ended = LIMIT_S + time.monotonic()
+    while time.monotonic() < ended:
+        try:
+            socket.create_connection(url.removeprefix("http://").split(":")).close()
+        except OSError:
+            break
+    else:
+        pytest.fail("it still takes new connections")
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    assert end_of(process) == (0, "")
+
+
+def test_ctrl_c_does_not_wait_for_ever(start):
+    """Not for a request that takes longer than --shutdown-timeout, nor for one that reads nothing, nor for a page."""
+    process, url = start("--shutdown-timeout", "0.2", "--classroom")
+    host = url.removeprefix("http://").split(":")
+    page = socket.create_connection(host)
+    page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    assert page.recv(15) == b"HTTP/1.1 200 OK"
+    body = json.dumps({"prompt": "two gulls", "stream": True, "max_tokens": 250, "ignore_eos": True}).encode()
+    slow = socket.create_connection(host)
+    head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert slow.recv(15) == b"HTTP/1.1 200 OK"
+    pace = json.dumps({"steps_left": None, "delay_s": 5}).encode()
+    control = socket.create_connection(host)
+    head = "POST /inside/pace HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    control.sendall(f"{head}Content-Length: {len(pace)}\r\n\r\n".encode() + pace)
+    control.recv(100)
+    process.send_signal(signal.SIGINT)
+    assert end_of(process)[0] == 0
+
+
+def test_a_lost_rank_ends_the_server(start):
+    """Its clients are told; the exit code is not 0, so that whoever watches starts it again."""
+    process, url = start("-tp", "2")
+    client, heard = client_of(url), []
+
+    def ask() -> None:
+        try:
+            for _ in client.completions.create(**LONG, stream=True):
+                heard.append("token")
+        except openai.APIError as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not heard:
+        time.sleep(0.01)
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    thread.join(LIMIT_S)
+    assert "rank 1 died" in heard[-1]
+    code, err = end_of(process)
+    assert code == 1 and "the engine has died" in err
+
+
+BAD = [
+    (("--port", "70000"), "port must be a whole number between 0 and 65535"),
+    (("--max-waiting", "0"), "max_waiting must be a whole number from 1"),
+    (("--request-timeout", "-1"), "request_timeout must be a number"),
+    (("--api-key", "two words"), "an --api-key travels in a header"),
+    (("--api-key", ""), "--api-key is empty"),
+    (("--host", "no.such.host.invalid"), "cannot listen at no.such.host.invalid:8000"),
+    (("--max-num-seqs", "0"), "max_num_seqs"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD, ids=[message for _, message in BAD])
+def test_bad_options_are_refused_before_the_model_is_loaded(arguments, message, tmp_path, capsys):
+    from nanovllm.tools.cli import main
+
+    assert main(["serve", str(tmp_path / "no model"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_found_before_the_model_is_loaded(tmp_path, capsys):
+    from nanovllm.tools.cli import main
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", str(tmp_path / "no model"), "--port", str(port)]) == 2
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
+def test_without_its_packages_it_says_so():
+    code = "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None\n"
+    code += "from nanovllm.tools.cli import main; sys.exit(main(['serve', '/no model']))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 2 and 'pip install "nanovllm[serve]"' in found.stderr
