@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers.utils.logging import disable_progress_bar
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+disable_progress_bar()  # it would be part of what a test finds in stderr
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
 BOS, EOS = 0, 1

@@ -1,6 +1,7 @@
 """Fixtures that several files share, and the rule by which a test is slow."""
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import VARIANTS, make_checkpoint
 from processes import Processes
 from safetensors.torch import load_file, save_file
@@ -18,6 +20,14 @@ from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "empty_cache"}
+
+
+def pytest_configure() -> None:
+    """Processes of pytest-xdist share the cores: threads that wait for one another would take many times as long."""
+    if num_workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+        num_threads = max(1, (os.cpu_count() or 1) // num_workers)
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

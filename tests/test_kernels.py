@@ -200,11 +200,23 @@ def test_c_leaves_weights_that_do_not_fit_its_tiles_to_pytorch(dtype):
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def use_empty_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(c_compiler, "COMPILE", [flag.replace("-O3", "-O0") for flag in c_compiler.COMPILE])  # quick
-    return tmp_path / "nanovllm" / "kernels"
+    return folder / "nanovllm" / "kernels"
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch) -> Path:
+    return use_empty_cache(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> Path:
+    """A library in a cache of its own, with its hash beside it."""
+    kernels(torch.float32)  # skips where there is no compiler
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return use_empty_cache(tmp_path_factory.mktemp("compiled"), monkeypatch) / compile_one(0)
 
 
 def path_of(folder) -> list[str]:
@@ -237,11 +249,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_library_is_never_loaded_and_made_again(empty_cache, damage):
-    kernels(torch.float32)  # skips where there is no compiler
-    library = empty_cache / compile_one(0)
+def test_a_damaged_library_is_never_loaded_and_made_again(compiled, empty_cache, damage):
+    library = shutil.copytree(compiled.parent, empty_cache) / compiled.name
     data, hashed = library.read_bytes(), library.with_suffix(".sha256")
-    library.unlink()  # what is loaded stays as it is
     if damage == "no hash":
         library.write_bytes(b"of an earlier release")
         hashed.unlink()

@@ -144,7 +144,7 @@ from nanovllm import LLM, SamplingParams
 llm = LLM(sys.argv[1], tensor_parallel_size=2, max_model_len=200, block_size=4)
 print(*(process.pid for process in llm.engine.model_runner._processes), flush=True)
 while True:
-    llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=190, ignore_eos=True), use_tqdm=False)
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)
     print("once", flush=True)
 """
 

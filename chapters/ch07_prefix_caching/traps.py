@@ -16,6 +16,7 @@ from nanovllm.core.block_manager import BlockManager
 
 BLOCK_SIZE = 8
 NUM_TOKENS = 10
+LARGE = 64  # blocks of a pool that has room for all waves
 FAMILY = (
     " My family comes from the same country as I do, and the capital of that country is a very large city with many "
     "people. The name of that city is"
@@ -57,14 +58,16 @@ class Outcome:
     ref_counts: list[int]
 
 
-def play(llm: LLM, waves: Waves, fault: Fault = nullcontext, num_blocks: int = 64) -> list[Outcome]:
+def play(llm: LLM, waves: Waves, fault: Fault = nullcontext, num_blocks: int = LARGE) -> list[Outcome]:
     """One wave after another, greedy; the pool is empty at the beginning."""
-    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    outcomes = []
+    engine, outcomes = llm.engine, []
     with fault():
         manager = BlockManager(num_blocks, BLOCK_SIZE)
         with use_manager(llm, manager):
-            for wave in waves:
+            for number, wave in enumerate(waves, start=1):
+                # Where there is room, the waves before the last one only leave their prompts in the cache.
+                is_asked = number == len(waves) or num_blocks < LARGE
+                params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS if is_asked else 1, ignore_eos=True)
                 before, error = engine.stats.num_finished_requests, ""
                 texts, cached = [], []
                 try:
@@ -134,7 +137,7 @@ def tell_traps(story: Story, llm: LLM) -> None:
     tell_trap(story, llm, ["reader", "Japan"], waves, faults.nothing_left)
 
 
-def tell_trap(story: Story, llm: LLM, names: list[str], waves: Waves, fault: Fault, num_blocks: int = 64) -> None:
+def tell_trap(story: Story, llm: LLM, names: list[str], waves: Waves, fault: Fault, num_blocks: int = LARGE) -> None:
     """The answers to the last wave, right and wrong, as much of them as fits on a line."""
     right, wrong = (play(llm, waves, mode, num_blocks)[-1] for mode in (nullcontext, fault))
     table = Table("who asks", "found", "the answer", "found", "with the fault")

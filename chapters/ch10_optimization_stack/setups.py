@@ -25,6 +25,7 @@ BATCH = 16
 NUM_REQUESTS, NUM_SHARED, NUM_OWN, NUM_OUTPUT = 4, 64, 8, 8  # of the workload; the last three in tokens
 MIN_ROUNDS, MAX_ROUNDS = 3, 12  # every setup gets its turn once a round
 PATIENCE_S = 4  # no further round begins when this is over
+SHORT_MS = 100  # in a step that takes longer, what the processor's caches held at its beginning is nothing
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ class World:
 
         def turn(setup: Setup) -> float:
             self.use(setup)
-            self.step_ms()  # the first step with other weights finds nothing of them in the processor's caches
-            return self.step_ms()
+            first_ms = self.step_ms()  # with other weights: it finds nothing of them in the processor's caches
+            return self.step_ms() if first_ms < SHORT_MS else first_ms
 
         with self.decoding(num_seqs):
             turns = {setup: partial(turn, setup) for setup in [*self.alone, *self.in_order]}
