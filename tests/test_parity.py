@@ -87,7 +87,7 @@ def test_answers_are_cached_too(checkpoint):
 
 
 def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
-    """8 prompts, 32 tokens each, on real weights in float32."""
+    """8 prompts, 64 tokens each, on real weights in float32."""
     texts = [
         "The capital of France is",
         "Once upon a time, in a village by the sea,",
@@ -99,7 +99,7 @@ def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
         "Photosynthesis is the process by which plants use sunlight, water and carbon dioxide to",
     ]
     llm = LLM(str(demo_checkpoint), dtype="float32", max_num_batched_tokens=40, max_model_len=256)
-    outputs = llm.generate(texts, greedy(32))
+    outputs = llm.generate(texts, greedy(64))
     for text, output in zip(texts, outputs, strict=True):
         assert output.prompt_token_ids == llm.get_tokenizer()(text).input_ids
         assert_greedy(demo_checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)

@@ -293,7 +293,7 @@ def ctrl_c(step: Any, bench: Bench) -> None:
     with failing(engine, KeyboardInterrupt()):
         assert_rolled_back(engine, KeyboardInterrupt(), num_waiting=1)
     with replaced(engine.model_runner, "run", lambda *work: ([], [])):
-        assert_rolled_back(engine, ValueError(), num_waiting=1)
+        assert_rolled_back(engine, AssertionError(), num_waiting=1)
     steps_until_done(engine)
 
 

@@ -309,7 +309,7 @@ def tell_workload(story: Story, world: World) -> None:
         milliseconds, computed[name] = world.workload_ms(setup, at_once=at_once, caching=caching)
         return milliseconds
 
-    rows = list(in_turn({name: partial(turn, name) for name in stages}, 1, MAX_ROUNDS).items())
+    rows = list(in_turn({name: partial(turn, name) for name in stages}, 2, MAX_ROUNDS).items())
     story.show(draw_waterfall(rows))
     say_noise(story, not_faster(rows))
     table = make_table("", "tokens computed")

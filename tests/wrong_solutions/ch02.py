@@ -136,7 +136,7 @@ WRONG = {
                 raise
             engine.scheduler.update(output, token_ids)
             """,
-            "after ValueError the sequences",
+            "after AssertionError the sequences",
         ),
     ],
     "stream_text": [
