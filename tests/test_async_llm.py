@@ -148,6 +148,35 @@ def test_abort_and_timeout(make):
     finish(run())
 
 
+def test_a_deadline_counts_from_the_arrival(make, monkeypatch):
+    """Tokenizing counts; and who asks for something all the time leaves time for steps."""
+    llm = make()
+    goes_on = threading.Event()
+    made = llm.engine.make_request
+
+    def slow(*args, **options):
+        goes_on.wait(60)
+        return made(*args, **options)
+
+    async def run():
+        monkeypatch.setattr(llm.engine, "make_request", slow)
+        with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
+            await last_of(llm.generate("two gulls", LONG, timeout_s=0.05))
+        goes_on.set()
+
+        def again() -> None:
+            if not done.is_set():
+                llm.thread.ask(again)
+
+        done = asyncio.Event()
+        llm.thread.start(asyncio.get_running_loop())
+        llm.thread.ask(again)
+        assert len((await last_of(llm.generate("two gulls", LONG))).outputs[0].token_ids) == 200
+        done.set()
+
+    finish(run())
+
+
 def test_bad_requests_and_a_full_queue(make):
     llm = make(max_waiting=2)
 

@@ -134,6 +134,9 @@ def test_structured_answers(client):
     assert text.lstrip().startswith("{") and (made.choices[0].finish_reason == "length" or "a" in json.loads(text))
 
 
+# What llguidance would follow by recursion until the process ends.
+CHAIN = {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1100)} | {"1100": {}}}
+RULES = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2100)) + 'r2100: "a"'
 BAD = [
     ({}, "body has no prompt"),
     ({"prompt": ""}, "the prompt is empty"),
@@ -159,6 +162,15 @@ BAD = [
     ({"prompt": FOX, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
     ({"prompt": FOX, "response_format": {"type": "xml"}}, "response_format must be"),
     ({"prompt": FOX, "structured_outputs": {"json": "{"}}, "json"),
+    (
+        {"prompt": FOX, "response_format": {"type": "json_schema", "json_schema": {"schema": CHAIN}}},
+        "more than 1000 levels",
+    ),
+    ({"prompt": FOX, "structured_outputs": {"grammar": RULES}}, "signs of rules and brackets"),
+    ({"prompt": FOX, "structured_outputs": {"json": {"x-guidance": [1]}}}, "x-guidance must be an object"),
+    ({"prompt": FOX, "bad_words": ["fox"] * 65}, "bad_words may have 64 texts"),
+    ({"prompt": FOX, "stop": "x" * 5000}, "of 4096 characters in all"),
+    ({"prompt": [FOX] * 1025}, "the number of prompts"),
 ]
 
 
@@ -327,6 +339,8 @@ def test_keys_are_tenants(checkpoint):
         for key in ("three", "", "onetwo"):
             with pytest.raises(openai.AuthenticationError, match="key"):
                 server.client(key or "x").models.list()
+        for host in ("localhost:/x", "localhost:?", "localhost:#", "localhost:["):  # the path is not what it looks like
+            assert server.send("/v1/models", headers={"Host": host})[0] in (400, 401, 403)
         for path in ("/v1/models", "/inside/events"):
             assert server.send(path)[0] == server.send(path, headers={"Authorization": "Bearer"})[0] == 401
         assert server.send("/health")[0] == server.send("/metrics")[0] == server.send("/")[0] == 200
@@ -422,6 +436,21 @@ def test_frames_are_the_engine(server, client):
         lines.close()
     server.until(lambda: server.engine.block_manager.on_event is None)
     server.until(lambda: server.llm.thread.steps_left == math.inf)  # whoever had paused it has gone
+
+
+def test_a_picture_that_fails_is_not_the_last(server, client, monkeypatch):
+    draw = server.inside.drawing.draw
+
+    def fails():
+        monkeypatch.setattr(server.inside.drawing, "draw", draw)
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(server.inside.drawing, "draw", fails)
+    assert server.send("/inside/events", method="HEAD")[0] == 200  # and ends
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as page:
+        page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        with page.makefile() as lines:
+            assert any("panels" in line for line in lines)
 
 
 def test_only_a_classroom_is_played_with(checkpoint):

@@ -45,9 +45,9 @@ class Job:
             raise ValueError("stream_options needs stream: true")
         if "chat_template" in body:
             raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
-        salt = body.get("cache_salt", "")
-        if tenant and isinstance(salt, str):  # a tenant's part has a fixed length: no two pairs make the same salt
-            body["cache_salt"] = tenant + salt
+        salt = body.get("cache_salt")
+        if tenant and (salt is None or (salt and isinstance(salt, str))):
+            body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
         prompts, params, self.model = translate(llm.llm, url, body, names)
         self.url, self.params = url, params
         self.requests = []
