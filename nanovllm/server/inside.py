@@ -98,7 +98,7 @@ class Inside:
         try:
             await self.llm.call(self.drawing.open)
             while self.viewers:
-                frame, seconds = None, 1.0
+                frame, seconds = None, MAX_SHARE  # one that fails is tried again after a second
                 try:
                     frame, seconds = await self.llm.call(self.drawing.draw)
                 except Exception:
@@ -124,6 +124,9 @@ class Inside:
             steps_left = check_number("steps_left", steps_left, Integral, 0)
         delay_s = check_number("delay_s", body.get("delay_s", 0.0), Real, 0, MAX_DELAY_S)
         self.llm.thread.set_pace(math.inf if steps_left is None else steps_left, delay_s)
+        await self.llm.call(lambda: None)  # now it holds
+        for viewer in self.viewers:
+            viewer.changed.set()
         return json_response({})
 
     async def forget_cache(self, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """/metrics: what the engine does, for Prometheus."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,16 +49,16 @@ class Metrics(Collector):
 
     def on_step(self, progressed: list[Request]) -> None:
         for request in progressed:
-            now, metrics = request.metrics.last_token_time, request.metrics
-            if now is None or (last := self._last.get(request.request_id)) == now:
-                continue  # the step was for another sample than the first
-            if last is None:
-                self.ttft.observe(now - metrics.arrival_time)
-            else:
-                self.inter_token.observe(now - last)
-            self._last[request.request_id] = now
+            arrival, newest = request.metrics.arrival_time, request.metrics.last_token_time
+            before = self._last.get(request.request_id)
+            if newest is not None and newest != before:  # else the step was for another sample than the first
+                self._last[request.request_id] = newest
+                if before is None:
+                    self.ttft.observe(newest - arrival)
+                else:
+                    self.inter_token.observe(newest - before)
             if request.finished:
-                self.latency.observe(now - metrics.arrival_time)
+                self.latency.observe(time.perf_counter() - arrival)
         requests = self.llm.engine.requests
         if len(self._last) > 2 * len(requests) + 100:  # the ended ones
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
