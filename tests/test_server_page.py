@@ -131,6 +131,7 @@ def test_two_tabs_see_one_engine(server, open_page):
     for tab in tabs:
         tab.wait_for_selector("#running .card >> nth=1")
         tab.wait_for_selector("#pool .block.shared")
+        tab.wait_for_selector("#running .mine")
         assert "Paused" in tab.text_content("#link") and tab.locator("#running .mine").count() == 1
     assert server.call(lambda: server.engine.stats.num_steps) == num_steps + 1
     held = server.call(lambda: [bool(block.ref_count) for block in server.engine.block_manager.blocks])

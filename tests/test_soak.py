@@ -1,4 +1,4 @@
-"""Long runs, off by default: `pytest -m soak -s` (-s shows how far it is)."""
+"""Long runs, off by default: `pytest -m soak -n 0 -s` (shows how far it is)."""
 
 import gc
 import json

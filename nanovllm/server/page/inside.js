@@ -13,6 +13,19 @@ let pace = { steps_left: null, delay_s: 0 };
 export function follow(message, request, draw) {
   message.request = request;
   followed.set(request, [message, draw]);
+  markOurs();
+}
+
+function markOurs() {
+  for (const card of document.querySelectorAll("#running .card, #waiting .card")) {
+    const [message, draw] = followed.get(card.dataset.request) ?? [];
+    if (!message) continue;
+    card.classList.add("mine");
+    if (message.name) continue;
+    message.name = card.querySelector(".who").textContent;
+    message.color = [...card.classList].find((name) => name.startsWith("seq-"));
+    draw();
+  }
 }
 
 async function watch() {
@@ -43,18 +56,8 @@ function show(frame) {
     $("pool").replaceChildren();
     cells.length = marked.length = 0;
   }
-  for (const [id, html] of Object.entries(frame.panels ?? {})) {
-    $(id).innerHTML = html;
-  }
-  for (const card of document.querySelectorAll("#running .card, #waiting .card")) {
-    const [message, draw] = followed.get(card.dataset.request) ?? [];
-    if (!message) continue;
-    card.classList.add("mine");
-    if (message.name) continue;
-    message.name = card.querySelector(".who").textContent;
-    message.color = [...card.classList].find((name) => name.startsWith("seq-"));
-    draw();
-  }
+  for (const [id, html] of Object.entries(frame.panels ?? {})) $(id).innerHTML = html;
+  markOurs();
   drawPool(frame.cells ?? {});
   drawPace(frame);
 }
@@ -91,15 +94,15 @@ function drawPace(frame) {
   $("link").textContent = paused ? "Paused: every request stands still." : "What this page shows is the engine's own state.";
 }
 
-async function control_engine(path, body) {
+async function controlEngine(path, body) {
   try {
     await ask(path, body);
   } catch (error) {
     $("link").textContent = error.message;
   }
 }
-const change = (more) => control_engine("inside/pace", { ...pace, ...more });
+const change = (more) => controlEngine("inside/pace", { ...pace, ...more });
 $("pause").onclick = () => change({ steps_left: pace.steps_left === null ? 0 : null });
 $("step").onclick = () => change({ steps_left: 1 });
 $("delay").oninput = () => change({ delay_s: Number($("delay").value) });
-$("forget").onclick = () => control_engine("inside/forget", {});
+$("forget").onclick = () => controlEngine("inside/forget", {});
