@@ -111,9 +111,10 @@ class Drawing:
         scheduler, stats, manager = self.engine.scheduler, self.engine.stats, self.engine.block_manager
         running, waiting = scheduler.running, list(scheduler.waiting)
         told = list(self._steps)
+        # A step that failed before has counted its prompt tokens, too: no more than the step's own are shown.
         ends = [one[2] for one in told[2:]] + [stats.step_time_s]  # on_step is told before the step's time is counted
         steps = [
-            pictures.Step(now[0] - before[0], now[1], end - now[2], now[3])
+            pictures.Step(min(now[0] - before[0], now[1]), now[1], end - now[2], now[3])
             for before, now, end in zip(told, told[1:], ends, strict=False)
         ]
         pairs = list(zip(self._samples, list(self._samples)[1:], strict=False))

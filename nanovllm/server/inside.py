@@ -45,7 +45,7 @@ class Inside:
     """
 
     def __init__(self, llm: AsyncLLM, classroom: bool, closing: Callable[[], bool]) -> None:
-        self.llm, self.engine, self.classroom, self.closing = llm, llm.engine, classroom, closing
+        self.llm, self.classroom, self.closing = llm, classroom, closing
         self.viewers: set[_Viewer] = set()
         self.cells: dict[int, str] = {}
         self.panels: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Inside:
         return Response() if request.method == "HEAD" else Events(self._watch)
 
     async def _watch(self, put: Put) -> None:
-        manager = self.engine.block_manager
+        manager = self.llm.engine.block_manager
         pool = {
             "num_blocks": len(manager.blocks),
             "block_size": manager.block_size,
@@ -81,8 +81,9 @@ class Inside:
             while not self.closing():
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(viewer.changed.wait(), 1.0)
-                if viewer.changed.is_set():
-                    viewer.changed.clear()
+                is_changed = viewer.changed.is_set()
+                viewer.changed.clear()
+                if is_changed and self.panels:  # there are none before the first drawing
                     stale, viewer.stale = sorted(viewer.stale), set()
                     cells = {str(i): self.cells[i] for i in stale}
                     await put(event({"cells": cells, "panels": self.panels, **self._pace()}))
