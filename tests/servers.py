@@ -1,6 +1,7 @@
 """A server in this process, in a thread of its own, and what a test asks of it."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,13 @@ class Running:
 
         self.call(check)
         assert self.llm._num_entering == 0
+
+
+def raw_post(path: str, body: dict[str, Any], version: str = "1.1") -> bytes:
+    """A request as it travels, for tests that hold the connection themselves."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`nanovllm serve` as a process: how it starts, how it ends, and what its clients hear of that."""
 
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import time
 import openai
 import pytest
 from processes import LIMIT_S
+from servers import raw_post
 
 ENGINE = ("--block-size", "4", "--num-gpu-blocks-override", "160", "--max-model-len", "256")
 SERVE = ("-m", "nanovllm.tools.cli", "serve")
@@ -66,15 +66,12 @@ def test_ctrl_c_does_not_wait_for_ever(start):
     page = socket.create_connection(host)
     page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
     assert page.recv(15) == b"HTTP/1.1 200 OK"
-    body = json.dumps({"prompt": "two gulls", "stream": True, "max_tokens": 250, "ignore_eos": True}).encode()
     slow = socket.create_connection(host)
-    head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    body = {"prompt": "two gulls", "stream": True, "max_tokens": 250, "ignore_eos": True}
+    slow.sendall(raw_post("/v1/completions", body, "1.0"))
     assert slow.recv(15) == b"HTTP/1.1 200 OK"
-    pace = json.dumps({"steps_left": None, "delay_s": 5}).encode()
     control = socket.create_connection(host)
-    head = "POST /inside/pace HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    control.sendall(f"{head}Content-Length: {len(pace)}\r\n\r\n".encode() + pace)
+    control.sendall(raw_post("/inside/pace", {"steps_left": None, "delay_s": 5}, "1.0"))
     control.recv(100)
     process.send_signal(signal.SIGINT)
     assert end_of(process)[0] == 0

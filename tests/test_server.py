@@ -11,7 +11,7 @@ from contextlib import suppress
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import PATIENCE_S, serving
+from servers import PATIENCE_S, raw_post, serving
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.server.options import ServeOptions
@@ -254,10 +254,9 @@ def test_who_leaves_frees_blocks_before_the_next_step(server, client):
     num_steps = server.call(lambda: server.engine.stats.num_steps)
     connections = []
     for streams in (True, False):  # they wait: no step is made
-        body = json.dumps({"prompt": "two gulls", "stream": streams, "max_tokens": 99, "ignore_eos": True}).encode()
+        body = {"prompt": "two gulls", "stream": streams, "max_tokens": 99, "ignore_eos": True}
         connections.append(socket.create_connection(("127.0.0.1", server.port)))
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        connections[-1].sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connections[-1].sendall(raw_post(COMPLETIONS, body))
     server.until(lambda: len(server.engine.scheduler.waiting) == 2)
     assert server.call(lambda: server.engine.scheduler.running[0].block_table)
     stream.close()
@@ -268,12 +267,11 @@ def test_who_leaves_frees_blocks_before_the_next_step(server, client):
 
 
 def test_a_reader_that_does_not_read_slows_nobody(server, client):
-    body = json.dumps({"prompt": FOX, "stream": True, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}).encode()
+    body = {"prompt": FOX, "stream": True, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect(("127.0.0.1", server.port))
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(raw_post(COMPLETIONS, body))
         server.until(lambda: server.engine.requests)
         done = client.completions.create(model="tiny", prompt="two gulls", **LONG)
         assert done.usage.completion_tokens == 200
@@ -292,9 +290,7 @@ def test_full_queue_and_deadlines(checkpoint):
         client = server.client()
         server.llm.thread.set_pace(0)
         late = socket.create_connection(("127.0.0.1", server.port))
-        body = json.dumps({"prompt": FOX, "max_tokens": 9}).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        late.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        late.sendall(raw_post(COMPLETIONS, {"prompt": FOX, "max_tokens": 9}))
         server.until(lambda: server.engine.scheduler.waiting)
         with pytest.raises(openai.RateLimitError, match="1 sequences wait already") as error:
             client.completions.create(model="tiny", prompt=FOX)

@@ -7,7 +7,7 @@ import resource
 import time
 
 import pytest
-from servers import serving
+from servers import raw_post, serving
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.server.options import ServeOptions
@@ -22,12 +22,10 @@ async def client(port: int, rng: random.Random, expected: dict, counts: dict) ->
     counts[kind] = counts.get(kind, 0) + 1
     body = {"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": kind != "whole"}
     body |= {"n": rng.choice([1, 1, 2])} | ({"temperature": "x"} if kind == "bad" else {})
-    raw = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    raw = raw_post("/v1/completions", body, "1.0")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        sent = raw[: len(raw) // 2] if kind == "half" else raw
-        writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + sent)
+        writer.write(raw[: len(raw) - 20] if kind == "half" else raw)
         await writer.drain()
         if kind in ("half", "early"):
             await asyncio.sleep(rng.random() * 0.02)

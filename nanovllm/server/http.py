@@ -45,14 +45,13 @@ class Refused(Exception):
 
 def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     """(status, body) in OpenAI's shape. What is not one of ERRORS is our mistake, and its text is not shown."""
-    status, kind, code = next(
-        (entry for cls, entry in ERRORS.items() if isinstance(error, cls)), (500, "server_error", None)
-    )
-    message = str(error) if code or status == 400 else "internal error; the server's log has it"
+    status, kind, code, message = 500, "server_error", None, "internal error; the server's log has it"
     if isinstance(error, Refused):
         status, kind, code, message = error.status, "invalid_request_error", error.code, str(error)
     elif isinstance(error, HTTPException):
         status, kind, message = error.status_code, "invalid_request_error", error.detail
+    elif (known := next((entry for cls, entry in ERRORS.items() if isinstance(error, cls)), None)) is not None:
+        (status, kind, code), message = known, str(error)
     return status, {"error": {"message": message[:MAX_MESSAGE_CHARS], "type": kind, "param": None, "code": code}}
 
 

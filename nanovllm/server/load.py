@@ -38,16 +38,8 @@ class Timing:
         return (self.latency_s - self.ttft_s) / (self.num_output_tokens - 1)
 
 
-async def run_load(
-    url: str,
-    bodies: list[dict[str, Any]],
-    rate: float,
-    *,
-    seed: int = 0,
-    path: str = "/v1/completions",
-    api_key: str = "",
-) -> list[Timing]:
-    """Send each body when its time has come, `rate` a second on average, and stream the answers.
+async def run_load(url: str, bodies: list[dict[str, Any]], rate: float, *, seed: int = 0) -> list[Timing]:
+    """Send each body to /v1/completions when its time has come, `rate` a second on average, and stream the answers.
 
     url: http://host:port. rate: requests a second; float("inf") sends all at once. A refusal or a broken connection is
     in its Timing's error.
@@ -55,17 +47,17 @@ async def run_load(
     rng, started = random.Random(seed), time.perf_counter()
     tasks, arrival = [], 0.0
     for body in bodies:
-        tasks.append(asyncio.create_task(_send(url, path, body, api_key, started, arrival)))
+        tasks.append(asyncio.create_task(_send(url, body, started, arrival)))
         arrival += rng.expovariate(rate) if rate < float("inf") else 0.0
     return list(await asyncio.gather(*tasks))
 
 
-async def _send(url: str, path: str, body: dict[str, Any], api_key: str, started: float, arrival_s: float) -> Timing:
+async def _send(url: str, body: dict[str, Any], started: float, arrival_s: float) -> Timing:
     await asyncio.sleep(started + arrival_s - time.perf_counter())
     timing, began = Timing(arrival_s), time.perf_counter()
     asked = body | {"stream": True, "stream_options": {"include_usage": True}}
     try:
-        async for chunk in stream(url, path, asked, api_key):
+        async for chunk in stream(url, "/v1/completions", asked):
             if "error" in chunk:
                 raise ConnectionError(chunk["error"]["message"])
             if chunk["choices"]:
@@ -80,15 +72,14 @@ async def _send(url: str, path: str, body: dict[str, Any], api_key: str, started
     return timing
 
 
-async def stream(url: str, path: str, body: dict[str, Any] | None, api_key: str = "") -> Any:
+async def stream(url: str, path: str, body: dict[str, Any] | None) -> Any:
     """The events of one answer, parsed. Raises ConnectionError, with the status, for an answer that is no stream."""
     parts, content = urlsplit(url), b"" if body is None else json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
     try:
         # HTTP/1.0: the answer comes as it is, not in chunks.
-        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        first = f"{'GET' if body is None else 'POST'} {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n"
-        head = f"{first}{key}Content-Type: application/json\r\n"
+        method = "GET" if body is None else "POST"
+        head = f"{method} {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         status = (await reader.readline()).split(None, 2)[1:2]
         while (await reader.readline()).strip():

@@ -131,8 +131,14 @@ def _serve(args: argparse.Namespace) -> int:
     return serve(_engine_config(args), ServeOptions(**given))
 
 
-COMMANDS = {"chat": _chat, "generate": _generate, "run-batch": _run_batch, "analyze": _analyze, "bench": _bench}
-COMMANDS["serve"] = _serve
+COMMANDS = {
+    "chat": _chat,
+    "generate": _generate,
+    "run-batch": _run_batch,
+    "analyze": _analyze,
+    "bench": _bench,
+    "serve": _serve,
+}
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
