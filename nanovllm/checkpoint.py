@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.config_json import check_eos, dtype_of, read_json, reject_unimplemented, sampling_of
+from nanovllm.experts_config import read_experts
 from nanovllm.rope_scaling import read_rope, with_overrides
 from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, numbers_of, typed
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
 SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
@@ -42,6 +43,11 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     dtype: str
+    num_experts: int = 0  # of each layer in expert_layers, the ones that have several MLPs
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    expert_layers: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
@@ -83,7 +89,8 @@ class ModelConfig:
     ) -> "ModelConfig":
         architecture = (typed(config, "architectures", [], path) or ["none named"])[0]
         check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
-        is_llama, is_qwen2, is_qwen3 = (architecture == name for name in ARCHITECTURES)
+        is_llama, is_qwen2 = (architecture == name for name in ARCHITECTURES[:2])
+        is_qwen3 = architecture.startswith("Qwen3")
         reject_unimplemented(config, path)
         rope = read_rope(config, path)
         required = [*SIZES, *COUNTS[:2], "rms_norm_eps", *["head_dim"] * is_qwen3]
@@ -99,9 +106,12 @@ class ModelConfig:
             raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
         # Llama and Qwen3 say attention_bias (all four projections); Qwen2 always has it, on q, k and v.
         attention_bias = typed(config, "attention_bias", False, path)
+        is_sparse = architecture == "Qwen3MoeForCausalLM"
+        experts = read_experts(config, numbers["num_hidden_layers"], path) if is_sparse else {}
         return cls(
             architecture=architecture,
             **numbers,
+            **experts,
             rope_scaling=rope,
             qkv_bias=is_qwen2 or attention_bias,
             o_bias=not is_qwen2 and attention_bias,

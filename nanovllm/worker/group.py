@@ -14,7 +14,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 
 OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
-SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "vocab_size")
+SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
 
 
 class PeerError(RuntimeError):

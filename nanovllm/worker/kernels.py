@@ -16,6 +16,8 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
     quantized_linear(x, weight, bias) -> y
         The same with a weight of fewer bits. See worker/quantized.py.
+    grouped_linear(x, weights, groups) -> y, weighted_sum(x, places, weights) -> y
+        Rows that meet weights of their own, and sums of such rows. See worker/grouped.py.
     search_q4_1(weight, importance) -> groups
         A weight rounded to 4 bits. See worker/rounding.py.
 """
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.grouped import GroupedWeights, RowGroups, grouped_linear, weighted_sum
 from nanovllm.worker.quantized import Groups, MergedWeight, quantized_linear
 from nanovllm.worker.rounding import search_q4_1
 
@@ -45,6 +48,8 @@ class Kernels:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
     search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
+    grouped_linear: Callable[[Tensor, GroupedWeights, RowGroups], Tensor] = grouped_linear
+    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:

@@ -1,4 +1,4 @@
-"""The parts of the decoder: norm, rotary embedding, linear layers (chapters 1, 9 and 10)."""
+"""The parts of the decoder: norm, rotary embedding, linear layers, MLP (chapters 1, 9 and 10)."""
 
 import math
 from collections.abc import Callable
@@ -65,6 +65,18 @@ class RowParallelLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
         return self.group.all_reduce(self.product(x, self.weight, bias))
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202). intermediate_size: of this rank's share."""
+
+    def __init__(self, config: ModelConfig, intermediate_size: int, group: Group) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, (intermediate_size,) * 2, config.mlp_bias)
+        self.down_proj = RowParallelLinear(intermediate_size, config.hidden_size, config.mlp_bias, group)
+
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        return self.down_proj(context.kernels.silu_and_mul(self.gate_up_proj(hidden)))
 
 
 def reorder_weights(model: nn.Module, kernels: Kernels) -> None:

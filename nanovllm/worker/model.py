@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.experts import Experts
 from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm, RotaryEmbedding, RowParallelLinear
+from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding, RowParallelLinear
 
 # One matrix product instead of two or three: the checkpoint's tensors, one below the other in this order.
 MERGED_PROJECTIONS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -48,23 +49,14 @@ class Attention(nn.Module):
         return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch).flatten(1))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: ModelConfig, group: Group) -> None:
-        super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size,) * 2, config.mlp_bias)
-        self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size, config.mlp_bias, group)
-
-    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        return self.down_proj(context.kernels.silu_and_mul(self.gate_up_proj(hidden)))
-
-
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, group: Group) -> None:
+    def __init__(self, config: ModelConfig, group: Group, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, group)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config, group)
+        has_experts = index in config.expert_layers
+        self.mlp = Experts(config, group) if has_experts else MLP(config, config.intermediate_size, group)
 
     def forward(
         self, hidden: Tensor, residual: Tensor | None, kv_layer: Tensors, context: ForwardContext
@@ -87,7 +79,7 @@ class Decoder(nn.Module):
         self.config, self.group = config, group
         self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
-        self.layers: Any = nn.ModuleList(DecoderLayer(config, group) for _ in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(config, group, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

@@ -125,6 +125,34 @@ void rotary_and_write(const rotary_args *args) {
     parallel_for(rotary_and_write_rows, args, args->num_rows, rows_a_chunk(row_size));
 }
 
+typedef struct {
+    num *out;
+    const num *x;
+    const int64_t *places;
+    const float *weights;
+    int64_t count, size;
+} sum_args;
+
+static void weighted_sum_rows(const void *args, int64_t first, int64_t end) {
+    const sum_args a = *(const sum_args *)args;
+    for (int64_t r = first; r < end; r++)
+        for (int64_t i = 0; i < a.size; i += LANES) {
+            const int lanes = a.size - i < LANES ? a.size - i : LANES;
+            float sum[LANES] = {0};
+            for (const int64_t *at = a.places + r * a.count; at < a.places + (r + 1) * a.count; at++)
+                for (int l = 0; l < lanes; l++)
+                    sum[l] += a.weights[at - a.places] * load(a.x[*at * a.size + i + l]);
+            for (int l = 0; l < lanes; l++)
+                a.out[r * a.size + i + l] = store(sum[l]);
+        }
+}
+
+/* out [rows][size]: row r is the sum of `count` rows of x, those at places[r], each times its weight. */
+void weighted_sum(num *out, const num *x, const int64_t *places, const float *weights, int64_t rows, int64_t count,
+                  int64_t size) {
+    parallel_for(weighted_sum_rows, &(sum_args){out, x, places, weights, count, size}, rows, rows_a_chunk(count * size));
+}
+
 #include "attention.h"
 
 #include "attention_prompt.c"

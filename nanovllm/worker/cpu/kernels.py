@@ -17,7 +17,8 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import FEW_ROWS, TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
-from nanovllm.worker.kernels import Kernels, Tensors
+from nanovllm.worker.grouped import GroupedWeights, RowGroups
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
 from nanovllm.worker.quantized import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 
 logger = logging.getLogger("nanovllm")
@@ -52,6 +53,12 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class LinearArgs(ctypes.Structure):
+    """linear_args of cpu/linear.c."""
+
+    _fields_ = (*_fields(PTR, "out x weights bias ends"), *_fields(INT, "num_weights n k"))
+
+
 class QuantizedPart(ctypes.Structure):
     """quantized_part of cpu/quantized.c. format: its place in FORMATS."""
 
@@ -61,7 +68,10 @@ class QuantizedPart(ctypes.Structure):
 class QuantizedArgs(ctypes.Structure):
     """quantized_args of cpu/quantized.c."""
 
-    _fields_ = (*_fields(PTR, "out x bias groups parts"), *_fields(INT, "num_parts num_blocks m n k x_stride"))
+    _fields_ = (
+        *_fields(PTR, "out x bias groups weights ends"),
+        *_fields(INT, "num_weights num_parts num_blocks n k x_stride"),
+    )
 
 
 class SearchArgs(ctypes.Structure):
@@ -74,9 +84,10 @@ SIGNATURES = {
     "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
     "silu_and_mul": [PTR, PTR, INT, INT],
     "rotary_and_write": [ctypes.POINTER(RotaryArgs)],
-    "linear": [PTR, PTR, PTR, PTR, INT, INT, INT],
+    "linear": [ctypes.POINTER(LinearArgs)],
     "paged_attention": [ctypes.POINTER(AttentionArgs)],
     "quantized_linear": [ctypes.POINTER(QuantizedArgs)],
+    "weighted_sum": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "search_q4_1": [ctypes.POINTER(SearchArgs)],
 }
 
@@ -166,18 +177,27 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), *weight.shape) else None
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
-        x, out = x.contiguous(), x.new_empty(x.shape[0], reordered.shape[0])
+        weight, end = PTR(reordered.data_ptr()), INT(x.shape[0])
+        return products(x, ctypes.addressof(weight), ctypes.addressof(end), 1, bias, *reordered.shape)
+
+    def products(x: Tensor, weights: int, ends: int, num_weights: int, bias: Tensor | None, n: int, k: int) -> Tensor:
+        x, out = x.contiguous(), x.new_empty(x.shape[0], n)
         bias_ptr = None if bias is None else bias.data_ptr()
-        lib.linear(out.data_ptr(), x.data_ptr(), reordered.data_ptr(), bias_ptr, x.shape[0], *reordered.shape)
+        lib.linear(LinearArgs(out.data_ptr(), x.data_ptr(), weights, bias_ptr, ends, num_weights, n, k))
         return out
 
     scratch = torch.empty(0)
 
     def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
+        parts, end = PTR(parts_of(weight)), INT(x.shape[0])
+        return quantized_products(x, ctypes.addressof(parts), ctypes.addressof(end), 1, bias, weight)
+
+    def quantized_products(
+        x: Tensor, weights: int, ends: int, num_weights: int, bias: Tensor | None, alike: MergedWeight
+    ) -> Tensor:
+        """alike: a weight with the sizes of all of them."""
         nonlocal scratch
-        if weight.kernel_args is None:
-            weight.kernel_args = _parts(weight)
-        parts, num_blocks, n = weight.kernel_args
+        parts, num_blocks, n = alike.kernel_args
         scratch_bytes = lib.x_groups_bytes(x.shape[1])
         if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
             scratch = torch.zeros(scratch_bytes, dtype=torch.uint8)
@@ -185,10 +205,30 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         out = x.new_empty(x.shape[0], n)
         args = QuantizedArgs(
             out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            groups=scratch.data_ptr(), parts=ctypes.addressof(parts), num_parts=len(parts), num_blocks=num_blocks,
-            m=x.shape[0], n=n, k=x.shape[1], x_stride=x.stride(0),
+            groups=scratch.data_ptr(), weights=weights, ends=ends, num_weights=num_weights, num_parts=len(parts),
+            num_blocks=num_blocks, n=n, k=x.shape[1], x_stride=x.stride(0),
         )  # fmt: skip
         lib.quantized_linear(args)
+        return out
+
+    def grouped_linear(x: Tensor, weights: GroupedWeights, groups: RowGroups) -> Tensor:
+        first = weights.linears[0]
+        if first.product is not linear and first.product is not quantized_linear:
+            return TORCH_KERNELS.grouped_linear(x, weights, groups)
+        is_quantized = first.product is quantized_linear
+        if weights.kernel_args is None:
+            address_of = parts_of if is_quantized else Tensor.data_ptr
+            weights.kernel_args = torch.tensor([address_of(layer.weight) for layer in weights.linears])
+        met = weights.kernel_args[groups.met]
+        pointers = met.data_ptr(), groups.ends.data_ptr(), len(met)
+        if is_quantized:
+            return quantized_products(x, *pointers, None, first.weight)
+        return products(x, *pointers, None, *first.weight.shape)
+
+    def weighted_sum(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        out = x.new_empty(len(places), x.shape[1])
+        pointers = out.data_ptr(), x.data_ptr(), places.data_ptr(), weights.contiguous().data_ptr()
+        lib.weighted_sum(*pointers, *places.shape, x.shape[1])
         return out
 
     def search_q4_1(weight: Tensor, importance: Tensor) -> Groups:
@@ -202,14 +242,17 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         return Groups(Q4_1, k, codes, scales.half(), minimums.half())
 
     for_all_weights = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
-    return Kernels(*for_all_weights, quantized_linear, search_q4_1)
+    return Kernels(*for_all_weights, quantized_linear, search_q4_1, grouped_linear, weighted_sum)
 
 
-def _parts(weight: MergedWeight) -> tuple[ctypes.Array[QuantizedPart], int, int]:
-    """A weight as C reads it, its number of blocks, its number of outputs."""
-    formats = list(FORMATS.values())
-    parts = [
-        QuantizedPart(p.blocks.data_ptr(), p.blocks.stride(0), formats.index(p.format), p.shape[0])
-        for p in weight.parts
-    ]
-    return (QuantizedPart * len(parts))(*parts), sum(len(p.blocks) for p in weight.parts), sum(p.n for p in parts)
+def parts_of(weight: MergedWeight) -> int:
+    """Where the weight's parts lie, as C reads them; made once, with its number of blocks and of outputs."""
+    if weight.kernel_args is None:
+        formats = list(FORMATS.values())
+        parts = [
+            QuantizedPart(p.blocks.data_ptr(), p.blocks.stride(0), formats.index(p.format), p.shape[0])
+            for p in weight.parts
+        ]
+        num_blocks = sum(len(p.blocks) for p in weight.parts)
+        weight.kernel_args = (QuantizedPart * len(parts))(*parts), num_blocks, sum(p.n for p in parts)
+    return ctypes.addressof(weight.kernel_args[0])

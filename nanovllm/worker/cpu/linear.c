@@ -89,20 +89,24 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
 
 typedef struct {
     num *out;
-    const num *x, *reordered, *bias;
-    int64_t m, n, k;
+    const num *x, *const *weights, *bias; /* [rows][k]; [num_weights] reordered weights; [n] or NULL */
+    const int64_t *ends; /* [num_weights]: weight w meets the rows ends[w - 1] to ends[w] - 1; it meets one at least */
+    int64_t num_weights, n, k;
 } linear_args;
 
+/* One block of columns of a weight for each item; weight after weight. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
-    const int64_t num_tiles = (l.m + ROWS - 1) / ROWS;
-    const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / num_tiles; /* all tiles: the next block, once */
-    for (int64_t c = first * COLS; c < end * COLS; c += COLS) {
-        const num *weight = l.reordered + c * l.k, *bias = l.bias ? l.bias + c : NULL;
-        const char *next_block = (const char *)(weight + COLS * l.k);
-        tile_args a = {l.out + c, l.x, weight, bias, next_block, ahead_bytes, l.n, l.k};
-        for (int64_t r = 0; r < l.m; r += ROWS) {
-            switch (l.m - r < ROWS ? l.m - r : ROWS) { /* `rows` is a constant, so that the sums stay in registers */
+    for (int64_t item = first; item < end; item++) {
+        const int64_t w = item / (l.n / COLS), c = item % (l.n / COLS) * COLS;
+        const int64_t first_row = w ? l.ends[w - 1] : 0, num_rows = l.ends[w] - first_row;
+        const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
+        const num *weight = l.weights[w] + c * l.k, *bias = l.bias ? l.bias + c : NULL;
+        const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * l.k : l.weights[w + 1];
+        tile_args a = {l.out + first_row * l.n + c, l.x + first_row * l.k, weight, bias, (const char *)next_block,
+                       ahead_bytes, l.n, l.k};
+        for (int64_t r = 0; r < num_rows; r += ROWS) {
+            switch (num_rows - r < ROWS ? num_rows - r : ROWS) { /* a constant, so that the sums stay in registers */
             case 1: compute_tile(1, &a); break;
             case 2: compute_tile(2, &a); break;
             case 3: compute_tile(3, &a); break;
@@ -121,8 +125,8 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
     }
 }
 
-/* out [m][n] = x [m][k] times the reordered weight, + bias (unless it is NULL). */
-void linear(num *out, const num *x, const num *reordered, const num *bias, int64_t m, int64_t n, int64_t k) {
-    const linear_args args = {out, x, reordered, bias, m, n, k};
-    parallel_for(linear_blocks, &args, n / COLS, 1 + CHUNK_BYTES / (COLS * k * sizeof(num)));
+/* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
+void linear(const linear_args *args) {
+    const int64_t num_rows = args->ends[args->num_weights - 1], num_blocks = args->num_weights * (args->n / COLS);
+    parallel_for(linear_blocks, args, num_rows ? num_blocks : 0, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
 }

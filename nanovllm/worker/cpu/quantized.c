@@ -11,16 +11,10 @@
  */
 #include "integers.h"
 
-enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in worker/quantized.py */
-enum { GROUP_SIZE = 32, BLOCK_ROWS = 32, SLAB_ROWS = 240 }; /* a slab is quantized, then multiplied */
-enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, and the cache loses what it needs now */
+#include "activations.h"
 
-/* 32 numbers of a row: scale * x. */
-typedef struct {
-    int8_t x[GROUP_SIZE];
-    float scale, scaled_sum; /* scale * sum of x */
-    int32_t offsets[3];      /* -zero * sum of x, for each format */
-} x_group;
+enum { BLOCK_ROWS = 32, SLAB_TILES = 240 / MAX_ROWS }; /* the rows of a slab are quantized, then multiplied */
+enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, and the cache loses what it needs now */
 
 /* cpu/kernels.py has the same fields in the same order, here and below. */
 typedef struct {
@@ -31,56 +25,33 @@ typedef struct {
 typedef struct {
     num *out;            /* [m][n], n of all parts together */
     const num *x, *bias; /* [m][k], rows x_stride numbers apart; [n] or NULL */
-    x_group *groups;     /* [SLAB_ROWS / MAX_ROWS][num_groups][MAX_ROWS] */
-    const quantized_part *parts;
-    int64_t num_parts, num_blocks, m, n, k, x_stride;
+    x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS] */
+    const quantized_part *const *weights; /* [num_weights][num_parts], all weights alike */
+    const int64_t *ends; /* [num_weights]: weight w meets the rows ends[w - 1] to ends[w] - 1; it meets one at least */
+    int64_t num_weights, num_parts, num_blocks, n, k, x_stride;
 } quantized_args;
+
+/* Tiles of up to MAX_ROWS rows, each of one weight. Tile t has the rows row[t] to row[t + 1] - 1; the slab's weight i,
+ * first_weight + i of all, meets the tiles tile[i] to tile[i + 1] - 1. */
+typedef struct {
+    const quantized_args *args;
+    int64_t first_weight, num_weights, num_tiles, row[SLAB_TILES + 1], tile[SLAB_TILES + 1];
+} slab;
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t num_groups(int64_t k) { return (k + GROUP_SIZE - 1) / GROUP_SIZE; }
-static inline int64_t num_tiles(int64_t m) { return (m + MAX_ROWS - 1) / MAX_ROWS; }
 
-int64_t x_groups_bytes(int64_t k) { return SLAB_ROWS * num_groups(k) * sizeof(x_group); }
+int64_t x_groups_bytes(int64_t k) { return SLAB_TILES * MAX_ROWS * num_groups(k) * sizeof(x_group); }
 
-static void quantize_group(x_group *group, const num *x, int64_t count) {
-    num padded[GROUP_SIZE];
-    float numbers[GROUP_SIZE], largest;
-    uint32_t largest_bits = 0;
-    if (count < GROUP_SIZE)
-        x = memcpy(memset(padded, 0, sizeof(padded)), x, count * sizeof(num));
-    for (int i = 0; i < GROUP_SIZE; i++) { /* as integers, magnitudes are in the same order, and NaN is the largest */
-        uint32_t bits;
-        numbers[i] = load(x[i]);
-        memcpy(&bits, &numbers[i], 4);
-        largest_bits = (bits & 0x7fffffff) > largest_bits ? bits & 0x7fffffff : largest_bits;
-    }
-    memcpy(&largest, &largest_bits, 4);
-    const int finite = largest_bits < 0x7f800000;
-    double scale = 0, inverse = 0; /* double: rounded to float32 they are right, however a compiler divides */
-    if (finite && largest >= 0x1p-100f)
-        scale = largest / 127.0, inverse = 127.0 / largest;
-    int32_t sum = 0;
-    for (int i = 0; i < GROUP_SIZE; i++) {
-        const int32_t q = (int32_t)rintf(numbers[i] * (float)inverse);
-        group->x[i] = (int8_t)q;
-        sum += q;
-    }
-    group->scale = (float)scale;
-    if (!finite)
-        memcpy(&group->scale, &(uint32_t){0x7fc00000}, 4); /* NaN; -ffast-math has no constant for it */
-    group->scaled_sum = group->scale * (float)sum;
-    group->offsets[Q8_0] = SIGNED_CODES ? 0 : -128 * sum;
-    group->offsets[Q4_0] = -8 * sum;
-    group->offsets[Q4_1] = 0;
-}
-
-static void quantize_rows(const void *args, int64_t first, int64_t end) {
-    const quantized_args a = *(const quantized_args *)args;
-    for (int64_t r = first; r < end; r++) {
-        x_group *group = a.groups + r / MAX_ROWS * MAX_ROWS * num_groups(a.k) + r % MAX_ROWS;
-        for (int64_t i = 0; i < a.k; i += GROUP_SIZE, group += MAX_ROWS)
-            quantize_group(group, a.x + r * a.x_stride + i, smaller(a.k - i, GROUP_SIZE));
-    }
+static void quantize_tiles(const void *args, int64_t first, int64_t end) {
+    const slab *s = args;
+    const quantized_args q = *s->args;
+    for (int64_t t = first; t < end; t++)
+        for (int64_t r = s->row[t]; r < s->row[t + 1]; r++) {
+            x_group *group = q.groups + t * num_groups(q.k) * MAX_ROWS + r - s->row[t];
+            for (int64_t i = 0; i < q.k; i += GROUP_SIZE, group += MAX_ROWS)
+                quantize_group(group, q.x + r * q.x_stride + i, smaller(q.k - i, GROUP_SIZE));
+        }
 }
 
 typedef struct {
@@ -154,46 +125,63 @@ static inline __attribute__((always_inline)) void multiply_tile(const int format
         multiply_block(format, MAX_ROWS, a);
 }
 
-/* The blocks first to end - 1, counted through all parts. */
+/* One block of a weight's outputs, counted through its parts, for each item; weight after weight. */
 static void multiply_blocks(const void *args, int64_t first, int64_t end) {
-    const quantized_args q = *(const quantized_args *)args;
-    int64_t column = 0;
-    for (const quantized_part *part = q.parts; part < q.parts + q.num_parts; part++) {
-        const int64_t count = (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles(q.m); /* all tiles: a block */
-        for (int64_t b = first < 0 ? 0 : first; b < smaller(end, count); b++) {
-            const int64_t c = column + b * BLOCK_ROWS, columns = smaller(part->n - b * BLOCK_ROWS, BLOCK_ROWS);
-            const uint8_t *block = part->blocks + b * part->block_bytes;
-            const uint8_t *ahead = block + (num_tiles(q.m) == 1 ? AHEAD_BYTES : part->block_bytes);
-            block_args a = {q.out + c, q.bias ? q.bias + c : NULL, q.groups, block, ahead, ahead_bytes,
-                            0,         columns,                    q.n,      num_groups(q.k)};
-            for (int64_t r = 0; r < q.m; r += MAX_ROWS) {
-                a.rows = smaller(q.m - r, MAX_ROWS);
-                switch (part->format) {
-                case Q8_0: multiply_tile(Q8_0, &a); break;
-                case Q4_0: multiply_tile(Q4_0, &a); break;
-                case Q4_1: multiply_tile(Q4_1, &a); break;
-                }
-                a.out += MAX_ROWS * q.n;
-                a.x += MAX_ROWS * a.num_groups;
-                a.ahead += a.ahead_bytes * a.num_groups;
-            }
+    const slab *s = args;
+    const quantized_args q = *s->args;
+    for (int64_t item = first; item < end; item++) {
+        const int64_t i = item / q.num_blocks, first_tile = s->tile[i], num_tiles = s->tile[i + 1] - first_tile;
+        const quantized_part *part = q.weights[s->first_weight + i];
+        int64_t b = item % q.num_blocks, column = 0, count;
+        for (; b >= (count = (part->n + BLOCK_ROWS - 1) / BLOCK_ROWS); part++) {
+            b -= count;
+            column += part->n;
         }
-        first -= count, end -= count; /* the next part counts from 0 */
-        column += part->n;
+        const int64_t c = column + b * BLOCK_ROWS, columns = smaller(part->n - b * BLOCK_ROWS, BLOCK_ROWS);
+        const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles; /* all tiles: a block */
+        const uint8_t *block = part->blocks + b * part->block_bytes;
+        const uint8_t *ahead = block + (num_tiles == 1 ? AHEAD_BYTES : part->block_bytes);
+        block_args a = {NULL,  q.bias ? q.bias + c : NULL, NULL, block, ahead, ahead_bytes, 0, columns,
+                        q.n, num_groups(q.k)};
+        for (int64_t t = first_tile; t < first_tile + num_tiles; t++) {
+            a.out = q.out + s->row[t] * q.n + c;
+            a.x = q.groups + t * a.num_groups * MAX_ROWS;
+            a.rows = s->row[t + 1] - s->row[t];
+            switch (part->format) {
+            case Q8_0: multiply_tile(Q8_0, &a); break;
+            case Q4_0: multiply_tile(Q4_0, &a); break;
+            case Q4_1: multiply_tile(Q4_1, &a); break;
+            }
+            a.ahead += a.ahead_bytes * a.num_groups;
+        }
     }
 }
 
-/* out = x times the weight, + bias (unless it is NULL). */
+/* Fill a slab with the rows from `row` on, the first of them of weight w. Returns the row and sets the weight behind. */
+static int64_t fill(slab *s, int64_t row, int64_t *w) {
+    const int64_t *ends = s->args->ends;
+    s->first_weight = *w;
+    s->num_weights = s->num_tiles = s->tile[0] = 0;
+    while (*w < s->args->num_weights && s->num_tiles < SLAB_TILES) {
+        for (; row < ends[*w] && s->num_tiles < SLAB_TILES; row = smaller(row + MAX_ROWS, ends[*w]))
+            s->row[s->num_tiles++] = row;
+        s->tile[++s->num_weights] = s->num_tiles;
+        if (row == ends[*w])
+            ++*w;
+    }
+    s->row[s->num_tiles] = row;
+    return row;
+}
+
+/* out = x times the weights, + bias (unless it is NULL). */
 void quantized_linear(const quantized_args *args) {
-    quantized_args slab = *args;
-    const int64_t row_bytes = num_groups(slab.k) * sizeof(x_group);
-    for (int64_t r = 0; r < args->m; r += SLAB_ROWS) {
-        slab.m = smaller(args->m - r, SLAB_ROWS);
-        parallel_for(quantize_rows, &slab, slab.m, 1 + CHUNK_BYTES / 2 / row_bytes);
-        const int64_t tile_bytes = slab.parts->block_bytes * num_tiles(slab.m);
-        parallel_for(multiply_blocks, &slab, slab.num_blocks, 1 + CHUNK_BYTES / tile_bytes);
-        slab.out += SLAB_ROWS * slab.n;
-        slab.x += SLAB_ROWS * slab.x_stride;
+    const int64_t row_bytes = num_groups(args->k) * sizeof(x_group);
+    slab s;
+    s.args = args;
+    for (int64_t row = 0, w = 0; row < args->ends[args->num_weights - 1];) {
+        row = fill(&s, row, &w);
+        parallel_for(quantize_tiles, &s, s.num_tiles, 1 + CHUNK_BYTES / 2 / MAX_ROWS / row_bytes);
+        const int64_t block_bytes = args->weights[0]->block_bytes * s.num_tiles / s.num_weights;
+        parallel_for(multiply_blocks, &s, s.num_weights * args->num_blocks, 1 + CHUNK_BYTES / block_bytes);
     }
 }
