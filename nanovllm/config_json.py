@@ -5,6 +5,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from nanovllm.layer_kinds import DEFAULTS
 from nanovllm.option_checks import DTYPES
 from nanovllm.option_checks import PARAMETER_BOUNDS as SAMPLING
 from nanovllm.validation import check_choice, check_number, numbers_of, shorten, typed
@@ -20,7 +21,10 @@ def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a checkpoint's file, without what is null. Raises ValueError, for code to be run, too."""
+    """The JSON object in a checkpoint's file, with its model_type's defaults, without what is null.
+
+    Raises ValueError, for code to be run, too.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -29,7 +33,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} must hold a JSON object, found {type(value).__name__}")
     if value.get("auto_map"):
         raise ValueError(f"{path}: auto_map asks to run the checkpoint's own code, which is never done")
-    return {name: found for name, found in value.items() if found is not None}
+    defaults = DEFAULTS.get(str(value.get("model_type")), {})
+    return {name: found for name, found in (defaults | value).items() if found is not None}
 
 
 def sampling_of(generation: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -45,10 +50,17 @@ def reject_unimplemented(config: dict[str, Any], path: Path) -> None:
         found = f"the checkpoint is quantized ({shorten(quantization)})"
         raise ValueError(f"{path}: {found}; use an unquantized one in bf16, fp16 or fp32")
     check_choice(f"{path}: hidden_act", config.get("hidden_act", "silu"), ("silu",))
-    # Qwen2 configs carry a sliding_window size and say beside it whether it is used.
-    sliding = typed(config, "use_sliding_window", "sliding_window" in config, path)
-    if sliding or any(kind != "full_attention" for kind in typed(config, "layer_types", [], path)):
-        raise ValueError(f"{path}: sliding-window attention is not supported, only full attention in every layer")
+
+
+def biases_of(config: dict[str, Any], architecture: str, path: Path) -> dict[str, Any]:
+    """Which linear layers have one. Most say attention_bias, all four projections; Qwen2 has it on q, k and v."""
+    is_qwen2, is_qwen = architecture == "Qwen2ForCausalLM", architecture.startswith("Qwen")
+    attention_bias = typed(config, "attention_bias", False, path)
+    return {
+        "qkv_bias": is_qwen2 or attention_bias,
+        "o_bias": not is_qwen2 and attention_bias,
+        "mlp_bias": not is_qwen and typed(config, "mlp_bias", False, path),
+    }
 
 
 def dtype_of(config: dict[str, Any], path: Path) -> str:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 from transformers.utils.logging import disable_progress_bar
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,6 +52,7 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
 VARIANTS = {
     "llama": (LlamaConfig, dict(tie_word_embeddings=False)),
     "llama-mha-tied": (LlamaConfig, dict(num_key_value_heads=4, tie_word_embeddings=True)),
@@ -55,6 +64,11 @@ VARIANTS = {
     ),
     "qwen2": (Qwen2Config, dict(tie_word_embeddings=True)),
     "qwen3": (Qwen3Config, dict(head_dim=24, tie_word_embeddings=False)),
+    "qwen3-yarn": (Qwen3Config, dict(head_dim=24, rope_parameters=YARN_ROPE, max_position_embeddings=128)),
+    "mistral": (MistralConfig, dict(sliding_window=None)),
+    "mistral-window": (MistralConfig, dict(sliding_window=7)),
+    "qwen2-window": (Qwen2Config, dict(sliding_window=21, use_sliding_window=True, max_window_layers=1)),
+    "smollm3": (SmolLM3Config, dict(num_hidden_layers=4)),
 }
 
 

@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from checkpoints import LLAMA3_ROPE, SIZES, make_tokenizer
+import torch
+from checkpoints import LLAMA3_ROPE, SIZES, YARN_ROPE, make_checkpoint, make_tokenizer
 from errors import expect
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.layers import RotaryEmbedding
 
 
 def edit(path, **changes) -> None:
@@ -51,12 +54,21 @@ def test_missing_files(broken, files, text):
         (dict(hidden_size="big"), "hidden_size must be a whole number"),
         (dict(hidden_act="gelu"), "hidden_act must be one of silu, found 'gelu'"),
         (dict(quantization_config={"quant_method": "awq"}), "quantized ({'quant_method': 'awq'})"),
-        (dict(sliding_window=4096), "sliding-window attention is not supported"),
+        (dict(sliding_window=4096), "sliding_window is 4096, and a LlamaForCausalLM sees all tokens in every layer"),
+        (dict(layer_types=["sliding_attention"] * 2), "no window is used: sliding_window must be a number of tokens"),
         (dict(num_key_value_heads=3), "4 query heads cannot share 3 KV heads"),
         (
-            dict(rope_parameters=None, rope_scaling={"type": "yarn", "factor": 4.0}),
-            "rotary scaling must be one of default, linear, llama3, found 'yarn'",
+            dict(rope_parameters=None, rope_scaling={"type": "longrope", "factor": 4.0}),
+            "rotary scaling must be one of default, linear, llama3, yarn, found 'longrope'",
         ),
+        (dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "its angles change while a sequence grows"),
+        (dict(rope_parameters={"rope_type": "yarn"}), "rotary scaling 'yarn' lacks factor"),
+        (dict(rope_parameters=YARN_ROPE | {"factor": 0.5}), "rotary scaling: factor must be a number between 1.0"),
+        (dict(rope_parameters=YARN_ROPE | {"factor": 1e9}), "max_position_embeddings must be a whole number between 1"),
+        (dict(rope_parameters=YARN_ROPE | {"beta_fast": 1.0}), "beta_fast of the rotary scaling must be above beta_slow"),
+        (dict(rope_parameters=YARN_ROPE | {"truncate": "yes"}), "truncate must be a bool, found 'yes'"),
+        (dict(rope_parameters=YARN_ROPE | {"rope_theta": 1.0}), "rope_theta must be a number from 1.001"),
+        (dict(rope_parameters=YARN_ROPE | {"mscales": 1.0}), "['mscales'] of the rotary scaling is not supported"),
         (dict(rope_parameters={"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor, high_freq_factor"),
         (dict(dtype="int8"), "dtype of the weights must be one of float, half, float32"),
         (dict(auto_map={"AutoModelForCausalLM": "modeling.Llama"}), "auto_map asks to run the checkpoint's own code"),
@@ -150,3 +162,37 @@ def test_old_spellings_of_a_config(broken):
     )
     llm = LLM(str(broken), num_gpu_blocks_override=64)
     assert llm.generate([[5, 6, 7]], SamplingParams(temperature=0))[0].outputs == before.outputs
+
+
+@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(rope_theta=1e6, original_max_position_embeddings=32768),
+        dict(beta_fast=16.0, beta_slow=2.0),
+        dict(truncate=False, original_max_position_embeddings=4096),
+        dict(attention_factor=1.25),
+        dict(mscale=0.707, mscale_all_dim=1.0),
+        dict(mscale=0.707),
+        dict(factor=1.0),
+        dict(original_max_position_embeddings=4),
+    ],
+    ids=str,
+)
+def test_yarn_is_that_of_transformers(broken, options, head_dim):
+    rope = YARN_ROPE | options
+    edit(broken / "config.json", rope_parameters=rope, head_dim=head_dim)
+    config = ModelConfig.from_directory(broken)
+    assert config.max_position_embeddings == rope["factor"] * rope["original_max_position_embeddings"]
+    theirs = Qwen3Config(**SIZES | dict(head_dim=head_dim, rope_parameters=rope))
+    inv_freq, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    angles = torch.arange(100)[:, None] * inv_freq
+    ours = RotaryEmbedding(config, 100, torch.float32, torch.device("cpu")).table
+    torch.testing.assert_close(ours, torch.stack([angles.cos(), angles.sin()]) * factor, atol=1e-4, rtol=0)
+
+
+def test_the_length_before_the_scaling_may_stand_beside_it(broken):
+    """As some checkpoints have it; it comes before the one in the scaling's own fields."""
+    edit(broken / "config.json", rope_parameters=YARN_ROPE, original_max_position_embeddings=64)
+    assert ModelConfig.from_directory(broken).max_position_embeddings == 256

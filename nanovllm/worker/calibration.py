@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
-from nanovllm.worker.model import Decoder
+from nanovllm.worker.model import Decoder, DecoderLayer
 
 NUM_SEQS, SEQ_LEN = 2, 128
 FIRST_LAYER = "model.layers.0."
@@ -31,12 +31,7 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
     decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
-    layer, norm = decoder.layers[0], decoder.norm
-    places = {name: place for name, place in decoder.checkpoint_tensors() if name.startswith(FIRST_LAYER)}
-    seen: list[Tensor] = []
-    for linear in linears_of(layer):
-        linear.register_forward_pre_hook(lambda _, args: seen.append(args[0].square().mean(0)))
-
+    norm, seen = decoder.norm, list[Tensor]()
     batch = random_batch(config.vocab_size * model.group.size)
     rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
     context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
@@ -44,8 +39,12 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
     hidden, residual = decoder.embed(batch.input_ids).float(), None
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        for name, place in places.items():
-            place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        decoder.layers[0] = layer = DecoderLayer(config, decoder.group, i).float()  # layers differ in what they compute
+        for name, place in decoder.checkpoint_tensors():
+            if name.startswith(FIRST_LAYER):
+                place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        for linear in linears_of(layer):
+            linear.register_forward_pre_hook(lambda _, args: seen.append(args[0].square().mean(0)))
         hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
         importance |= zip(linears_of(model.layers[i]), seen, strict=True)
         seen.clear()
