@@ -134,13 +134,11 @@ static inline void load_queries(unit (*queries)[HEAD_UNITS][LANES], const attent
     }
 }
 
-/* Lane l of query vector w sees keys hidden[l] to visible[l] - 1 of a chunk that begins with first_key. */
-static inline void count_visible(int *hidden, int *visible, const attention_args *args, const attention_task *task,
-                                 int w, int64_t first_key, int num_keys) {
+/* visible[l]: how many of a chunk's keys lane l of query vector w sees. */
+static inline void count_visible(int *visible, const attention_task *task, int w, int64_t first_key, int num_keys) {
     for (int l = 0; l < LANES; l++) {
-        const int64_t seen = task->num_keys + (w * LANES + l) / GROUP - first_key, lost = seen - args->window;
+        const int64_t seen = task->num_keys + (w * LANES + l) / GROUP - first_key;
         visible[l] = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
-        hidden[l] = args->window == 0 || lost < 0 ? 0 : lost < num_keys ? lost : num_keys;
     }
 }
 
@@ -155,6 +153,7 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
     key_chunk kv;
     unit_chunk units;
     vec rescale[VECS];
+    int hidden[LANES] = {0};
 
     load_queries(queries, args, task, kv_head, num_vecs);
     memset(acc, 0, num_vecs * sizeof(acc[0]));
@@ -169,8 +168,10 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
                 prompt_scores(1, score, queries + w, &units, kv.num_padded, args->scale);
             for (int i = 0; i < vecs; i++) {
                 const int m = (w + i) * LANES;
-                int hidden[LANES], visible[LANES];
-                count_visible(hidden, visible, args, task, w + i, first, kv.num_keys);
+                int visible[LANES];
+                count_visible(visible, task, w + i, first, kv.num_keys);
+                if (args->window) /* a row does not see what the row so many positions before it sees */
+                    count_visible(hidden, task, w + i, first + args->window, kv.num_keys);
                 rescale[i] = online_softmax(score[i], weight[i], out->running_max + m, out->running_sum + m, hidden,
                                             visible, kv.num_padded);
             }

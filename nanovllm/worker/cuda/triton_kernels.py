@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nanovllm.worker.batch import Batch
 
-# The score of a key that a row does not see. Not infinity: a row may see no key of a step, and inf - inf is no number.
+# The score of a key that a row does not see. Not infinity: infinity - infinity is no number.
 MASKED = tl.constexpr(-1e30)
 
 
@@ -95,7 +95,8 @@ def _attention_kernel(
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, MASKED)  # [BLOCK_M, BLOCK_N]
-        # A row that has seen no key yet gives weight 1 to those of this step; its first key then makes rescale 0.
+        # As BLOCK_M <= BLOCK_N, every row sees a key of the first step. One that did not would give weight 1 to what it
+        # does not see, until its first key makes rescale 0.
         new_max = tl.maximum(running_max, tl.max(scores, 1))
         weights = tl.exp2(scores - new_max[:, None])  # scale holds log2(e): the hardware's exponential is base 2
         rescale = tl.exp2(running_max - new_max)
