@@ -110,7 +110,7 @@ def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: GroupedWeights, gro
     return torch.cat([linears[e].product(row, linears[e].weight, None) for row, e in zip(rows, chosen, strict=True)])
 
 
-WAYS = {"row by row": pair_by_pair, "expert by expert": one_after_another, "one pass": in_one_pass}
+WAYS = {"by row": pair_by_pair, "by expert": one_after_another, "one pass": in_one_pass}
 
 
 @torch.inference_mode()
