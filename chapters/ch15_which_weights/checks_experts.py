@@ -148,6 +148,10 @@ def check_bfloat16(function: MeetExperts, bench: Bench) -> None:
     scores = torch.randn(9, 16, generator=generator).bfloat16()
     for normalize in (True, False):
         ask(function, rows, scores, "weights in float32", 4, normalize)
+    scores = torch.zeros(1, 16).bfloat16()
+    scores[0, [2, 5, 9, 12]] = 0.001
+    hint = "probabilities that differ in float32 are the same number in bf16: then it is the wrong experts"
+    ask(function, torch.ones(1, 4).bfloat16(), scores, hint, 4, compute=lambda e, rows: rows * (e + 1))
 
 
 def check_random(function: MeetExperts, bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Pictures of who meets whom: rows and adapters, texts and experts."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +10,9 @@ from torch import Tensor
 from chapters.draw import COLORS, make_table
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from chapters.ch15_which_weights.world import Entry, Row, World
 
 HEAT = ("", "grey15", "grey27", "grey42", "dark_orange3", "orange1")  # backgrounds, from none to all
 NAMED = 4  # bytes of a block's name that are shown
@@ -65,3 +69,24 @@ def draw_names(manager: BlockManager, seqs: Iterable[tuple[str, Sequence]]) -> T
         text = Text(" ".join(names), color_of_adapter(seq.lora_id))
         table.add_row(name, lora_id, str(seq.num_cached_tokens), text)
     return table
+
+
+def draw_entries(world: "World", entries: "list[Entry]") -> Table:
+    table = Table("", "adapter", "state", "tokens", "in cache", "text so far", show_edge=False)
+    decode = world.llm.get_tokenizer().decode
+    for entry in entries:
+        seq, style = entry.seq, color_of_adapter(entry.seq.lora_id)
+        counts = f"{seq.num_prompt_tokens}+{seq.num_generated_tokens}", str(seq.num_cached_tokens)
+        text = Text(decode(seq.generated_token_ids), style)
+        table.add_row(entry.name, Text(entry.adapter, style), seq.status.name, *counts, text)
+    return table
+
+
+def draw_rows(rows: "list[Row]") -> Text:
+    """A cell for each row of a step, with the name of its request, in the colour of its adapter."""
+    drawn = Text("" if rows else "nobody computes")
+    for row in rows:
+        style = "white on grey37" if row.lora_id is None else f"black on {color_of_adapter(row.lora_id)}"
+        for _ in range(row.num_rows):
+            drawn.append(f" {row.name} ", style).append(" ")
+    return drawn

@@ -93,3 +93,13 @@ def write_adapter(folder: Path, weights: dict[str, tuple[Tensor, Tensor]], alpha
     }
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def random_adapter(folder: Path, shapes: dict[str, tuple[int, int]], rank: int, size: float = 0.01) -> str:
+    """Of all linear layers in the blocks. shapes: {path: (out, in)}; size: of the numbers in B. Returns its path."""
+    weights = {
+        path: (torch.randn(rank, in_size).bfloat16() / in_size**0.5, size * torch.randn(out_size, rank).bfloat16())
+        for path, (out_size, in_size) in shapes.items()
+        if path != "lm_head"
+    }
+    return str(write_adapter(folder, weights, rank))
