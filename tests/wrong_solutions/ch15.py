@@ -27,7 +27,7 @@ WRONG = {
         ),
         Edit("a_new_y", WRITES, "y = y.index_add(0, rows, torch.cat(changes, dim=1).to(y.dtype))", "another tensor"),
         Edit("instead_of_the_base", WRITES, "y[rows] = torch.cat(changes, dim=1).to(y.dtype)", "one row, rank 1"),
-        Edit("rounds_between", INNER + "\n", INNER + "\ninner = inner.to(x.dtype).float()\n", "256.5 and -256"),
+        Edit("rounds_between", INNER + "\n", INNER + "\ninner = inner.to(x.dtype).float()\n", "not before"),
         Edit("computes_in_bf16", "inputs, start = x[rows].float(), 0", "inputs, start = x[rows], 0", "RuntimeError"),
         Edit(
             "dense_change",
