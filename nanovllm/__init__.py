@@ -7,9 +7,10 @@ from nanovllm.engine import LLMEngine
 from nanovllm.engine_args import EngineArgs
 from nanovllm.inputs import TextPrompt, TokensPrompt
 from nanovllm.llm import LLM
+from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
-__all__ = ["LLM", "LLMEngine", "EngineArgs", "SamplingParams", "TextPrompt", "TokensPrompt"]
+__all__ = ["LLM", "LLMEngine", "EngineArgs", "SamplingParams", "LoRARequest", "TextPrompt", "TokensPrompt"]
 __all__ += ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"]
 __version__ = "0.1.0"

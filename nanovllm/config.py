@@ -37,6 +37,9 @@ class EngineConfig(metaclass=Named):
     enforce_eager:            plain PyTorch operations only, on any device: the same as optimizations=()
     optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu/kernels.py), on
                               a GPU "triton" and "flash_attn" (cuda/kernels.py) and "cuda_graphs" (cuda/graphs.py)
+    enable_lora:              requests may choose adapters (lora/request.py)
+    max_loras:                adapters in memory, and so among the sequences that run at a time
+    max_lora_rank:            the largest rank of an adapter
     speculative_config:       who guesses tokens that a step checks together: {"method": "ngram"}, {"model": "..."} or
                               {"method": "self"} (speculative_config.py); None: nobody
     seed:                     requests without a seed of their own derive theirs from it
@@ -62,6 +65,9 @@ class EngineConfig(metaclass=Named):
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
     optimizations: tuple[str, ...] = OPTIMIZATIONS
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
     speculative_config: SpeculativeConfig | dict[str, Any] | None = None
     seed: int = 0
 

@@ -18,6 +18,8 @@ from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
+from nanovllm.lora.adapter import KnownAdapters
+from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, parse_prompt
 from nanovllm.request import Request, Sample
@@ -68,7 +70,9 @@ class LLMEngine:
             max_model_len=self.kv_pool.max_model_len,
             eos_token_ids=model_config.eos_token_ids,
             speculation=speculation,
+            max_loras=config.max_loras if config.enable_lora else None,
         )
+        self.adapters = KnownAdapters(model_config, config.enable_lora, config.max_lora_rank)
         self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
@@ -86,18 +90,25 @@ class LLMEngine:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def make_request(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        lora_request: LoRARequest | None = None,
+        *,
+        request_id: str | None = None,
+        stream: bool = False,
     ) -> Request:
         """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError."""
         check_request_id(request_id)
         text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
         check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
         params = check_params(params, self.model_config)
+        lora_id = self.adapters.check(lora_request)
         bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.model_config.vocab_size)  # type: ignore[arg-type]
         samples = []
         for sample_index in range(params.n):
-            seq = Sequence(token_ids, params, cache_salt=cache_salt)
-            seq.sample_index, seq.bad_word_ids = sample_index, bad_words
+            seq = Sequence(token_ids, params, cache_salt=cache_salt, lora_id=lora_id)
+            seq.sample_index, seq.bad_word_ids, seq.lora_request = sample_index, bad_words, lora_request
             if params.structured_outputs is not None:
                 seq.grammar = self.grammars.compile(params.structured_outputs)
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
@@ -107,8 +118,8 @@ class LLMEngine:
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
 
-        They are admitted in the order of salt and token ids, the order of a depth-first walk over their prefix tree:
-        prompts with a common prefix come one after another, while it is still cached, even in a small pool.
+        They are admitted in the order of salt, adapter and token ids, the order of a depth-first walk over their prefix
+        tree: prompts with a common prefix come one after another, while it is still cached, even in a small pool.
         """
         self._settle()
         try:
@@ -130,21 +141,28 @@ class LLMEngine:
             if request.params.seed is None:
                 for sample in request.samples:
                     sample.seq.seed = self.config.seed * 1_000_003 + index
-        for request in sorted(requests, key=lambda r: (r.samples[0].seq.cache_salt or "", r.prompt_token_ids)):
+        for request in sorted(requests, key=lambda request: request.prefix_key):
             self.requests[request.request_id] = request
             for sample in request.samples:
                 self.request_of_seq[sample.seq.seq_id] = request
                 self.scheduler.add(sample.seq)
 
     def add_request(
-        self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **neutral: Any
+        self,
+        request_id: str | None,
+        prompt: Prompt,
+        params: SamplingParams,
+        lora_request: LoRARequest | None = None,
+        *,
+        stream: bool = True,
+        **neutral: Any,
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
         stream: step() then returns an output for the request after every step that gave it a token.
         """
-        accepted(neutral, ("request_id", "prompt", "params", "stream"), "generate")
-        return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream)])[0]
+        accepted(neutral, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
+        return self.enqueue([self.make_request(prompt, params, lora_request, request_id=request_id, stream=stream)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""

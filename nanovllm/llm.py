@@ -13,6 +13,7 @@ from typing import Any
 from nanovllm.config import EngineConfig
 from nanovllm.conversation import render_chat
 from nanovllm.engine import LLMEngine
+from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
@@ -47,13 +48,15 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | list[LoRARequest | None] | None = None,
         **neutral: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
 
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
-        shows a progress bar, if there is a terminal to show it on.
+        shows a progress bar, if there is a terminal to show it on. lora_request: an adapter for all prompts, or a list
+        with one or None for each.
 
         K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant
         that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
@@ -62,17 +65,19 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm"), "generate")
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
-        pairs = list(zip(prompt_list, params_list, strict=True))
-        return self._run(make_all("prompts", pairs, lambda pair: self.engine.make_request(*pair)), use_tqdm)
+        adapters = _for_each("lora_request", lora_request, len(prompt_list))
+        given = list(zip(prompt_list, params_list, adapters, strict=True))
+        return self._run(make_all("prompts", given, lambda each: self.engine.make_request(*each)), use_tqdm)
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | list[LoRARequest | None] | None = None,
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
@@ -88,7 +93,8 @@ class LLM:
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
-        return self.generate(make_all("conversations", conversations, make), sampling_params, use_tqdm)
+        prompts = make_all("conversations", conversations, make)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
@@ -98,12 +104,15 @@ class LLM:
         prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, **options)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
+    ) -> Iterator[RequestOutput]:
         """Yield growing outputs of one prompt, the last with finished=True. Text only ever grows.
 
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
-        request = self.engine.make_request(prompt, self._params_list(sampling_params, 1)[0], stream=True)
+        params = self._params_list(sampling_params, 1)[0]
+        request = self.engine.make_request(prompt, params, lora_request, stream=True)
         return self._stream(request)
 
     def abort(self, request_id: str) -> None:
@@ -141,11 +150,7 @@ class LLM:
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
-        if not isinstance(params, list | tuple):
-            return [params] * num
-        if len(params) != num:
-            raise ValueError(f"{num} prompts need {num} sampling_params (or one for all), found {len(params)}")
-        return list(params)
+        return _for_each("sampling_params", params, num)
 
     def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -190,6 +195,15 @@ class LLM:
                 for request in requests:
                     self._outputs.pop(request.request_id, None)
             raise
+
+
+def _for_each(name: str, given: Any, num: int) -> list[Any]:
+    """One for each prompt, of a list or of one for all."""
+    if not isinstance(given, list | tuple):
+        return [given] * num
+    if len(given) != num:
+        raise ValueError(f"{num} prompts need {num} {name} (or one for all), found {len(given)}")
+    return list(given)
 
 
 def _as_list(prompts: Any) -> list[Any]:

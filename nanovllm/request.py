@@ -65,6 +65,12 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])  # the first has none
 
     @property
+    def prefix_key(self) -> tuple:
+        """Requests that may share K/V are neighbours in the order of these."""
+        seq = self.samples[0].seq
+        return seq.cache_salt or "", seq.lora_id or 0, self.prompt_token_ids
+
+    @property
     def finished(self) -> bool:
         return all(sample.seq.status is SequenceStatus.FINISHED for sample in self.samples)
 

@@ -50,7 +50,8 @@ ENGINE: Table = {
     **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
     **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
     **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
-    **_asks("adapters", enable_lora=False, max_loras=1, max_lora_rank=16, max_cpu_loras=None, lora_dtype="auto"),
+    **_any("max_cpu_loras"),
+    **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
     **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
@@ -102,13 +103,17 @@ SPECULATIVE: Table = {
     **_asks("a number of guesses by batch size (here it is measured)", num_speculative_tokens_per_batch_size=None),
     **_asks("acceptance other than of exactly what is sampled", rejection_sample_method="standard"),
 }
+LORA: Table = {
+    **_any("base_model_name"),
+    **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
+    **_asks("another adapter under the same id", load_inplace=False),
+}
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
     **_asks("input that is not text", prompt_embeds=None),
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("adapters", lora_request=[]),
     **_asks("another order than first come, first served", priority=(0, [])),
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
@@ -125,7 +130,7 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
-TABLES |= {"SpeculativeConfig": SPECULATIVE, "generate": CALL, "chat": CHAT, "body": BODY}
+TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
 
 NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
 METHODS = {

@@ -78,6 +78,7 @@ class Scheduler:
     max_model_len           tokens of one sequence, prompt and output together
     eos_token_ids           end a sequence unless it ignores EOS
     speculation             guesses tokens, or None
+    max_loras               adapters that the running sequences may have, None: any number
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         speculation: Speculation | None = None,
+        max_loras: int | None = None,
     ) -> None:
         num_needed = block_manager.num_blocks_for(max_model_len)
         if num_needed > len(block_manager.blocks):
@@ -102,7 +104,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
-        self.speculation = speculation
+        self.speculation, self.max_loras = speculation, max_loras
         self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -165,7 +167,7 @@ class Scheduler:
         # A step that preempted admits nobody: those who were admitted before come first.
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
-            if not self.block_manager.allocate_with_prefix(seq):
+            if not self.has_room_for_adapter(seq) or not self.block_manager.allocate_with_prefix(seq):
                 break
             self.running.append(self.waiting.popleft())
             seq.status = SequenceStatus.PREFILL
@@ -240,6 +242,11 @@ class Scheduler:
         if reason is not None:
             self.finish(seq, reason, stop_reason)
         return reason is not None
+
+    def has_room_for_adapter(self, seq: Sequence) -> bool:
+        if seq.lora_id is None or self.max_loras is None:
+            return True
+        return len({seq.lora_id, *(other.lora_id for other in self.running)} - {None}) <= self.max_loras
 
     def preempt_last(self) -> Sequence:
         seq = self.running.pop()

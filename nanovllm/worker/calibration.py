@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.experts import Router
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
 from nanovllm.worker.model import Decoder
@@ -55,8 +56,8 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
 
 
 def linears_of(module: nn.Module) -> list[Linear]:
-    """In the order in which they are computed."""
-    return [part for part in module.modules() if isinstance(part, Linear)]
+    """Those whose weights may be rounded, in the order in which they are computed."""
+    return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
 
 
 def random_batch(vocab_size: int) -> Batch:

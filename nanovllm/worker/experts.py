@@ -1,8 +1,8 @@
 """Experts: an MLP for each kind of token instead of one for all (chapter 15; arXiv:1701.06538, arXiv:2401.06066).
 
 A router scores the experts for each token, and the token meets the best few of them. So a step computes with a small
-part of the weights, and which part depends on its tokens. Rows that have chosen the same expert are multiplied together:
-its weights are read once a step, however many rows meet them.
+part of the weights, and which part depends on its tokens. Rows that have chosen the same expert are multiplied
+together: its weights are read once a step, however many rows meet them.
 
 Each rank holds a slice of every expert, as it does of an ordinary MLP.
 """
@@ -16,7 +16,7 @@ from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 
 class Router(Linear):
-    """Scores of all experts [T, num_experts]. Its weight is never rounded to fewer bits: tokens would change experts."""
+    """Scores of all experts [T, num_experts]. Its weight is never rounded to fewer bits: rows would change experts."""
 
 
 class Experts(nn.Module):

@@ -18,6 +18,8 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
         The same with a weight of fewer bits. See worker/quantized.py.
     grouped_linear(x, weights, groups) -> y, weighted_sum(x, places, weights) -> y
         Rows that meet weights of their own, and sums of such rows. See worker/grouped.py.
+    add_adapters(y, x, rows, weights)
+        y += B (A x), in place, for the rows that meet an adapter. See worker/grouped.py.
     search_q4_1(weight, importance) -> groups
         A weight rounded to 4 bits. See worker/rounding.py.
 """
@@ -31,7 +33,15 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.grouped import GroupedWeights, RowGroups, grouped_linear, weighted_sum
+from nanovllm.worker.grouped import (
+    AdapterRows,
+    GroupedWeights,
+    LoRAWeights,
+    RowGroups,
+    add_adapters,
+    grouped_linear,
+    weighted_sum,
+)
 from nanovllm.worker.quantized import Groups, MergedWeight, quantized_linear
 from nanovllm.worker.rounding import search_q4_1
 
@@ -50,6 +60,7 @@ class Kernels:
     search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
     grouped_linear: Callable[[Tensor, GroupedWeights, RowGroups], Tensor] = grouped_linear
     weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
+    add_adapters: Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None] = add_adapters
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:

@@ -26,6 +26,7 @@ from nanovllm.worker.kv_cache import KVCache, KVPool, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.logprobs import PromptLogprobs, PromptRows, TokenLogprobs, forward_and_score
+from nanovllm.worker.lora import Adapters, BatchAdapters
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 logger = logging.getLogger("nanovllm")
@@ -34,11 +35,15 @@ DEFAULT_BLOCK_SIZE = 16
 Sampled = tuple[list[int], list[TokenLogprobs | None]]
 
 
-def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> tuple[Batch, SamplingBatch]:
+Packed = tuple[Batch, SamplingBatch, BatchAdapters | None]
+
+
+def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
     """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
     batch = Batch.from_scheduler_output(output, block_size)
     seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
-    return batch, SamplingBatch.from_sequences(seqs, eos_token_ids, PromptRows.from_scheduler_output(output))
+    sampling = SamplingBatch.from_sequences(seqs, eos_token_ids, PromptRows.from_scheduler_output(output))
+    return batch, sampling, BatchAdapters.from_scheduler_output(output)
 
 
 class ModelRunner:
@@ -70,6 +75,9 @@ class ModelRunner:
         if on_cpu and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
         self._threads = step_threads(self.model, self.kernels) if on_cpu else nullcontext
+        if self.config.enable_lora:
+            like = {"dtype": self.dtype, "device": self.device}
+            self.adapters = Adapters(self.model, self.config, self.model_config, self.kernels, like)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self._logits = torch.empty(0)
         self._prompt_logprobs: PromptLogprobs = []
@@ -95,15 +103,17 @@ class ModelRunner:
         return self.execute(*pack(output, self.block_size, self.eos_token_ids))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch) -> Sampled:
+    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: BatchAdapters | None) -> Sampled:
         """run() on what pack() has made of a step."""
         logits, self._prompt_logprobs = None, []
         with self._threads():
+            if self.config.enable_lora:
+                self.adapters.begin_step(adapters, batch, sampling.prompt)
             batch = batch.to(self.device)
             if sampling.prompt is not None:
                 context = self.rotary, self.kv_cache, self.kernels
                 logits, self._prompt_logprobs = forward_and_score(self.model, batch, sampling.prompt, *context)
-            elif self._graphs is not None:
+            elif self._graphs is not None and adapters is None:
                 logits = self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)

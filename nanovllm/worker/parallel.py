@@ -93,8 +93,8 @@ class ParallelRunner:
         """See ModelRunner.run. Rank 0 answers."""
         from nanovllm.worker.model_runner import pack
 
-        batch, sampling = pack(output, self.block_size, self.eos_token_ids)
-        return self._ask("execute", batch, sampling, late=sampling.masks.pending)[0]
+        batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
+        return self._ask("execute", batch, sampling, adapters, late=sampling.masks.pending)[0]
 
     def take_prompt_logprobs(self) -> "PromptLogprobs":
         """See ModelRunner.take_prompt_logprobs."""

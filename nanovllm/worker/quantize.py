@@ -9,17 +9,19 @@ probabilities of the next token move (KL divergence, divided by the part of all 
 
 v_proj and k_proj cost most because they are small: several query heads share what they compute. The MLP of the last
 layer costs seven times as much as one in the middle, that of the first layer four times. So these are kept, then
-down_proj of other layers, from the ends to the middle. The output head is too large.
+down_proj of other layers, from the ends to the middle. The output head is too large. Of a layer with experts, all or
+none are kept; routers always are, in full.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker.calibration import measure_importance
+from nanovllm.worker.calibration import linears_of, measure_importance
 from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear, RowParallelLinear
@@ -56,7 +58,7 @@ def quantize_weights(
     and an ordinary tensor that is merged with quantized ones is held as int8.
     places: {name in the checkpoint: where the tensor goes}.
     """
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    layers = linears_of(model)
     if not layers[0].weight.is_cpu:
         raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
     for layer in layers:
@@ -100,16 +102,20 @@ def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
     matrices = {name: place.numel() for name, place in places.items() if place.dim() == 2}
     if "lm_head.weight" in matrices:
         del matrices[EMBEDDINGS]  # stays in its file
+    names_of = defaultdict[tuple[int, str], list[str]](list)  # of a layer's projection; experts have several of each
+    for name in matrices:
+        if name.startswith("model.layers."):
+            names_of[int(name.split(".")[2]), name.split(".")[-2]].append(name)
     from_the_ends = sorted(range(num_layers), key=lambda i: min(i + 0.5, num_layers - 1 - i))  # the last one first
-    order = [f"model.layers.{i}.self_attn.{kind}.weight" for kind in ("v_proj", "k_proj") for i in from_the_ends]
-    order += [f"model.layers.{i}.mlp.{kind}_proj.weight" for i in from_the_ends[:2] for kind in ("down", "up", "gate")]
-    order += [f"model.layers.{i}.mlp.down_proj.weight" for i in from_the_ends[2:]]
-    budget, names = INT8_SHARE * sum(matrices.values()), set()
-    for name in order:
-        if matrices[name] > budget:
+    order = [(i, kind) for kind in ("v_proj", "k_proj") for i in from_the_ends]
+    order += [(i, kind) for i in from_the_ends[:2] for kind in ("down_proj", "up_proj", "gate_proj")]
+    order += [(i, "down_proj") for i in from_the_ends[2:]]
+    budget, names = INT8_SHARE * sum(matrices.values()), set[str]()
+    for key in order:
+        budget -= sum(matrices[name] for name in names_of[key])
+        if budget < 0:
             break
-        budget -= matrices[name]
-        names.add(name)
+        names.update(names_of[key])
     return names
 
 

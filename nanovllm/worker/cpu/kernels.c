@@ -7,6 +7,7 @@
  *     attention_decode.c  attention of few queries
  *     attention.c         attention of a step, divided among the cores
  *     linear.c            matrix products
+ *     adapters.c          small changes of matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *     quantize.c          weights of 4 bits, made of others
  *
@@ -159,5 +160,6 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
 #include "attention_decode.c"
 #include "attention.c"
 #include "linear.c"
+#include "adapters.c"
 #include "quantized.c"
 #include "quantize.c"

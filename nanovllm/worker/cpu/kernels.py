@@ -8,6 +8,7 @@ import ctypes
 import logging
 import subprocess
 from functools import cache
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import FEW_ROWS, TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
-from nanovllm.worker.grouped import GroupedWeights, RowGroups
+from nanovllm.worker.grouped import AdapterRows, GroupedWeights, LoRAWeights, RowGroups
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
 from nanovllm.worker.quantized import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 
@@ -59,6 +60,15 @@ class LinearArgs(ctypes.Structure):
     _fields_ = (*_fields(PTR, "out x weights bias ends"), *_fields(INT, "num_weights n k"))
 
 
+class AdapterArgs(ctypes.Structure):
+    """adapter_args of cpu/adapters.c."""
+
+    _fields_ = (
+        *_fields(PTR, "y x a b ranks part_ends tasks"),
+        *_fields(INT, "num_parts max_rank n k padded_k x_stride"),
+    )
+
+
 class QuantizedPart(ctypes.Structure):
     """quantized_part of cpu/quantized.c. format: its place in FORMATS."""
 
@@ -87,6 +97,7 @@ SIGNATURES = {
     "linear": [ctypes.POINTER(LinearArgs)],
     "paged_attention": [ctypes.POINTER(AttentionArgs)],
     "quantized_linear": [ctypes.POINTER(QuantizedArgs)],
+    "add_adapters": [ctypes.POINTER(AdapterArgs), INT],
     "weighted_sum": [PTR, PTR, PTR, PTR, INT, INT, INT],
     "search_q4_1": [ctypes.POINTER(SearchArgs)],
 }
@@ -241,8 +252,16 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.search_q4_1(SearchArgs(*pointers, n, num_groups * group_size))
         return Groups(Q4_1, k, codes, scales.half(), minimums.half())
 
+    def add_adapters(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
+        part_ends, x = (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
+        tensors = y, x, weights.a, weights.b, weights.ranks
+        pointers = *(tensor.data_ptr() for tensor in tensors), ctypes.addressof(part_ends), rows.tiles.data_ptr()
+        _, num_parts, max_rank, padded_k = weights.a.shape
+        args = AdapterArgs(*pointers, num_parts, max_rank, y.shape[1], x.shape[1], padded_k, x.stride(0))
+        lib.add_adapters(args, len(rows.tiles))
+
     for_all_weights = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
-    return Kernels(*for_all_weights, quantized_linear, search_q4_1, grouped_linear, weighted_sum)
+    return Kernels(*for_all_weights, quantized_linear, search_q4_1, grouped_linear, weighted_sum, add_adapters)
 
 
 def parts_of(weight: MergedWeight) -> int:

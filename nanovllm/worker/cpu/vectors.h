@@ -80,6 +80,23 @@ static inline vec vec_from(const float *x) { /* LANES floats */
 }
 static inline void put(float *to, vec x) { memcpy(to, &x, sizeof(x)); }
 
+static inline vec floats_at(const num *x) { /* gcc makes scalar code of the loop below, six times as slow */
+#if defined(TYPE_bf16) && defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
+#elif defined(TYPE_bf16) && defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
+#elif defined(TYPE_f16) && defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+#elif defined(TYPE_f16) && defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
+#else
+    float y[LANES];
+    for (int l = 0; l < LANES; l++)
+        y[l] = load(x[l]);
+    return vec_from(y);
+#endif
+}
+
 #if defined(TYPE_bf16) && defined(__AVX512BF16__)
 enum { PAIR = 2 };
 typedef uint32_t unit;
@@ -110,22 +127,7 @@ typedef vec unit_vec;
 static inline unit unit_at(const num *x) { return load(*x); }
 static inline unit join(num x, num same) { return (void)same, load(x); }
 static inline unit_vec unit_vec_from(const unit *x) { return vec_from(x); }
-static inline unit_vec units_at(const num *x) { /* gcc makes scalar code of the loop below, six times as slow */
-#if defined(TYPE_bf16) && defined(__AVX512F__)
-    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
-#elif defined(TYPE_bf16) && defined(__AVX2__)
-    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
-#elif defined(TYPE_f16) && defined(__AVX512F__)
-    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
-#elif defined(TYPE_f16) && defined(__F16C__)
-    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
-#else
-    float y[LANES];
-    for (int l = 0; l < LANES; l++)
-        y[l] = load(x[l]);
-    return vec_from(y);
-#endif
-}
+static inline unit_vec units_at(const num *x) { return floats_at(x); }
 static inline unit_vec join_at(const num *x, const num *same) { return (void)same, units_at(x); }
 static inline unit_vec join_vecs(vec x, vec same) { return (void)same, x; }
 static inline void put_units(unit *to, vec x) { put(to, x); }

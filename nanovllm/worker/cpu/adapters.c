@@ -1,0 +1,78 @@
+/* Adapters: y += B (A x), for the rows that meet one (chapter 15). A part of cpu/kernels.c. worker/grouped.py has the same
+ * in PyTorch. A task is up to TASK_ROWS rows that meet the same adapter: each number of A and B that is loaded serves all. */
+enum { TASK_ROWS = 4 }; /* TILE_ROWS of worker/grouped.py */
+
+typedef struct {
+    int64_t slot, num_rows, rows[TASK_ROWS];
+} adapter_task;
+
+/* cpu/kernels.py has the same fields in the same order. */
+typedef struct {
+    num *y;                    /* [rows][n] */
+    const num *x, *a, *b;      /* [rows][k], rows x_stride apart; [slots][num_parts][max_rank][padded_k]; */
+    const int64_t *ranks;      /* [slots][max_rank][n], with LANES numbers behind it; [slots] */
+    const int64_t *part_ends;  /* [num_parts]: where each part's columns of y end */
+    const adapter_task *tasks; /* [num_tasks] */
+    int64_t num_parts, max_rank, n, k, padded_k, x_stride;
+} adapter_args;
+
+/* inner[r][j] = row j of A times the task's row r of x. Numbers of x behind k count as 0. */
+static void multiply_a(float (*restrict inner)[TASK_ROWS], const adapter_args *args, const adapter_task *task,
+                       const num *a, int64_t rank) {
+    memset(inner, 0, rank * sizeof(*inner));
+    for (int64_t first = 0; first < args->k; first += PART) {
+        const int64_t count = args->k - first < PART ? args->k - first : PART;
+        const int64_t padded = (count + LANES - 1) / LANES * LANES;
+        float x[TASK_ROWS][PART] = {{0}};
+        for (int r = 0; r < task->num_rows; r++)
+            for (int64_t i = 0; i < count; i++)
+                x[r][i] = load(args->x[task->rows[r] * args->x_stride + first + i]);
+        for (int64_t j = 0; j < rank; j++) {
+            vec sum[TASK_ROWS] = {{0}};
+            for (int64_t i = 0; i < padded; i += LANES) {
+                const vec weights = floats_at(a + j * args->padded_k + first + i);
+                for (int r = 0; r < TASK_ROWS; r++)
+                    sum[r] += weights * vec_from(x[r] + i);
+            }
+            for (int r = 0; r < TASK_ROWS; r++)
+                for (int l = 0; l < LANES; l++)
+                    inner[j][r] += sum[r][l];
+        }
+    }
+}
+
+/* The columns first to end - 1 of y += inner times B. */
+static void add_b(const adapter_args *args, const adapter_task *task, float (*restrict inner)[TASK_ROWS], const num *b,
+                  int64_t rank, int64_t first, int64_t end) {
+    for (int64_t c = first; c < end; c += LANES) {
+        const int lanes = end - c < LANES ? end - c : LANES;
+        vec sum[TASK_ROWS] = {{0}};
+        for (int64_t j = 0; j < rank; j++) {
+            const vec weights = floats_at(b + j * args->n + c);
+            for (int r = 0; r < TASK_ROWS; r++)
+                sum[r] += weights * inner[j][r];
+        }
+        for (int r = 0; r < task->num_rows; r++) {
+            num *y = args->y + task->rows[r] * args->n + c;
+            for (int l = 0; l < lanes; l++)
+                y[l] = store(load(y[l]) + sum[r][l]);
+        }
+    }
+}
+
+static void add_adapter_tasks(const void *args, int64_t first, int64_t end) {
+    const adapter_args *a = args;
+    for (const adapter_task *task = a->tasks + first; task < a->tasks + end; task++) {
+        const int64_t rank = a->ranks[task->slot];
+        float inner[a->max_rank][TASK_ROWS];
+        for (int64_t part = 0, column = 0; part < a->num_parts && rank; column = a->part_ends[part++]) {
+            const num *part_a = a->a + (task->slot * a->num_parts + part) * a->max_rank * a->padded_k;
+            multiply_a(inner, a, task, part_a, rank);
+            add_b(a, task, inner, a->b + task->slot * a->max_rank * a->n, rank, column, a->part_ends[part]);
+        }
+    }
+}
+
+void add_adapters(const adapter_args *args, int64_t num_tasks) {
+    parallel_for(add_adapter_tasks, args, num_tasks, 1);
+}
