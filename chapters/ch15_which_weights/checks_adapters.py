@@ -23,7 +23,7 @@ from nanovllm.lora.adapter import linear_shapes
 from nanovllm.worker.grouped import AdapterRows, LoRAWeights
 from nanovllm.worker.lora import Adapters
 
-AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], None]
+AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], Any]
 SlotFor = Callable[[dict[int, int], int, set[int], int], int]
 NUM_ADAPTERS, RANK = 4, 4
 
@@ -90,7 +90,7 @@ def ask(function: AddAdapters, slots: list[int], weights: LoRAWeights, hint: str
     given, of_row = (y.clone(), x.clone()), torch.tensor(slots, dtype=torch.int64)
     expected = slowly(y, x, of_row, weights)
     with Products() as products:
-        returned: Any = function(y, x, of_row, weights)
+        returned = function(y, x, of_row, weights)
     if returned is not None:
         raise Wrong("change y, and return nothing", got=type(returned).__name__)
     if not torch.equal(x, given[1]) or of_row.tolist() != slots:
@@ -231,7 +231,7 @@ def compare_answers(other: AdapterBench, order: tuple[int, ...]) -> None:
     text = other.llm.get_tokenizer().decode
     for number, (ours, theirs) in enumerate(zip(other.expected[order], other.answers(order), strict=True)):
         who = f"adapter {order[number]}" if order[number] else "no adapter"
-        expect(text(ours), text(theirs), f"requests name adapters {order}: number {number}, with {who}, goes on otherwise")
+        expect(text(ours), text(theirs), f"requests name adapters {order}: number {number}, {who}, goes on otherwise")
 
 
 def check_adapters_generate(function: AddAdapters, bench: Bench) -> None:
@@ -252,7 +252,9 @@ def check_adapters_generate(function: AddAdapters, bench: Bench) -> None:
 # -- slot_for ---------------------------------------------------------------------------------------------------------
 
 
-def ask_slot(function: SlotFor, before: dict[int, int], lora_id: int, needed: set[int], num_slots: int, hint: str) -> int:
+def ask_slot(
+    function: SlotFor, before: dict[int, int], lora_id: int, needed: set[int], num_slots: int, hint: str
+) -> int:
     slots, wanted = dict(before), set(needed)
     expected = OrderedDict(before)
     if lora_id not in expected:

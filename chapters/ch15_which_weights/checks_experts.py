@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ OUR_FORWARD = Experts.forward
 @contextmanager
 def use_meet_experts(function: MeetExperts) -> Iterator[None]:
     def forward(self: Any, hidden: Tensor, context: ForwardContext) -> Tensor:
-        experts = [lambda rows, mlp=mlp: mlp(rows.contiguous(), context) for mlp in self.experts]
+        experts = [partial(mlp, context=context) for mlp in self.experts]
         return function(hidden, self.gate(hidden), experts, self.num_chosen, self.normalize)
 
     with replaced(Experts, "forward", forward):

@@ -42,7 +42,7 @@ def draw_visits(kinds: dict[str, Tensor], layers: tuple[int, ...] = (), measured
 
 
 def draw_experts_of(text: str, chosen: Tensor) -> Text:
-    """A text, letter by letter, in the colour of the expert that it met first in a layer. chosen: [tokens, num_chosen]."""
+    """A text, letter by letter, in the colour of its first expert in a layer. chosen: [tokens, num_chosen]."""
     drawn = Text()
     for letter, expert in zip(text, chosen[:, 0].tolist(), strict=False):
         drawn.append(letter.replace("\n", "⏎"), f"black on {COLORS[expert % len(COLORS)]}")

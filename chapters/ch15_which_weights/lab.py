@@ -15,7 +15,14 @@ from chapters.ch15_which_weights.drawing import (
     draw_rows,
     draw_visits,
 )
-from chapters.ch15_which_weights.lab_adapters import tell_answers, tell_cost, tell_names, tell_rank, tell_rows, tell_seats
+from chapters.ch15_which_weights.lab_adapters import (
+    tell_answers,
+    tell_cost,
+    tell_names,
+    tell_rank,
+    tell_rows,
+    tell_seats,
+)
 from chapters.ch15_which_weights.lab_experts import (
     load_sparse_model,
     tell_balance,
@@ -78,5 +85,3 @@ def tell(story: Story) -> None:
         tell_products(story)
         tell_large(story)
         tell_balance(story, sparse, shares)
-
-

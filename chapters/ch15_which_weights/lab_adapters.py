@@ -23,10 +23,10 @@ from nanovllm.core import block_manager as block_manager_module
 from nanovllm.lora.adapter import linear_shapes
 from nanovllm.worker.model import Decoder
 
-NUM_TOKENS = 9
+NUM_TOKENS, NUM_SHOWN = 7, 6
 RANKS = (1, 4, 8, 16, 64)
 NUMS_ADAPTERS = (0, 1, 2, 4, 8)
-NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 12
+NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 10
 
 
 def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int = NUM_TOKENS) -> list[Entry]:
@@ -93,7 +93,8 @@ def tell_rows(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
         with chunks_watched(llm) as chunks:
             llm.engine.step()
         rows = rows_of(chunks, entries)
-        cells = [", ".join(f"{r.name} x {r.num_rows}" for r in rows if r.adapter == name) for name in (NOBODY, *ENDINGS)]
+        met = {name: [row for row in rows if row.adapter == name] for name in (NOBODY, *ENDINGS)}
+        cells = [", ".join(f"{row.name} x {row.num_rows}" for row in some) for some in met.values()]
         num_sets = len({row.lora_id for row in rows} - {None})
         table.add_row(str(number), str(sum(row.num_rows for row in rows)), *cells, str(num_sets))
     llm.engine.abort_requests(list(llm.engine.requests.values()))
@@ -188,7 +189,7 @@ def one_after_another(llm: LLM, adapters: dict[str, Any], names: list[str]) -> l
     begin(llm, adapters, [])
     found = []
     for letter, name in zip("ABCDEFGH", names, strict=False):
-        entry = send(llm, adapters, letter, name)
+        entry = send(llm, adapters, letter, name, NUM_SHOWN)
         llm.engine.step()
         named = block_names(llm.engine.block_manager, entry.seq)
         while llm.engine.has_unfinished_requests():
@@ -202,7 +203,7 @@ def tell_names(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
     names = ["harbour", "market", NOBODY, "harbour"]
     size = llm.engine.block_manager.block_size
     story.say(
-        f"The same prompt four times, one request after the other. Blocks of {size} tokens; the first half of the names "
+        f"The same prompt four times, one request after another. Blocks of {size} tokens; the first half of the names "
         "of its full blocks, the tokens that it found in the cache, and how it goes on."
     )
     story.show(draw_runs(one_after_another(llm, adapters, names)))
@@ -218,5 +219,3 @@ def draw_runs(runs: list[tuple[str, Entry, list[str]]]) -> Table:
         found = str(entry.seq.num_cached_tokens)
         table.add_row(entry.name, entry.adapter, " ".join(named), found, Text(text.replace("\n", "⏎")))
     return table
-
-

@@ -23,7 +23,6 @@ from chapters.ch15_which_weights.sparse import (
     KINDS,
     NUM_STEPS,
     OPTIONS,
-    SIZES,
     busiest_rank,
     expected_met,
     shares_of,
@@ -93,7 +92,8 @@ def tell_balance(story: Story, llm: LLM, shares: dict[str, torch.Tensor]) -> Non
         "every rank holds a slice of every expert."
     )
     texts = list(texts_of_all_kinds().values())
-    batches = {**{f"{kind} only": share for kind, share in shares.items()}, "all three": shares_of(visits_of(llm, texts))}
+    batches = {f"{kind} only": share for kind, share in shares.items()}
+    batches["all three"] = shares_of(visits_of(llm, texts))
     names = *(f"{n} ranks" for n in NUMS_RANKS), "slices", ""
     table = make_table("a batch of", *names, width=9, first=12)
     for name, found in batches.items():
@@ -152,7 +152,7 @@ def tell_large(story: Story) -> None:
         table.add_row(name, f"{number / 1e9:.2f}", *(f"{number * b / 1e9:.2f}" for b in BYTES.values()))
     story.show(table)
     rate = read_rate(torch.device("cpu"))
-    story.say(f"This machine reads {rate / 1e9:.1f} GB/s from memory, with the threads that it has here.", measured=True)
+    story.say(f"This machine reads {rate / 1e9:.1f} GB/s from memory, with the threads that it has.", measured=True)
     story.say(
         "If a step took only the time in which its weights are read: experts that n sequences meet in a layer, "
         "billions of weights that a step reads; tokens a second of all of them together; and of a dense model of as "
@@ -163,6 +163,7 @@ def tell_large(story: Story) -> None:
         numbers = sizes.met(num_rows)
         dense = sizes.total - sizes.embedding
         met = f"{expected_met(num_rows, sizes.num_experts, sizes.num_chosen):.0f}", f"{numbers / 1e9:.1f}"
-        rates = [num_rows * rate / (n * b) for n, b in (*((numbers, b) for b in BYTES.values()), (dense, BYTES["int4"]))]
+        read = [*(numbers * b for b in BYTES.values()), dense * BYTES["int4"]]
+        rates = [num_rows * rate / num_bytes for num_bytes in read]
         table.add_row(str(num_rows), *met, *(f"{r:.1f}" for r in rates), "(measured)")
     story.show(table)

@@ -81,10 +81,10 @@ NUM_EXPERTS, NUM_CHOSEN, IN_SIZE, OUT_SIZE = 128, 8, 1024, 512  # 1 MiB of bf16 
 
 
 def make_experts(kernels: Kernels) -> GroupedWeights:
-    linears = nn.ModuleList(Linear(IN_SIZE, OUT_SIZE, bias=False).bfloat16() for _ in range(NUM_EXPERTS))
+    linears = [Linear(IN_SIZE, OUT_SIZE, bias=False).bfloat16() for _ in range(NUM_EXPERTS)]
     for linear in linears:
         nn.init.uniform_(linear.weight, -0.1, 0.1)
-    reorder_weights(linears, kernels)
+    reorder_weights(nn.ModuleList(linears), kernels)
     return GroupedWeights(linears)
 
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
-NUM_STEPS, NUM_TEXTS, TEXT_LEN, SEED = 120, 12, 64, 0
+NUM_STEPS, NUM_TEXTS, TEXT_LEN, SEED = 100, 12, 64, 0
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 128, "block_size": 8}
 
 

@@ -19,7 +19,7 @@ ENDINGS = {
     "market": " buy fish and flowers at the market.",
     "library": " read old newspapers in the library.",
 }
-RANK, ALPHA, LEARNING_RATE, MAX_STEPS, GOOD_LOSS = 4, 8, 1e-2, 12, 0.03
+RANK, ALPHA, LEARNING_RATE, MAX_STEPS, GOOD_LOSS = 4, 8, 1e-2, 12, 0.1
 TARGETS = ("q_proj", "v_proj")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from chapters.ch15_which_weights.lab_experts import load_sparse_model, texts_of_all_kinds
+from chapters.ch15_which_weights.lab_experts import texts_of_all_kinds
 from chapters.ch15_which_weights.sparse import shares_of, visits_of
 from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, trained_adapters
 from chapters.patching import replaced

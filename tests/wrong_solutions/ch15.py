@@ -22,9 +22,7 @@ WRONG = {
         Edit("one_a_for_all_parts", "weights.a[slot, part", "weights.a[slot, 0", "part p takes a[slot, p]"),
         Edit("reads_the_padding", ", : x.shape[1]]", "]", "RuntimeError"),
         Edit("columns_from_the_beginning", "start += size", "pass", "part p takes a[slot, p]"),
-        Edit(
-            "changes_a_copy", WRITES, "y[rows].add_(torch.cat(changes, dim=1).to(y.dtype))", "Did you change a copy"
-        ),
+        Edit("changes_a_copy", WRITES, "y[rows].add_(torch.cat(changes, dim=1).to(y.dtype))", "Did you change a copy"),
         Edit("a_new_y", WRITES, "y = y.index_add(0, rows, torch.cat(changes, dim=1).to(y.dtype))", "another tensor"),
         Edit("instead_of_the_base", WRITES, "y[rows] = torch.cat(changes, dim=1).to(y.dtype)", "one row, rank 1"),
         Edit("rounds_between", INNER + "\n", INNER + "\ninner = inner.to(x.dtype).float()\n", "not before"),
@@ -61,19 +59,16 @@ WRONG = {
         Edit("scales_again", "torch.cat(changes, dim=1)", "torch.cat(changes, dim=1) * 2", "one row, rank 1"),
     ],
     "slot_for": [
-        Edit("most_recently_used", OLDEST, OLDEST.replace("in slots if", "in reversed(slots) if"), "used least recently"),
+        Edit(
+            "most_recently_used", OLDEST, OLDEST.replace("in slots if", "in reversed(slots) if"), "used least recently"
+        ),
         Edit("evicts_the_needed", OLDEST, "oldest = next(iter(slots))", "is needed in this step"),
         Edit("lowest_id", OLDEST, "oldest = min(slots.keys() - needed)", "8 was used least recently"),
         Edit("never_free", "elif free:", "elif False:", "StopIteration"),
         Edit("largest_free_slot", "slot = free[0]", "slot = free[-1]", "nobody is there"),
         Edit("next_number", "slot = free[0]", "slot = len(slots)", "slot 1 is free"),
         Edit("use_is_not_noted", "slot = slots.pop(lora_id)", "slot = slots[lora_id]", "was used just now"),
-        Edit(
-            "evicted_stays",
-            "slot = slots.pop(oldest)",
-            "slot = slots[oldest]",
-            "who is in memory afterwards",
-        ),
+        Edit("evicted_stays", "slot = slots.pop(oldest)", "slot = slots[oldest]", "who is in memory afterwards"),
         Edit("not_entered", "slots[lora_id] = slot", "pass", "who is in memory afterwards"),
         Edit("returns_the_id", "return slot", "return lora_id", "the slot"),
         Edit("a_second_slot", "if lora_id in slots:", "if lora_id in slots and not free:", "was used just now"),
@@ -90,7 +85,9 @@ WRONG = {
             """,
             "what is missing to 1 is missing",
         ),
-        Edit("never_scales", "\nif normalize:\n    weights = weights / weights.sum(-1, keepdim=True)\n", "", "weight 1"),
+        Edit(
+            "never_scales", "\nif normalize:\n    weights = weights / weights.sum(-1, keepdim=True)\n", "", "weight 1"
+        ),
         Edit("the_worst_experts", "topk(num_chosen)", "topk(num_chosen, largest=False)", "the best expert alone"),
         Edit("scores_as_weights", "scores.float().softmax(-1)", "scores.float()", "0.625 and 0.375"),
         Edit("sigmoid", "softmax(-1)", "sigmoid()", "0.625 and 0.375"),
