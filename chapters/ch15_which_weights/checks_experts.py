@@ -193,7 +193,7 @@ OUR_FORWARD = Experts.forward
 @contextmanager
 def use_meet_experts(function: MeetExperts) -> Iterator[None]:
     def forward(self: Any, hidden: Tensor, context: ForwardContext) -> Tensor:
-        experts = [partial(mlp, context=context) for mlp in self.experts]
+        experts: list[Any] = [partial(mlp, context=context) for mlp in self.experts]
         return function(hidden, self.gate(hidden), experts, self.num_chosen, self.normalize)
 
     with replaced(Experts, "forward", forward):

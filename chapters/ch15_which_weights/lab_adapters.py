@@ -26,7 +26,7 @@ from nanovllm.worker.model import Decoder
 NUM_TOKENS, NUM_SHOWN = 7, 6
 RANKS = (1, 4, 8, 16, 64)
 NUMS_ADAPTERS = (0, 1, 2, 4, 8)
-NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 10
+NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 8
 
 
 def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int = NUM_TOKENS) -> list[Entry]:
