@@ -35,6 +35,8 @@ def main() -> None:
 def write_gguf(directory: Path, path: Path, type_name: str) -> None:
     """Write the checkpoint in a directory to a GGUF file, its matrices as type_name."""
     config = ModelConfig.from_directory(directory)
+    if config.architecture not in ARCHITECTURES or config.windows or config.rope_scaling["rope_type"] != "default":
+        raise SystemExit(f"{directory}: only {', '.join(ARCHITECTURES)}, no windows, no rotary scaling")
     architecture = ARCHITECTURES[config.architecture]
     writer = GGUFWriter(path, architecture)
     write_config(writer, config)

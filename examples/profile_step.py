@@ -4,7 +4,8 @@
 
 Measures a prefill of one prompt and decodes of a batch, part by part, against the floor of each part: what its bytes
 take at this machine's read bandwidth, or its multiplications at this machine's best matrix product, whichever is more.
-The ratio is how many times as long as its floor a part takes.
+The ratio is how many times as long as its floor a part takes. Floors are those of layers that see all tokens, without a
+sliding window.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
 """
 

@@ -4,21 +4,16 @@ A GGUF file is a whole checkpoint, too: gguf_file.py reads its metadata.
 """
 
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.config_json import check_eos, dtype_of, read_json, reject_unimplemented, sampling_of
+from nanovllm.config_json import biases_of, check_eos, dtype_of, read_json, reject_unimplemented, sampling_of, sizes_of
 from nanovllm.experts_config import read_experts
+from nanovllm.layer_kinds import read_layer_kinds
 from nanovllm.rope_scaling import read_rope, with_overrides
-from nanovllm.validation import MIN_POSITIVE, Bounds, check_choice, numbers_of, typed
+from nanovllm.validation import check_choice, typed
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-# Bounds that no model comes near: a damaged file is refused before anything of its size is built.
-SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
-COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
-NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
-NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
+ARCHITECTURES = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")]
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,8 @@ class ModelConfig:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
     expert_layers: frozenset[int] = frozenset()
+    windows: dict[int, int] = field(default_factory=dict)  # {layer: keys that a row sees, its own included}; not: all
+    layers_without_rotary: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
@@ -89,36 +86,20 @@ class ModelConfig:
     ) -> "ModelConfig":
         architecture = (typed(config, "architectures", [], path) or ["none named"])[0]
         check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
-        is_llama, is_qwen2 = (architecture == name for name in ARCHITECTURES[:2])
         is_qwen3 = architecture.startswith("Qwen3")
         reject_unimplemented(config, path)
         rope = read_rope(config, path)
-        required = [*SIZES, *COUNTS[:2], "rms_norm_eps", *["head_dim"] * is_qwen3]
-        if missing := [name for name in required if name not in config]:
-            raise ValueError(f"{path} lacks {', '.join(missing)}")
-        numbers = numbers_of({"rope_theta": 10000.0, **config, **rope}, NUMBERS, path)
-        num_heads = numbers["num_attention_heads"]
-        num_kv_heads = numbers.setdefault("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"{path}: {num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
-        head_dim = numbers.setdefault("head_dim", numbers["hidden_size"] // num_heads)
-        if head_dim == 0 or head_dim % 2:
-            raise ValueError(f"{path}: head_dim is {head_dim}; it must be even, rotary embedding turns pairs")
-        # Llama and Qwen3 say attention_bias (all four projections); Qwen2 always has it, on q, k and v.
-        attention_bias = typed(config, "attention_bias", False, path)
-        is_sparse = architecture == "Qwen3MoeForCausalLM"
-        experts = read_experts(config, numbers["num_hidden_layers"], path) if is_sparse else {}
+        numbers = sizes_of({**config, **rope}, ["head_dim"] * is_qwen3, path)
         return cls(
             architecture=architecture,
             **numbers,
-            **experts,
+            **read_experts(config, architecture, numbers["num_hidden_layers"], path),
             rope_scaling=rope,
-            qkv_bias=is_qwen2 or attention_bias,
-            o_bias=not is_qwen2 and attention_bias,
-            mlp_bias=is_llama and typed(config, "mlp_bias", False, path),
+            **biases_of(config, architecture, path),
             qk_norm=is_qwen3,
             tie_word_embeddings=typed(config, "tie_word_embeddings", False, path),
             dtype=dtype_of(config, path),
+            **read_layer_kinds(config, architecture, numbers["num_hidden_layers"], path),
             eos_token_ids=check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
             generation=sampling_of(generation, generation_path),
         )

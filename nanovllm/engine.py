@@ -22,7 +22,7 @@ from nanovllm.lora.adapter import KnownAdapters
 from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, parse_prompt
-from nanovllm.request import Request, Sample
+from nanovllm.request import Request, Sample, prefix_order
 from nanovllm.request_checks import bad_word_ids, check_params, check_request_id, check_token_ids
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
@@ -141,28 +141,21 @@ class LLMEngine:
             if request.params.seed is None:
                 for sample in request.samples:
                     sample.seq.seed = self.config.seed * 1_000_003 + index
-        for request in sorted(requests, key=lambda request: request.prefix_key):
+        for request in sorted(requests, key=prefix_order):
             self.requests[request.request_id] = request
             for sample in request.samples:
                 self.request_of_seq[sample.seq.seq_id] = request
                 self.scheduler.add(sample.seq)
 
     def add_request(
-        self,
-        request_id: str | None,
-        prompt: Prompt,
-        params: SamplingParams,
-        lora_request: LoRARequest | None = None,
-        *,
-        stream: bool = True,
-        **neutral: Any,
+        self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **options: Any
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
-        stream: step() then returns an output for the request after every step that gave it a token.
+        options: lora_request. stream: step() returns an output for the request after every step that gave it a token.
         """
-        accepted(neutral, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
-        return self.enqueue([self.make_request(prompt, params, lora_request, request_id=request_id, stream=stream)])[0]
+        options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
+        return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream, **options)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""

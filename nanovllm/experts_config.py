@@ -12,8 +12,10 @@ EXPERTS: dict[str, Bounds] = {"num_experts": (Integral, 1, 2**12), "num_experts_
 EXPERTS |= {"moe_intermediate_size": (Integral, 1, 2**24)}
 
 
-def read_experts(config: dict[str, Any], num_layers: int, path: Path) -> dict[str, Any]:
+def read_experts(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
     """ModelConfig's fields of a mixture of experts. ValueError for what is missing or cannot be."""
+    if architecture != "Qwen3MoeForCausalLM":
+        return {}
     config = {SPELLINGS.get(name, name): value for name, value in config.items()}
     if missing := [name for name in EXPERTS if name not in config]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")

@@ -89,6 +89,7 @@ class GGUFFile:
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
         }
         scaling = given.get("rope.scaling.type", "linear")
+        check_choice(f"{self.path}: {kind}.rope.scaling.type", scaling, ("none", "linear"))
         factor = given.get("rope.scaling.factor", given.get("rope.scale_linear"))
         if scaling != "none" and (factor or scaling != "linear"):
             config["rope_parameters"] = {"rope_type": scaling, "factor": factor}

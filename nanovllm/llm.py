@@ -93,8 +93,7 @@ class LLM:
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
-        prompts = make_all("conversations", conversations, make)
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+        return self.generate(make_all("conversations", conversations, make), sampling_params, use_tqdm, lora_request)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
@@ -148,9 +147,7 @@ class LLM:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        return _for_each("sampling_params", params, num)
+        return _for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
 
     def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}

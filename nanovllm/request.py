@@ -65,12 +65,6 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])  # the first has none
 
     @property
-    def prefix_key(self) -> tuple:
-        """Requests that may share K/V are neighbours in the order of these."""
-        seq = self.samples[0].seq
-        return seq.cache_salt or "", seq.lora_id or 0, self.prompt_token_ids
-
-    @property
     def finished(self) -> bool:
         return all(sample.seq.status is SequenceStatus.FINISHED for sample in self.samples)
 
@@ -125,3 +119,9 @@ class Request:
         counters = self.num_cached_tokens or 0, replace(self.metrics)
         prompt_logprobs = None if self.params.prompt_logprobs is None else list(self.prompt_logprobs)
         return RequestOutput(*prompt, completions, self.finished, *counters, prompt_logprobs)
+
+
+def prefix_order(request: Request) -> tuple[str, int, list[int]]:
+    """Requests that may share K/V are neighbours in this order."""
+    seq = request.samples[0].seq
+    return seq.cache_salt or "", seq.lora_id or 0, request.prompt_token_ids

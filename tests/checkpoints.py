@@ -9,10 +9,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 from transformers.utils.logging import disable_progress_bar
 
@@ -52,6 +54,7 @@ LLAMA3_ROPE = dict(
     original_max_position_embeddings=64,
 )
 EXPERTS = dict(head_dim=24, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=True)
+YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
 VARIANTS = {
     "llama": (LlamaConfig, dict(tie_word_embeddings=False)),
     "llama-mha-tied": (LlamaConfig, dict(num_key_value_heads=4, tie_word_embeddings=True)),
@@ -65,6 +68,11 @@ VARIANTS = {
     "qwen3": (Qwen3Config, dict(head_dim=24, tie_word_embeddings=False)),
     "qwen3-moe": (Qwen3MoeConfig, dict(EXPERTS, num_hidden_layers=3, mlp_only_layers=[1])),
     "qwen3-moe-not-normalized": (Qwen3MoeConfig, dict(EXPERTS, norm_topk_prob=False, decoder_sparse_step=2)),
+    "qwen3-yarn": (Qwen3Config, dict(head_dim=24, rope_parameters=YARN_ROPE, max_position_embeddings=128)),
+    "mistral": (MistralConfig, dict(sliding_window=None)),
+    "mistral-window": (MistralConfig, dict(sliding_window=7)),
+    "qwen2-window": (Qwen2Config, dict(sliding_window=21, use_sliding_window=True, max_window_layers=1)),
+    "smollm3": (SmolLM3Config, dict(num_hidden_layers=4)),
 }
 
 

@@ -32,6 +32,7 @@ def write_gguf(
     """Write a checkpoint as a GGUF file. extra: adds to what is written; changes: of metadata, None leaves it out."""
     config = json.loads((folder / "config.json").read_text())
     kind, tokenizer = config["model_type"], json.loads((folder / "tokenizer.json").read_text())
+    kind = "llama" if kind == "mistral" else kind
     rope = config["rope_parameters"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -24,7 +24,7 @@ def test_decode_graphs_compute_what_single_launches_do(checkpoint, monkeypatch):
     plain, graphed = LLM(str(checkpoint()), **options), LLM(str(checkpoint()), **options)
     runner = graphed.engine.model_runner
     with torch.inference_mode():
-        graphs = DecodeGraphs(runner._forward, 8, 64, 4, runner.device)
+        graphs = DecodeGraphs(runner.forward, 8, 64, 4, runner.device)
     assert not runner.kv_cache.data.any(), "recording wrote to the cache"
     replayed = []
 
@@ -53,7 +53,7 @@ def test_a_step_with_guesses_is_launched_and_decodes_around_it_are_replayed(chec
     hostile(llm, expected, seed=1)
     runner = llm.engine.model_runner
     with torch.inference_mode():
-        graphs = DecodeGraphs(runner._forward, 6, 96, 4, runner.device)
+        graphs = DecodeGraphs(runner.forward, 6, 96, 4, runner.device)
     kinds, run = set(), graphs.run
 
     def noted(batch):

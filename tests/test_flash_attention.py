@@ -31,7 +31,8 @@ def flash_attn_varlen_func(
     block_table=None,
 ):
     """What flash-attn 2.8.3 takes and checks with a block table (mha_varlen_fwd in csrc/flash_attn/flash_api.cpp)."""
-    assert (dropout_p, window_size, softcap, alibi_slopes, return_attn_probs) == (0.0, (-1, -1), 0.0, None, False)
+    assert (dropout_p, softcap, alibi_slopes, return_attn_probs) == (0.0, 0.0, None, False)
+    assert window_size == (-1, -1) or (window_size[0] >= 0 and window_size[1] == 0)
     assert q.dtype in (torch.float16, torch.bfloat16) and q.dtype == k.dtype == v.dtype
     num_seqs, (num_rows, num_heads, head_dim) = len(cu_seqlens_q) - 1, q.shape
     num_pages, page_size, num_kv_heads, _ = k.shape
@@ -56,7 +57,10 @@ def flash_attn_varlen_func(
         values = v[pages].flatten(0, 1)[:num_keys].float().repeat_interleave(num_heads // num_kv_heads, 1)
         scores = torch.einsum("qhd,khd->hqk", q[rows].float() * scale, keys)
         if causal:  # aligned to the bottom right corner
-            seen = torch.ones_like(scores[0], dtype=torch.bool).tril(num_keys - scores.shape[1])
+            diagonal, ones = num_keys - scores.shape[1], torch.ones_like(scores[0], dtype=torch.bool)
+            seen = ones.tril(diagonal)
+            if window_size[0] >= 0:
+                seen &= ones.triu(diagonal - window_size[0])
             scores.masked_fill_(~seen, -torch.inf)
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
     return out
@@ -92,9 +96,10 @@ def case(lengths, block_size, num_heads, num_kv_heads, head_dim, dtype, device):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_attention(device, lengths, num_heads, num_kv_heads, head_dim, dtype):
     q, k_cache, v_cache, batch = case(lengths, 256, num_heads, num_kv_heads, head_dim, dtype, device)
-    expected = TORCH_KERNELS.paged_attention(*(x.float().cpu() for x in (q, k_cache, v_cache)), batch)
-    result = flash_attention.paged_attention(q, k_cache, v_cache, batch.to(device))
-    torch.testing.assert_close(result.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=0)
+    for window in (0, 1, 100, 300):
+        expected = TORCH_KERNELS.paged_attention(*(x.float().cpu() for x in (q, k_cache, v_cache)), batch, window)
+        result = flash_attention.paged_attention(q, k_cache, v_cache, batch.to(device), window)
+        torch.testing.assert_close(result.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
 @pytest.mark.parametrize(("block_size", "dtype"), [(16, torch.float16), (256, torch.float32)])

@@ -98,7 +98,8 @@ def test_engine_options(checkpoint, num_examples):
 FILES = {
     "config.json": [f.name for f in fields(ModelConfig)]
     + "architectures attention_bias rope_parameters rope_scaling torch_dtype eos_token_id quantization_config".split()
-    + "hidden_act use_sliding_window sliding_window layer_types partial_rotary_factor auto_map model_type".split(),
+    + "hidden_act use_sliding_window sliding_window layer_types partial_rotary_factor auto_map model_type".split()
+    + "max_window_layers no_rope_layers no_rope_layer_interval original_max_position_embeddings".split(),
     "generation_config.json": "eos_token_id temperature top_p top_k min_p repetition_penalty max_new_tokens "
     "do_sample auto_map".split(),
     "tokenizer_config.json": "auto_map tokenizer_class eos_token bos_token chat_template model_max_length "

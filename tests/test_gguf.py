@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoints import CORPUS, make_checkpoint, reference_logits
+from checkpoints import CORPUS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from errors import expect
 from gguf_files import of_type, write_gguf
 from test_model import logits_of
@@ -60,11 +60,20 @@ def qwen3(tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("qwen3"), "qwen3", head_dim=128)
 
 
-def test_ordinary_weights_are_those_of_the_checkpoint(every_checkpoint, tmp_path):
+# What these files do not say, and a user may.
+HF_OVERRIDES = {
+    "qwen3-yarn": dict(rope_scaling=YARN_ROPE),
+    "qwen2-window": dict(use_sliding_window=True, sliding_window=21, max_window_layers=1),
+}
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("mistral-window", "smollm3")])
+def test_ordinary_weights_are_those_of_the_checkpoint(checkpoint, tmp_path, variant):
     """With them biases, norms, tied embeddings and rotary scalings."""
-    path = write_gguf(every_checkpoint, tmp_path / "model.gguf")
-    expected = reference_logits(every_checkpoint, TOKENS)
-    torch.testing.assert_close(logits_of(engine(path, dtype="auto"), TOKENS, [100]), expected, atol=1e-4, rtol=0)
+    folder = checkpoint(variant)
+    path = write_gguf(folder, tmp_path / "model.gguf")
+    llm = engine(path, dtype="auto", hf_overrides=HF_OVERRIDES.get(variant))
+    torch.testing.assert_close(logits_of(llm, TOKENS, [100]), reference_logits(folder, TOKENS), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", QUANTIZERS)

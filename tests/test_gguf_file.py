@@ -146,7 +146,7 @@ def vector(name: str):
         ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
         ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
-        ({"llama.rope.scaling.type": "yarn"}, "rotary scaling must be one of default, linear, llama3, found 'yarn'"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type must be one of none, linear, found 'yarn'"),
         ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 KV heads"),
         ({"llama.feed_forward_length": 64}, "gate_proj.weight is [96, 64], the configuration implies [64, 64]"),
         ({"llama.block_count": 3}, "missing: model.layers.2.self_attn.q_proj.weight"),

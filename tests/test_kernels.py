@@ -9,6 +9,7 @@ import random
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import FEW_ROWS, Batch
 from nanovllm.worker.cpu import compiler as c_compiler
 from nanovllm.worker.cpu import kernels as cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
@@ -73,7 +74,7 @@ def ragged_batch(block_size: int, lengths=RAGGED) -> tuple[Batch, int]:
     return Batch.from_scheduler_output(output, block_size), num_blocks
 
 
-def dense_attention(q, k_cache, v_cache, batch: Batch) -> torch.Tensor:
+def dense_attention(q, k_cache, v_cache, batch: Batch, window: int = 0) -> torch.Tensor:
     """One sequence at a time, all its scores in one matrix, in float64."""
     out, block_size = [], k_cache.shape[1]
     group = q.shape[1] // k_cache.shape[2]
@@ -83,8 +84,8 @@ def dense_attention(q, k_cache, v_cache, batch: Batch) -> torch.Tensor:
         k = k_cache.flatten(0, 1)[slots].double().repeat_interleave(group, 1)  # [num_keys, num_heads, head_dim]
         v = v_cache.flatten(0, 1)[slots].double().repeat_interleave(group, 1)
         scores = torch.einsum("rhd,shd->rhs", q[start : start + num_rows].double(), k) * q.shape[2] ** -0.5
-        position = num_keys - num_rows + torch.arange(num_rows)
-        scores.masked_fill_(torch.arange(num_keys) > position[:, None, None], -torch.inf)
+        behind = (num_keys - num_rows + torch.arange(num_rows))[:, None, None] - torch.arange(num_keys)
+        scores.masked_fill_((behind < 0) | (behind >= (window or num_keys)), -torch.inf)
         out.append(torch.einsum("rhs,shd->rhd", scores.softmax(-1), v))
     return torch.cat(out)
 
@@ -107,15 +108,61 @@ def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
         torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
 
 
+# Around the sizes of a block, of C's chunk of 64 keys and of PyTorch's tile of 128 rows; 1: a row sees itself alone.
+WINDOWS = [1, 2, 7, 16, 17, 63, 64, 100, 129, 255, 1000]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 64), (9, 1, 32), (4, 4, 24)])
+def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, head_dim):
+    """Blocks in front of every row's window are not read: what is in them would show, it is no number."""
+    torch.manual_seed(0)
+    batch, num_blocks = ragged_batch(block_size)
+    caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim).to(dtype)
+    q = torch.randn(len(batch.positions), num_heads, head_dim).to(dtype)
+    for window in WINDOWS:
+        expected = dense_attention(q, *caches, batch, window)
+        k_cache, v_cache = caches.clone()
+        for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
+            unseen = batch.block_tables[b, : max(0, num_keys - num_rows + 1 - window) // block_size]
+            unseen = unseen[unseen > 0]  # block 0 pads the tables of sequences that are shorter
+            k_cache[unseen], v_cache[unseen] = torch.nan, torch.nan
+        for found in (TORCH_KERNELS, kernels(dtype, num_heads, num_kv_heads, head_dim)):
+            result = found.paged_attention(q, k_cache, v_cache, batch, window).double()
+            torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("window", [0, 5, 40, 150])
+def test_a_decode_has_the_same_bits_beside_guesses(dtype, window):
+    torch.manual_seed(0)
+    found, num_keys = kernels(dtype), 200
+    k_cache, v_cache = torch.randn(2, 13, 16, 2, 64).to(dtype)
+    q = torch.randn(FEW_ROWS, 6, 64).to(dtype)
+    guesses, _ = ragged_batch(16, [(num_keys - FEW_ROWS, FEW_ROWS)])
+    together = found.paged_attention(q, k_cache, v_cache, guesses, window)
+    for row in range(FEW_ROWS):
+        before = num_keys - FEW_ROWS + row
+        alone = replace(
+            guesses,
+            cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+            seqlens_k=torch.tensor([before + 1], dtype=torch.int32),
+        )
+        result = found.paged_attention(q[row : row + 1], k_cache, v_cache, alone, window)
+        assert torch.equal(result[0], together[row])
+
+
 @pytest.mark.parametrize("num_keys", [1, 7, 1000])
 def test_attention_of_a_lone_decode_is_split_over_the_cores(num_keys):
     torch.manual_seed(0)
     batch, num_blocks = ragged_batch(16, [(num_keys - 1, 1)])
     k_cache, v_cache = torch.randn(2, num_blocks, 16, 2, 64)
     q = torch.randn(1, 6, 64) * 4
-    expected = dense_attention(q, k_cache, v_cache, batch)
-    result = kernels(torch.float32).paged_attention(q, k_cache, v_cache, batch).double()
-    torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
+    for window in (0, 1, 3, 70, 999):
+        expected = dense_attention(q, k_cache, v_cache, batch, window)
+        result = kernels(torch.float32).paged_attention(q, k_cache, v_cache, batch, window).double()
+        torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -151,7 +198,8 @@ def test_small_operations(dtype):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_rotary_and_write(dtype):
+@pytest.mark.parametrize("is_rotary", [True, False])
+def test_rotary_and_write(dtype, is_rotary):
     torch.manual_seed(0)
     batch, num_blocks = ragged_batch(4, [(0, 5), (6, 1), (8, 3)])
     batch.slot_mapping[[1, 5]] = -1
@@ -161,7 +209,8 @@ def test_rotary_and_write(dtype):
     for found in (kernels(dtype), TORCH_KERNELS):
         q, k, v = qkv.clone().split((6, 2, 2), dim=1)
         caches = torch.full((2, num_blocks, 4, 2, 64), 7.0).to(dtype)
-        found.rotary_and_write(q, k, v, cos_sin, (caches[0], caches[1]), batch)
+        found.rotary_and_write(q, k, v, cos_sin if is_rotary else None, (caches[0], caches[1]), batch)
+        assert torch.equal(q, qkv[:, :6]) == torch.equal(k, qkv[:, 6:8]) == (not is_rotary)
         results.append((q, k, caches))
         untouched = set(range(num_blocks * 4)) - set(batch.slot_mapping.tolist())
         assert bool((caches.flatten(1, 2)[:, sorted(untouched)] == 7).all())

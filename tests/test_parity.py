@@ -1,5 +1,6 @@
 """The last word on correctness: transformers on the same checkpoint, in float32."""
 
+import itertools
 import random
 
 import pytest
@@ -45,11 +46,18 @@ def test_greedy_batch_of_32(every_checkpoint):
     assert llm.engine.block_manager.stats.hits > hits
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
-@pytest.mark.parametrize("setting", ["alone", "batch", "tiny budget", "tiny pool"])
-def test_greedy_matrix(checkpoint, setting, block_size, caching):
-    folder = checkpoint("llama")
+SETTINGS = ["alone", "batch", "tiny budget", "tiny pool"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "setting", "block_size", "caching"),
+    [
+        *itertools.product(["llama", "mistral-window", "smollm3"], SETTINGS, [1, 4, 16, 256], [True, False]),
+        *itertools.product(["qwen2-window", "qwen3-yarn"], SETTINGS, [4, 16], [True]),
+    ],
+)
+def test_greedy_matrix(checkpoint, variant, setting, block_size, caching):
+    folder = checkpoint(variant)
     options = dict(dtype="float32", block_size=block_size, enable_prefix_caching=caching, max_model_len=96)
     num_blocks_of_one = -(-96 // block_size)
     if setting == "tiny budget":
@@ -84,6 +92,26 @@ def test_answers_are_cached_too(checkpoint):
     [second] = llm.generate([turn_two], greedy())
     assert second.num_cached_tokens >= len(prompt) + NUM_OUTPUT - 4
     assert_greedy(folder, turn_two, second.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["PyTorch", "C"])
+@pytest.mark.parametrize("variant", ["mistral-window", "qwen2-window", "smollm3"])
+def test_prefixes_much_longer_than_the_window(checkpoint, variant, enforce_eager):
+    """Cold and warm give the same, also where most of the prefix lies in front of every window of the new rows."""
+    folder, rng = checkpoint(variant), random.Random(7)
+    shared = rng.choices(range(4, 320), k=150)
+    prompts = [shared + rng.choices(range(4, 320), k=n) for n in (1, 9, 30, 45)]
+    options = dict(dtype="float32", block_size=4, max_model_len=224, enforce_eager=enforce_eager)
+    llm = LLM(str(folder), **options, num_gpu_blocks_override=68, max_num_batched_tokens=37)
+    for _ in ("cold", "warm"):
+        check(llm, folder, prompts)
+    assert llm.stats()["num_preemptions"] > 0 and llm.engine.block_manager.stats.hits > 150 // 4
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    llm = LLM(str(folder), **options)
+    [cold], [warm] = llm.generate([prompts[2]], params), llm.generate([prompts[2]], params)
+    assert cold.num_cached_tokens == 0 and warm.num_cached_tokens > 170
+    for token_id, entry in cold.outputs[0].logprobs[0].items():
+        assert abs(warm.outputs[0].logprobs[0][token_id].logprob - entry.logprob) < 1e-4
 
 
 def test_demo_checkpoint_greedy_tokens(demo_checkpoint):

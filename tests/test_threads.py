@@ -234,7 +234,7 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
     if how != "plain" and runner.kernels is threads.TORCH_KERNELS:
         pytest.skip("no C compiler")
     products = {module.product for module in runner.model.modules() if isinstance(module, Linear)}
-    in_c, seen, forward = products == {runner.kernels.linear}, [], runner._forward
+    in_c, seen, forward = products == {runner.kernels.linear}, [], runner.forward
 
     def observed(batch):
         seen.append(torch.get_num_threads())
@@ -242,7 +242,7 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
             raise RuntimeError("on purpose")
         return forward(batch)
 
-    monkeypatch.setattr(runner, "_forward", observed)
+    monkeypatch.setattr(runner, "forward", observed)
     llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     assert torch.get_num_threads() == 2
     with pytest.raises(RuntimeError, match="on purpose"):

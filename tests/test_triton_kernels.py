@@ -52,32 +52,52 @@ def decodes(block_size: int) -> list[tuple[int, int]]:
     return [(before, 1) for before in (0, block_size - 1, block_size, 62, 63, 64, 300)]
 
 
+def windowed(block_size: int) -> list[tuple[int, int]]:
+    return [(block_size, 1), (62, 2), (31, 70), (300, 1)]
+
+
 SHAPES = [(2, 2, 24, 4), (6, 2, 64, 16), (4, 1, 80, 5), (4, 1, 128, 1), (8, 1, 16, 256), (24, 1, 16, 16)]
 CASES = list(itertools.product(SHAPES, TOLERANCE))
 if DEVICE.type == "cpu":  # offsets do not depend on the dtype, and the interpreter is slow
     CASES = [(shape, torch.float32) for shape in SHAPES] + [(shape, torch.float16) for shape in SHAPES[:3]]
 
 
+# Every window where a GPU is quick; elsewhere one for each shape. Around a step's 32 or 64 keys and a block's border.
+WINDOWS = (0, 1, 7, 32, 65, 129) if DEVICE.type == "cuda" else (0,)
+
+
 @pytest.mark.parametrize("lengths", [mixed, decodes])
 @pytest.mark.parametrize(("shape", "dtype"), CASES)
-def test_attention(dtype, lengths, shape):
+@pytest.mark.parametrize("window", WINDOWS)
+def test_attention(dtype, lengths, shape, window):
+    check_attention(dtype, lengths, shape, window)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the test before has all windows")
+@pytest.mark.parametrize(("shape", "window"), list(zip(SHAPES, (7, 65, 32, 1, 129, 20), strict=True)))
+def test_attention_with_a_window_in_the_interpreter(shape, window):
+    check_attention(torch.float32, windowed, shape, window)
+
+
+def check_attention(dtype, lengths, shape, window):
     num_heads, num_kv_heads, head_dim, block_size = shape
     torch.manual_seed(0)
     batch, num_blocks = ragged_batch(block_size, lengths(block_size))
     # As in the model, q is a part of a wider tensor.
     q = (3 * torch.randn(len(batch.positions), num_heads + 3, head_dim)).to(DEVICE, dtype)[:, :num_heads]
     k_cache, v_cache = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim).to(dtype)
-    expected = TORCH_KERNELS.paged_attention(q.float().cpu(), k_cache.float(), v_cache.float(), batch).to(dtype)
-    # What no token was written to is never looked at: a NaN would survive being masked.
+    floats = q.float().cpu(), k_cache.float(), v_cache.float()
+    expected = TORCH_KERNELS.paged_attention(*floats, batch, window).to(dtype)
+    # What no token was written to, or lies in front of every window, is never looked at: a NaN would survive a mask.
     written = torch.zeros(num_blocks * block_size, dtype=torch.bool)
-    for table, num_keys in zip(batch.block_tables, batch.key_lens, strict=True):
-        position = torch.arange(num_keys)
+    for table, num_rows, num_keys in zip(batch.block_tables, batch.query_lens, batch.key_lens, strict=True):
+        position = torch.arange(max(0, num_keys - num_rows + 1 - window) if window else 0, num_keys)
         written[table[position // block_size] * block_size + position % block_size] = True
     k_cache.flatten(0, 1)[~written] = torch.nan
     v_cache.flatten(0, 1)[~written] = torch.nan
 
     batch = dataclasses.replace(batch).to(DEVICE)  # a copy that has not worked anything out yet
-    result = triton_kernels.paged_attention(q, k_cache.to(DEVICE), v_cache.to(DEVICE), batch)
+    result = triton_kernels.paged_attention(q, k_cache.to(DEVICE), v_cache.to(DEVICE), batch, window)
     torch.testing.assert_close(result.cpu(), expected, atol=TOLERANCE[dtype], rtol=0)
     assert set(vars(batch)) == {field.name for field in dataclasses.fields(batch)}, "the device was asked for lengths"
 

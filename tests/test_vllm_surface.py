@@ -369,7 +369,11 @@ def test_overrides_and_the_spellings_of_a_field(checkpoint):
     assert read(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
     assert read(torch_dtype="float16").dtype == read(dtype="float16").dtype == "float16"
     assert read(eos_token_id=5).eos_token_ids == {5}
-    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    yarn = read(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})
+    assert yarn.max_position_embeddings == 512 and yarn.rope_theta == 10000.0
+    yarn = read(rope_scaling={"rope_type": "yarn", "factor": 2.5})
+    assert yarn.max_position_embeddings == 1280, "what config.json says is taken for the length before the scaling"
+    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "longrope", "factor": 4.0})
     expect("what scales the rotary embedding must be a dict, found 5", read, rope_scaling=5)
 
 

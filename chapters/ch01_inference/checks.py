@@ -55,7 +55,7 @@ def _is_tie(bench: Bench, prompt: str, before: list[int], token_id: int) -> bool
 def attention_by(function: Attention, bench: Bench) -> Iterator[None]:
     """The engine computes its attention with this function, for one sequence of a step after the other."""
 
-    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         outs = []
         for b, rows in enumerate(q.split(batch.query_lens)):
             k, v = (rows_of(cache, batch, b).float() for cache in (k_cache, v_cache))

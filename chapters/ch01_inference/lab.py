@@ -122,10 +122,10 @@ def attention_watched(llm: LLM) -> Iterator[list[tuple[Tensor, ...]]]:
     runner = llm.engine.model_runner
     kernels, found = runner.kernels, list[tuple[Tensor, ...]]()
 
-    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
-        out = kernels.paged_attention(q, k_cache, v_cache, batch)
+    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
+        out = kernels.paged_attention(q, k_cache, v_cache, batch, window)
         k, v = (rows_of(cache, batch, 0).clone() for cache in (k_cache, v_cache))
-        found.append((q.clone(), k, v, attention.paged_attention(q, k_cache, v_cache, batch), out.clone()))
+        found.append((q.clone(), k, v, attention.paged_attention(q, k_cache, v_cache, batch, window), out.clone()))
         return out
 
     with replaced(runner, "kernels", dataclasses.replace(kernels, paged_attention=paged_attention)):

@@ -213,7 +213,7 @@ def use_write_kv(function: Write) -> Iterator[None]:
         return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
 
     # A recorded CUDA graph would replay what was recorded, with our kernel.
-    with replaced(ModelRunner, "_forward", forward), replaced(DecodeGraphs, "run", lambda graphs, batch: None):
+    with replaced(ModelRunner, "forward", forward), replaced(DecodeGraphs, "run", lambda graphs, batch: None):
         yield
 
 

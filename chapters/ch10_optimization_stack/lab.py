@@ -152,10 +152,10 @@ def tell_paged(story: Story, world: World) -> None:
     story.part("Counted: (f) over the block table, in the engine")
     ours, differences = paged_attention_by(solution.attend), []
 
-    def both(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+    def both(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> Tensor:
         floats = q.float(), k_cache.float(), v_cache.float()
-        out = ours(q.float(), k_cache, v_cache, batch)
-        differences.append((out - attention.paged_attention(*floats, batch)).abs().max().item())
+        out = ours(q.float(), k_cache, v_cache, batch, window)
+        differences.append((out - attention.paged_attention(*floats, batch, window)).abs().max().item())
         return out.to(q.dtype)
 
     world.use(replace(world.in_order[0], kernels=replace(TORCH_KERNELS, paged_attention=both)))

@@ -36,10 +36,13 @@ class KeyReader:
 Attend = Callable[[Tensor, list[int], int, KeyReader], Tensor]
 
 
-def paged_attention_by(attend: Attend) -> Callable[[Tensor, Tensor, Tensor, Batch], Tensor]:
-    """paged_attention() of the engine from a function for one sequence: tiles of query rows, one after another."""
+def paged_attention_by(attend: Attend) -> Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]:
+    """paged_attention() of the engine from a function for one sequence: tiles of query rows, one after another.
 
-    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+    For models whose rows see all keys before them: a window is not passed on.
+    """
+
+    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         outs = []
         for b, rows in enumerate(q.split(batch.query_lens)):
             table, num_before = batch.block_tables[b].tolist(), batch.key_lens[b] - len(rows)

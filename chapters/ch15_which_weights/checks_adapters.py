@@ -59,7 +59,7 @@ def make_weights(
 ) -> LoRAWeights:
     """Random adapters, the slot's number in their size; ranks: of each slot."""
     generator = torch.Generator().manual_seed(sum(out_sizes) + in_size)
-    weights = LoRAWeights.empty(len(ranks), max(ranks), in_size, out_sizes, {"dtype": dtype})
+    weights = LoRAWeights.empty(len(ranks), max(ranks), in_size, out_sizes, dtype, "cpu")
     weights.a[..., in_size:] = 7.0  # nobody may look there
     for slot, rank in enumerate(ranks):
         shape = len(out_sizes), rank, in_size

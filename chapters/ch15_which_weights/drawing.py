@@ -14,6 +14,7 @@ from nanovllm.core.sequence import Sequence
 if TYPE_CHECKING:
     from chapters.ch15_which_weights.world import Entry, Row, World
 
+EXPERTS = ("#e6194b", "#3cb44b", "#ffe119", "#4f7fff", "#f58231", "#c45be8", "#46f0f0", "#d0d0d0")
 HEAT = ("", "grey15", "grey27", "grey42", "dark_orange3", "orange1")  # backgrounds, from none to all
 NAMED = 4  # bytes of a block's name that are shown
 
@@ -45,14 +46,14 @@ def draw_experts_of(text: str, chosen: Tensor) -> Text:
     """A text, letter by letter, in the colour of its first expert in a layer. chosen: [tokens, num_chosen]."""
     drawn = Text()
     for letter, expert in zip(text, chosen[:, 0].tolist(), strict=False):
-        drawn.append(letter.replace("\n", "⏎"), f"black on {COLORS[expert % len(COLORS)]}")
+        drawn.append(letter.replace("\n", "⏎"), f"black on {EXPERTS[expert % len(EXPERTS)]}")
     return drawn
 
 
 def draw_legend(num_experts: int) -> Text:
     drawn = Text()
     for expert in range(num_experts):
-        drawn.append(f" {expert} ", f"black on {COLORS[expert % len(COLORS)]}").append(" ")
+        drawn.append(f" {expert} ", f"black on {EXPERTS[expert % len(EXPERTS)]}").append(" ")
     return drawn
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from chapters.ch15_which_weights.sparse import expected_met
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.experts import Experts
-from nanovllm.worker.grouped import GroupedWeights, RowGroups, group_rows, grouped_linear
+from nanovllm.worker.grouped import RowGroups, Weights, group_rows, grouped_linear
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import MLP, Linear, reorder_weights
 from nanovllm.worker.model import Decoder
@@ -80,27 +80,27 @@ def sizes_of(config: ModelConfig) -> Sizes:
 NUM_EXPERTS, NUM_CHOSEN, IN_SIZE, OUT_SIZE = 128, 8, 1024, 512  # 1 MiB of bf16 an expert
 
 
-def make_experts(kernels: Kernels) -> GroupedWeights:
+def make_experts(kernels: Kernels) -> Weights:
     linears = [Linear(IN_SIZE, OUT_SIZE, bias=False).bfloat16() for _ in range(NUM_EXPERTS)]
     for linear in linears:
         nn.init.uniform_(linear.weight, -0.1, 0.1)
     reorder_weights(nn.ModuleList(linears), kernels)
-    return GroupedWeights(linears)
+    return Weights(linears)
 
 
 def choose_at_random(num_rows: int, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(num_rows, NUM_EXPERTS, generator=generator).topk(NUM_CHOSEN).indices
 
 
-def in_one_pass(kernels: Kernels, x: torch.Tensor, weights: GroupedWeights, groups: RowGroups) -> torch.Tensor:
+def in_one_pass(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
     return kernels.grouped_linear(x[groups.rows], weights, groups)
 
 
-def one_after_another(kernels: Kernels, x: torch.Tensor, weights: GroupedWeights, groups: RowGroups) -> torch.Tensor:
+def one_after_another(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
     return grouped_linear(x[groups.rows], weights, groups)
 
 
-def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: GroupedWeights, groups: RowGroups) -> torch.Tensor:
+def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
     """Every row for itself, in the order of rows: an expert is read anew for each of them."""
     order = groups.places.flatten()
     counts = groups.ends.diff(prepend=torch.zeros(1, dtype=torch.int64))

@@ -244,9 +244,8 @@ class Scheduler:
         return reason is not None
 
     def has_room_for_adapter(self, seq: Sequence) -> bool:
-        if seq.lora_id is None or self.max_loras is None:
-            return True
-        return len({seq.lora_id, *(other.lora_id for other in self.running)} - {None}) <= self.max_loras
+        used = {other.lora_id for other in (*self.running, seq)} - {None}
+        return seq.lora_id is None or self.max_loras is None or len(used) <= self.max_loras
 
     def preempt_last(self) -> Sequence:
         seq = self.running.pop()

@@ -1,11 +1,12 @@
 """Paged attention in plain PyTorch (chapters 4 and 10): the reference that every other backend is tested against.
 
-    paged_attention(q, k_cache, v_cache, batch) -> out
+    paged_attention(q, k_cache, v_cache, batch, window=0) -> out
 
 q and out are [T, num_heads, head_dim]; the caches are one layer's. Row i of sequence b attends causally to positions
 0 .. seqlens_k[b] - query_len[b] + i, whose K/V are found through block_tables[b]; this step's own K/V were written
 before. Scores are scaled by head_dim ** -0.5; num_heads / num_kv_heads query heads share a KV head (grouped-query
-attention, arXiv:2305.13245).
+attention, arXiv:2305.13245). With a window, a row attends only to the last `window` positions of these
+(windowed_attention.py).
 
 Each sequence's blocks are gathered into contiguous K and V. Sequences with one query row (decodes) are computed
 together, padded to the longest of a group. Longer ones are computed one by one, in tiles of query rows, so that a tile
@@ -18,14 +19,17 @@ from torch import Tensor
 
 from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.windowed_attention import windowed_attention
 
 # Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
 MAX_GATHERED_ROWS = 1 << 16
 TILE_ROWS = 128
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See the top of this file for shapes and meaning."""
+    if window:
+        return windowed_attention(q, k_cache, v_cache, batch, window)
     out = q.new_empty(q.shape)
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     for group in _groups(sorted(decodes, key=batch.key_lens.__getitem__), batch.key_lens):

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.experts import Router
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
-from nanovllm.worker.model import Decoder
+from nanovllm.worker.model import Decoder, DecoderLayer
 
 NUM_SEQS, SEQ_LEN = 2, 128
 FIRST_LAYER = "model.layers.0."
@@ -32,12 +33,7 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
     decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
-    layer, norm = decoder.layers[0], decoder.norm
-    places = {name: place for name, place in decoder.checkpoint_tensors() if name.startswith(FIRST_LAYER)}
-    seen: list[Tensor] = []
-    for linear in linears_of(layer):
-        linear.register_forward_pre_hook(lambda _, args: seen.append(args[0].square().mean(0)))
-
+    norm, seen = decoder.norm, dict[Linear, Tensor]()
     batch = random_batch(config.vocab_size * model.group.size)
     rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
     context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
@@ -45,10 +41,15 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
     hidden, residual = decoder.embed(batch.input_ids).float(), None
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        for name, place in places.items():
-            place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        decoder.layers[0] = layer = DecoderLayer(config, decoder.group, i).float()  # layers differ in what they compute
+        for name, place in decoder.checkpoint_tensors():
+            if name.startswith(FIRST_LAYER):
+                place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        for linear in linears_of(layer):
+            linear.product = measuring_product(linear, seen)
         hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
-        importance |= zip(linears_of(model.layers[i]), seen, strict=True)
+        for ours, linear in zip(linears_of(model.layers[i]), linears_of(layer), strict=True):
+            importance[ours] = seen.get(linear, torch.zeros(linear.weight.shape[1]))  # an expert that no token has met
         seen.clear()
     norm.weight.copy_(read("model.norm.weight"))
     importance[model.lm_head] = norm(hidden, residual, context)[0].square().mean(0)
@@ -56,8 +57,16 @@ def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linea
 
 
 def linears_of(module: nn.Module) -> list[Linear]:
-    """Those whose weights may be rounded, in the order in which they are computed."""
+    """Those whose weights may be rounded."""
     return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
+
+
+def measuring_product(linear: Linear, seen: dict[Linear, Tensor]) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
+    def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        seen[linear] = x.square().mean(0)
+        return F.linear(x, weight, bias)
+
+    return product
 
 
 def random_batch(vocab_size: int) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.group import Group
-from nanovllm.worker.grouped import GroupedWeights, group_rows
+from nanovllm.worker.grouped import Weights, group_rows
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 
@@ -26,8 +26,8 @@ class Experts(nn.Module):
         self.gate = Router(config.hidden_size, config.num_experts, bias=False)
         mlps = [MLP(config, config.moe_intermediate_size, group) for _ in range(config.num_experts)]
         self.experts = nn.ModuleList(mlps)
-        self.gate_up = GroupedWeights(mlp.gate_up_proj for mlp in mlps)
-        self.down = GroupedWeights(mlp.down_proj for mlp in mlps)
+        self.gate_up = Weights(mlp.gate_up_proj for mlp in mlps)
+        self.down = Weights(mlp.down_proj for mlp in mlps)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up."""

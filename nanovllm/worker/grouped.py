@@ -47,7 +47,7 @@ def group_rows(chosen: Tensor, num_weights: int) -> RowGroups:
     return RowGroups(order // chosen.shape[1], places.view(chosen.shape), met, counts.cumsum(0)[met])
 
 
-class GroupedWeights:
+class Weights:
     """Weights of the same shape, one of them for each group of rows. linears: the layers that hold them."""
 
     def __init__(self, linears: Iterable[Any]) -> None:
@@ -55,7 +55,7 @@ class GroupedWeights:
         self.kernel_args: Any = None  # what a kernel keeps with the weights
 
 
-def grouped_linear(x: Tensor, weights: GroupedWeights, groups: RowGroups) -> Tensor:
+def grouped_linear(x: Tensor, weights: Weights, groups: RowGroups) -> Tensor:
     """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
     out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
     for i, end in zip(groups.met.tolist(), groups.ends.tolist(), strict=True):
@@ -112,7 +112,10 @@ class LoRAWeights:
     out_sizes: tuple[int, ...]
 
     @classmethod
-    def empty(cls, num_slots: int, max_rank: int, in_size: int, out_sizes: tuple[int, ...], like: Any) -> "LoRAWeights":
+    def empty(
+        cls, num_slots: int, max_rank: int, in_size: int, out_sizes: tuple[int, ...], dtype: Any, device: Any
+    ) -> "LoRAWeights":
+        like = {"dtype": dtype, "device": device}
         padded, out_size = -(-in_size // PADDING) * PADDING, sum(out_sizes)
         b = torch.zeros(num_slots * max_rank * out_size + PADDING, **like)[:-PADDING]
         a = torch.zeros(num_slots, len(out_sizes), max_rank, padded, **like)

@@ -8,10 +8,10 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
     silu_and_mul(gate_up) -> [T, size]
         silu(gate) * up for gate_up [T, 2 * size].
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
-        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864), then stores
-        k and v at batch.slot_mapping; slot -1 is not written.
-    paged_attention(q, k_cache, v_cache, batch) -> [T, num_heads, head_dim]
-        See worker/attention.py.
+        Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864; cos_sin None:
+        this layer does not), then stores k and v at batch.slot_mapping; slot -1 is not written.
+    paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
+        window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
     quantized_linear(x, weight, bias) -> y
@@ -31,17 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanovllm.worker import grouped
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.grouped import (
-    AdapterRows,
-    GroupedWeights,
-    LoRAWeights,
-    RowGroups,
-    add_adapters,
-    grouped_linear,
-    weighted_sum,
-)
 from nanovllm.worker.quantized import Groups, MergedWeight, quantized_linear
 from nanovllm.worker.rounding import search_q4_1
 
@@ -52,15 +44,15 @@ Tensors = tuple[Tensor, Tensor]
 class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensors]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors, Tensors, Batch], None]
-    paged_attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
+    rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors | None, Tensors, Batch], None]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
     search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
-    grouped_linear: Callable[[Tensor, GroupedWeights, RowGroups], Tensor] = grouped_linear
-    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
-    add_adapters: Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None] = add_adapters
+    grouped_linear: Callable[[Tensor, grouped.Weights, grouped.RowGroups], Tensor] = grouped.grouped_linear
+    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = grouped.weighted_sum
+    add_adapters: Callable[[Tensor, Tensor, grouped.AdapterRows, grouped.LoRAWeights], None] = grouped.add_adapters
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
@@ -73,9 +65,10 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
-    for x in (q, k):
-        x.copy_(rotate(x, *cos_sin))
+def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch) -> None:
+    if cos_sin is not None:
+        for x in (q, k):
+            x.copy_(rotate(x, *cos_sin))
     rows, slots = batch.written
     if rows is not None:
         k, v = k[rows], v[rows]

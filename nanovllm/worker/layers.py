@@ -1,6 +1,5 @@
 """The parts of the decoder: norm, rotary embedding, linear layers, MLP (chapters 1, 9 and 10)."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
+from nanovllm.worker.rope_frequencies import attention_factor, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +91,18 @@ def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
 
 
 class RotaryEmbedding:
-    """Rotary position embedding (arXiv:2104.09864), with the scalings "default", "linear" and "llama3".
+    """Rotary position embedding (arXiv:2104.09864), scaled as rope_frequencies.py knows it.
 
     The table of cosines and sines is made once for all positions; layers share what one step looks up in it.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        inv_freq = _inverse_frequencies(config)  # [head_dim / 2]
+        inv_freq = inverse_frequencies(config)  # [head_dim / 2]
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq  # [max_len, head_dim / 2]
-        self.table = torch.stack([angles.cos(), angles.sin()]).to(dtype).to(device)
+        factor = attention_factor(config.rope_scaling)
+        self.table = (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype).to(device)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for these positions, each [T, head_dim / 2]."""
         cos, sin = self.table[:, positions]
         return cos, sin
-
-
-def _inverse_frequencies(config: ModelConfig) -> Tensor:
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    scaling = config.rope_scaling
-    inv_freq = 1.0 / (config.rope_theta**exponents) / torch.tensor(scaling.get("divisors", 1.0))
-    if scaling["rope_type"] == "default":
-        return inv_freq
-    if scaling["rope_type"] == "linear":
-        return inv_freq / scaling["factor"]
-    # llama3: long wavelengths are stretched by the factor, short ones stay, those between are blended.
-    original_len = scaling["original_max_position_embeddings"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = original_len / (2 * math.pi / inv_freq)  # full turns within the original context
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: stretched, 1: as it was
-    return (1 - kept) * inv_freq / scaling["factor"] + kept * inv_freq

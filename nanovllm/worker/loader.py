@@ -16,12 +16,9 @@ from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
 from nanovllm.worker.quantize import BYTES_PER_NUMBER, quantize_weights, take_embeddings
 from nanovllm.worker.quantized import FORMATS
-from nanovllm.worker.tensor_files import tensor_files
+from nanovllm.worker.tensor_files import check_tensors, tensor_files
 
-# Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
 PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
 
 
 def load_model(
@@ -34,28 +31,11 @@ def load_model(
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
 ) -> Decoder:
-    """Build the decoder and read this rank's share of the weights into it; dummy: random ones instead.
-
-    ValueError lists missing, extra and wrongly shaped tensors.
-    """
+    """Build the decoder and read this rank's share of the weights into it; dummy: random ones instead."""
     whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
     source = directory, whole if dummy else None
     files = tensor_files(*source)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
-    extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
-    problems = [f"missing: {name}" for name in whole if name not in files]
-    problems += [f"not part of a {config.architecture}: {name}" for name in extra]
-    dtypes = {name: files[name].get_slice(name).get_dtype() for name in whole.keys() & files.keys()}
-    for name, stored in dtypes.items():
-        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
-        if found != expected:
-            problems.append(f"wrong shape: {name} is {found}, the configuration implies {expected}")
-        if stored not in WEIGHT_DTYPES:
-            problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
-    if problems:
-        shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
-        raise ValueError(f"the tensors in {directory} do not fit its configuration:\n  {shown}")
-
+    dtypes = check_tensors(files, whole, config, directory)
     # A rank on a GPU has one of its own; those on a CPU share its memory.
     on_gpu = device.type == "cuda"
     memory = torch.cuda.mem_get_info(device)[0] * group.size if on_gpu else PHYSICAL_MEMORY

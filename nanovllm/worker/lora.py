@@ -50,7 +50,8 @@ class AdaptedLinear:
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         y = self.base(x, weight, bias)
-        if rows := self.adapters.rows_of(self, len(x)):
+        rows = self.adapters.rows_of(self, len(x))
+        if rows is not None and self.weights is not None:
             self.adapters.kernels.add_adapters(y, x, rows, self.weights)
         return y
 
@@ -62,23 +63,31 @@ class Adapters:
     """
 
     def __init__(
-        self, model: Decoder, config: EngineConfig, model_config: ModelConfig, kernels: Kernels, like: dict[str, Any]
+        self,
+        model: Decoder,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        """Let the model's linear layers look here. model_config: of the whole model. like: dtype and device."""
-        self.config, self.model_config, self.kernels, self.like = config, model_config, kernels, like
-        self.group = model.group
+        """With enable_lora, let the model's linear layers look here. model_config: of the whole model."""
+        self.config, self.model_config, self.kernels, self.group = config, model_config, kernels, model.group
+        self.dtype, self.device = dtype, device
         self.slots: dict[int, int] = {}
         self._free = list(range(config.max_loras))
         self._files: dict[int, Adapter] = {}
         self._whole, self._local = linear_shapes(model_config), linear_shapes(model.config)
         self.layers: list[AdaptedLinear] = []
+        self._rows: AdapterRows | None = None
+        if not config.enable_lora:
+            return
         for path, linear in (*model.layers.named_modules(prefix="model.layers"), ("lm_head", model.lm_head)):
             parent, _, name = path.rpartition(".")
             projections = [f"{parent}.{part}" if parent else part for part in MERGED_PROJECTIONS.get(name, (name,))]
             if isinstance(linear, Linear) and self._whole.keys() >= set(projections):  # not of routers and experts
                 linear.product = AdaptedLinear(self, linear, projections)
                 self.layers.append(linear.product)
-        self._rows: AdapterRows | None = None
 
     def begin_step(self, step: BatchAdapters | None, batch: Batch, prompt: PromptRows | None) -> None:
         """Bring the step's adapters into memory. batch: in the CPU's memory."""
@@ -87,19 +96,17 @@ class Adapters:
             ids = {request.lora_int_id for request in step.requests}
             slots = torch.tensor([*(self._slot_of(request, ids) for request in step.requests), -1])
             of_row = slots[step.of_row]
-            self._rows = AdapterRows.of(of_row, self.like["device"])
+            self._rows = AdapterRows.of(of_row, self.device)
             # In the order in which their logits are computed (logprobs.py).
             head_rows = batch.logits_rows if prompt is None else torch.cat([prompt.rows, batch.logits_rows])
             self._head_slots = of_row[head_rows]
 
     def rows_of(self, layer: AdaptedLinear, num_rows: int) -> AdapterRows | None:
-        """The rows of a layer's input that meet an adapter; None if no adapter of this step changes the layer."""
-        if self._rows is None or layer.weights is None:
-            return None
-        if layer.projections != ["lm_head"]:
+        """The rows of a layer's input that meet an adapter; None if there are none in this step."""
+        if self._rows is None or layer.projections != ["lm_head"]:
             return self._rows
         slots, self._head_slots = self._head_slots[:num_rows], self._head_slots[num_rows:]
-        return AdapterRows.of(slots, self.like["device"])
+        return AdapterRows.of(slots, self.device)
 
     def _slot_of(self, request: LoRARequest, needed: set[int]) -> int:
         lora_id = request.lora_int_id
@@ -128,7 +135,7 @@ class Adapters:
         (_, whole_in), (_, in_size) = (shapes[layer.projections[0]] for shapes in (self._whole, self._local))
         if layer.weights is None:
             sizes = self.config.max_loras, self.config.max_lora_rank, in_size, layer.out_sizes
-            layer.weights = LoRAWeights.empty(*sizes, self.like)
+            layer.weights = LoRAWeights.empty(*sizes, self.dtype, self.device)
         weights, everything = layer.weights, slice(None)
         weights.a[slot], weights.b[slot] = 0, 0
         columns = weights.b[slot].split(layer.out_sizes, dim=1)

@@ -1,8 +1,9 @@
-"""One decoder for Llama, Qwen2 and Qwen3 (chapter 1).
+"""One decoder for Llama, Mistral, SmolLM3, Qwen2 and Qwen3 (chapter 1).
 
-The three differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), a norm on each query and key head
-(Qwen3), tied embeddings, rotary scaling. Attribute names are those of the checkpoints, except that projections of the
-same input are merged into one weight (MERGED_PROJECTIONS).
+They differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), a norm on each query and key head
+(Qwen3), tied embeddings, rotary scaling; and from layer to layer in how many keys a row sees (Mistral's sliding window)
+and whether q and k are rotated (not in some layers of SmolLM3). Attribute names are those of the checkpoints, except
+that projections of the same input are merged into one weight (MERGED_PROJECTIONS).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +26,9 @@ MERGED_PROJECTIONS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj"
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, group: Group) -> None:
+    def __init__(self, config: ModelConfig, group: Group, index: int) -> None:
         super().__init__()
+        self.window, self.has_rotary = config.windows.get(index, 0), index not in config.layers_without_rotary
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -45,15 +47,17 @@ class Attention(nn.Module):
             q, _ = self.q_norm(q.contiguous(), None, context)
             k, _ = self.k_norm(k.contiguous(), None, context)
         # All K/V of the step goes into the cache before any attention reads it: sequences of one step may share blocks.
-        context.kernels.rotary_and_write(q, k, v, context.cos_sin, kv_layer, context.batch)
-        return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch).flatten(1))
+        context.kernels.rotary_and_write(q, k, v, context.cos_sin if self.has_rotary else None, kv_layer, context.batch)
+        return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch, self.window).flatten(1))
 
 
 class DecoderLayer(nn.Module):
+    """Layer `index` of the model: layers may differ in what they compute."""
+
     def __init__(self, config: ModelConfig, group: Group, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, group)
+        self.self_attn = Attention(config, group, index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         has_experts = index in config.expert_layers
         self.mlp = Experts(config, group) if has_experts else MLP(config, config.intermediate_size, group)

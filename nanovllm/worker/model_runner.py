@@ -33,8 +33,6 @@ logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
 Sampled = tuple[list[int], list[TokenLogprobs | None]]
-
-
 Packed = tuple[Batch, SamplingBatch, BatchAdapters | None]
 
 
@@ -63,7 +61,7 @@ class ModelRunner:
         kernels, block_size = self._choose_kernels()
         self.kernels, self.block_size = kernels or TORCH_KERNELS, config.block_size or block_size or DEFAULT_BLOCK_SIZE
         if not on_gpu:
-            self._make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization) // group.size)
+            self.make_pool(cpu_memory.free_bytes(config.gpu_memory_utilization) // group.size)
             self._prefaulting = cpu_memory.prefault(list(self.kv_cache.data.flatten(0, 1)))
 
     def load(self, directory: Path) -> None:
@@ -75,9 +73,7 @@ class ModelRunner:
         if on_cpu and "reordered_weights" in self.config.optimizations:
             reorder_weights(self.model, self.kernels)
         self._threads = step_threads(self.model, self.kernels) if on_cpu else nullcontext
-        if self.config.enable_lora:
-            like = {"dtype": self.dtype, "device": self.device}
-            self.adapters = Adapters(self.model, self.config, self.model_config, self.kernels, like)
+        self.adapters = Adapters(self.model, self.config, self.model_config, self.kernels, self.dtype, self.device)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self._logits = torch.empty(0)
         self._prompt_logprobs: PromptLogprobs = []
@@ -90,7 +86,7 @@ class ModelRunner:
             cpu_memory.keep_freed_memory()
             self._prefaulting.join()
         else:
-            self._make_cuda_pool()
+            self._graphs = cuda_memory.make_pool(self)
         num_bytes = self.kv_cache.num_bytes
         if self.group.rank == 0:
             size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.dtype}"
@@ -107,8 +103,7 @@ class ModelRunner:
         """run() on what pack() has made of a step."""
         logits, self._prompt_logprobs = None, []
         with self._threads():
-            if self.config.enable_lora:
-                self.adapters.begin_step(adapters, batch, sampling.prompt)
+            self.adapters.begin_step(adapters, batch, sampling.prompt)
             batch = batch.to(self.device)
             if sampling.prompt is not None:
                 context = self.rotary, self.kv_cache, self.kernels
@@ -116,7 +111,7 @@ class ModelRunner:
             elif self._graphs is not None and adapters is None:
                 logits = self._graphs.run(batch)
             if logits is None:
-                logits = self._forward(batch)
+                logits = self.forward(batch)
             return self._sample(logits, sampling)
 
     def take_prompt_logprobs(self) -> PromptLogprobs:
@@ -133,10 +128,9 @@ class ModelRunner:
         """(kernels, block size that suits them); None: nothing better than PyTorch's operations, any size."""
         if self.device.type == "cuda":
             return load_cuda_kernels(self.config, self.local_config.head_dim, self.dtype)
-        in_c = "c_kernels" in self.config.optimizations
-        return load_cpu_kernels(self.local_config, self.dtype) if in_c else None, None
+        return load_cpu_kernels(self.local_config, self.dtype) if "c_kernels" in self.config.optimizations else None, None
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
     def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled:
@@ -148,7 +142,7 @@ class ModelRunner:
         # Into a buffer that is kept: the page faults of a new one cost more than the conversion.
         return sample(self._logits[:num_rows].copy_(logits), sampling)
 
-    def _make_pool(self, free_bytes: int) -> None:
+    def make_pool(self, free_bytes: int) -> None:
         sizes = self.local_config, self.block_size, self.dtype, self.max_model_len
         self.num_blocks = self.group.smallest(num_blocks_for_pool(self.config, *sizes, free_bytes))
         num_tokens = self.num_blocks * self.block_size
@@ -162,17 +156,3 @@ class ModelRunner:
             logger.info("max_model_len %d -> %d: what the KV pool holds", self.max_model_len, num_tokens)
             self.max_model_len = num_tokens
         self.kv_cache = KVCache(self.local_config, self.num_blocks, self.block_size, self.dtype, self.device)
-
-    @torch.inference_mode()
-    def _make_cuda_pool(self) -> None:
-        """The pool gets what the largest step and the recorded graphs leave; both are tried on a pool of one block."""
-        self.kv_cache = KVCache(self.local_config, 1, self.block_size, self.dtype, self.device)
-        record = self._record_graphs if "cuda_graphs" in self.config.optimizations else None
-        sizes = self.max_model_len, self.block_size, self.model_config.vocab_size
-        self._make_pool(cuda_memory.free_bytes(self.config, *sizes, self.run, record))
-        if record is not None:
-            self._graphs = record()  # again: graphs read the pool that they were recorded with
-
-    def _record_graphs(self) -> DecodeGraphs:
-        sizes = self.config.max_num_seqs, self.max_model_len, self.block_size
-        return DecodeGraphs(self._forward, *sizes, self.device)

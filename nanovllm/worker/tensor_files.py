@@ -9,9 +9,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.config_json import read_json
 from nanovllm.validation import shorten
 from nanovllm.worker.gguf_weights import GGUFWeights
+from nanovllm.worker.quantized import FORMATS
+
+# Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
+WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
 
 
 def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
@@ -39,6 +45,30 @@ def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
     return {name: file for file in map(open_file, paths) for name in list(file.keys())}
+
+
+def check_tensors(
+    files: Mapping[str, Any], whole: Mapping[str, Tensor], config: ModelConfig, directory: Path
+) -> dict[str, str]:
+    """{name: how the file holds it}. Raises one ValueError that lists missing, extra and wrongly shaped tensors.
+
+    whole: what the model needs, of the whole model.
+    """
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+    extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
+    problems = [f"missing: {name}" for name in whole if name not in files]
+    problems += [f"not part of a {config.architecture}: {name}" for name in extra]
+    dtypes = {name: files[name].get_slice(name).get_dtype() for name in whole.keys() & files.keys()}
+    for name, stored in dtypes.items():
+        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
+        if found != expected:
+            problems.append(f"wrong shape: {name} is {found}, the configuration implies {expected}")
+        if stored not in WEIGHT_DTYPES:
+            problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
+    if problems:
+        shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
+        raise ValueError(f"the tensors in {directory} do not fit its configuration:\n  {shown}")
+    return dtypes
 
 
 class DummyWeights:

@@ -1,7 +1,8 @@
 /* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
  *
  * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
- * too little work for all cores, the keys are cut into parts. attend() computes one part of a task for one KV head, a
+ * too little work for all cores, the keys are cut into parts. Keys in front of the first row's window are in none of
+ * them, and so a lone decode, whose only row it is, needs no mask. attend() computes one part of a task for one KV head, a
  * chunk of keys at a time (attention_prompt.c, attention_decode.c). combine() joins the parts.
  */
 
@@ -46,9 +47,11 @@ static void attend_items(const void *args, int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
         const int64_t part = i % a->num_parts, kv_head = i / a->num_parts % a->num_kv_heads;
         const attention_task *task = a->tasks + i / a->num_parts / a->num_kv_heads;
-        const int64_t num_keys = task->num_keys + task->num_rows - 1; /* of the last row */
+        const int64_t first = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
+        const int64_t num_keys = task->num_keys + task->num_rows - 1 - first; /* up to the last row's */
         partial alone, *result = a->num_parts > 1 ? a->scratch + i : &alone;
-        attend(result, a, task, kv_head, num_keys * part / a->num_parts, num_keys * (part + 1) / a->num_parts);
+        attend(result, a, task, kv_head, first + num_keys * part / a->num_parts,
+               first + num_keys * (part + 1) / a->num_parts);
         if (a->num_parts == 1)
             combine(a, task, kv_head, result, 1);
     }

@@ -7,7 +7,8 @@ enum {
 /* The score of a key that a query does not see. Not infinity: with -ffast-math a compiler may assume there is none. */
 static const float MASKED = -1e30f;
 
-/* Rows first_row to first_row + num_rows - 1 of q. The first of them sees num_keys keys, the next one key more. */
+/* Rows first_row to first_row + num_rows - 1 of q. The first of them sees the keys 0 to num_keys - 1, the next one key
+ * more; with a window each sees only the last of these. */
 typedef struct {
     int64_t first_row, num_rows, seq, num_keys;
 } attention_task;
@@ -26,6 +27,7 @@ typedef struct {
     const attention_task *tasks;      /* [num_tasks] */
     partial *scratch;                 /* [num_tasks][num_kv_heads][num_parts], used if num_parts > 1 */
     int64_t q_stride, block_stride, block_size, table_width, num_tasks, num_kv_heads, num_parts;
+    int64_t window; /* how many keys a row sees; 0: all */
     float scale;
 } attention_args;
 

@@ -38,17 +38,21 @@ static inline void read_chunk(unit_chunk *units, const key_chunk *kv) {
     }
 }
 
-/* Make weights of a chunk's scores, [t][lane], and bring running_max and running_sum up to date. Lane l sees the first
- * visible[l] keys, lane 0 the fewest. Returns rescale: acc belongs to the old maximum and has to be multiplied by it.
+/* Make weights of a chunk's scores, [t][lane], and bring running_max and running_sum up to date. Lane l sees the keys
+ * hidden[l] to visible[l] - 1; neither is less than in the lane before. Returns rescale: acc belongs to the old maximum
+ * and has to be multiplied by it.
  *
  * While a lane has seen no key, its running_max is MASKED, and keys that it does not see have weight exp(0) = 1. Its
  * first visible key undoes that: rescale is then 1e-38. */
 static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict weight)[LANES],
-                                 float *restrict running_max, float *restrict running_sum, const int *visible,
-                                 int num_keys) {
+                                 float *restrict running_max, float *restrict running_sum, const int *hidden,
+                                 const int *visible, int num_keys) {
     float old_max[LANES], rescale[LANES];
     for (int l = 0; l < LANES; l++)
         old_max[l] = running_max[l];
+    for (int t = 0; t < hidden[LANES - 1]; t++)
+        for (int l = 0; l < LANES; l++)
+            score[t][l] = t < hidden[l] ? MASKED : score[t][l];
     for (int t = visible[0]; t < num_keys; t++)
         for (int l = 0; l < LANES; l++)
             score[t][l] = t < visible[l] ? score[t][l] : MASKED;
@@ -149,6 +153,7 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
     key_chunk kv;
     unit_chunk units;
     vec rescale[VECS];
+    int hidden[LANES] = {0};
 
     load_queries(queries, args, task, kv_head, num_vecs);
     memset(acc, 0, num_vecs * sizeof(acc[0]));
@@ -165,8 +170,10 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
                 const int m = (w + i) * LANES;
                 int visible[LANES];
                 count_visible(visible, task, w + i, first, kv.num_keys);
-                rescale[i] = online_softmax(score[i], weight[i], out->running_max + m, out->running_sum + m, visible,
-                                            kv.num_padded);
+                if (args->window) /* a row does not see what the row so many positions before it sees */
+                    count_visible(hidden, task, w + i, first + args->window, kv.num_keys);
+                rescale[i] = online_softmax(score[i], weight[i], out->running_max + m, out->running_sum + m, hidden,
+                                            visible, kv.num_padded);
             }
             if (vecs == VECS)
                 prompt_values(VECS, acc + w, weight, &units, kv.num_padded, rescale);

@@ -94,7 +94,7 @@ static inline void rotate(num *x, const num *restrict cos, const num *restrict s
 /* Strides count numbers. cpu/kernels.py has the same fields in the same order. */
 typedef struct {
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
-    const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2] */
+    const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */
     const int64_t *slots;    /* [num_rows]; -1: k and v are not written */
     num *k_cache, *v_cache;  /* [num_blocks][block_size][num_kv_heads][HEAD_DIM] */
     int64_t q_stride, k_stride, v_stride, block_stride;
@@ -105,12 +105,14 @@ static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) 
     const rotary_args a = *(const rotary_args *)args; /* the compiler knows that no store changes a copy */
     const int64_t row_size = a.num_kv_heads * HEAD_DIM;
     for (int64_t r = first; r < end; r++) {
-        const num *cos = a.cos + r * HEAD_DIM / 2, *sin = a.sin + r * HEAD_DIM / 2;
         num *q = a.q + r * a.q_stride, *k = a.k + r * a.k_stride, *v = a.v + r * a.v_stride;
-        for (int64_t head = 0; head < a.num_kv_heads * GROUP; head++)
-            rotate(q + head * HEAD_DIM, cos, sin);
-        for (int64_t head = 0; head < a.num_kv_heads; head++)
-            rotate(k + head * HEAD_DIM, cos, sin);
+        if (a.cos) {
+            const num *cos = a.cos + r * HEAD_DIM / 2, *sin = a.sin + r * HEAD_DIM / 2;
+            for (int64_t head = 0; head < a.num_kv_heads * GROUP; head++)
+                rotate(q + head * HEAD_DIM, cos, sin);
+            for (int64_t head = 0; head < a.num_kv_heads; head++)
+                rotate(k + head * HEAD_DIM, cos, sin);
+        }
         const int64_t slot = a.slots[r];
         if (slot >= 0) {
             const int64_t offset = slot / a.block_size * a.block_stride + slot % a.block_size * row_size;

@@ -18,7 +18,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import FEW_ROWS, TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
-from nanovllm.worker.grouped import AdapterRows, GroupedWeights, LoRAWeights, RowGroups
+from nanovllm.worker.grouped import AdapterRows, LoRAWeights, RowGroups, Weights
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
 from nanovllm.worker.quantized import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 
@@ -49,7 +49,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         *_fields(PTR, "out q k_cache v_cache tables tasks scratch"),
-        *_fields(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts"),
+        *_fields(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts window"),
         ("scale", FLOAT),
     )
 
@@ -155,17 +155,20 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.silu_and_mul(out.data_ptr(), gate_up.data_ptr(), rows, size)
         return out
 
-    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
-        (cos, sin), (k_cache, v_cache) = cos_sin, kv_layer
+    def rotary_and_write(
+        q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
+    ) -> None:
+        k_cache, v_cache = kv_layer
+        cos, sin = (None, None) if cos_sin is None else (x.data_ptr() for x in cos_sin)
         args = RotaryArgs(
-            q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
+            q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos, sin=sin,
             slots=batch.slot_mapping.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
             q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
             num_rows=q.shape[0], num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
         )  # fmt: skip
         lib.rotary_and_write(args)
 
-    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+    def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         out = q.new_empty(q.shape)
         tasks, tables = batch.row_tiles, batch.block_tables
         num_tasks, scratch = tasks.shape[0], None
@@ -178,7 +181,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
             tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=None if scratch is None else scratch.data_ptr(),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
             table_width=tables.shape[1], num_tasks=num_tasks, num_kv_heads=num_kv_heads, num_parts=num_parts,
-            scale=head_dim**-0.5,
+            window=window, scale=head_dim**-0.5,
         )  # fmt: skip
         lib.paged_attention(args)
         return out
@@ -222,7 +225,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.quantized_linear(args)
         return out
 
-    def grouped_linear(x: Tensor, weights: GroupedWeights, groups: RowGroups) -> Tensor:
+    def grouped_linear(x: Tensor, weights: Weights, groups: RowGroups) -> Tensor:
         first = weights.linears[0]
         if first.product is not linear and first.product is not quantized_linear:
             return TORCH_KERNELS.grouped_linear(x, weights, groups)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanovllm.worker.batch import Batch
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See nanovllm.worker.attention for shapes and meaning."""
     from flash_attn import flash_attn_varlen_func  # not installed where nobody asks for it
 
@@ -25,5 +25,6 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
         max_seqlen_k=batch.max_key_len,
         softmax_scale=q.shape[-1] ** -0.5,
         causal=True,
+        window_size=(window - 1, 0) if window else (-1, -1),  # keys before a row's own and after it; -1: all
         block_table=batch.block_tables,
     )

@@ -29,7 +29,7 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
     from nanovllm.worker.cuda import triton_kernels
 
     why_not = _why_not_flash_attn(config, head_dim, dtype)
-    attention: Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     if why_not is None:
         from nanovllm.worker.cuda import flash_attention
 
@@ -39,9 +39,12 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
         logger.info("attention: Triton, because %s", why_not)
         attention, block_size = triton_kernels.paged_attention, None
 
-    def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors, kv_layer: Tensors, batch: Batch) -> None:
-        for x in (q, k):
-            x.copy_(rotate(x, *cos_sin))
+    def rotary_and_write(
+        q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
+    ) -> None:
+        if cos_sin is not None:
+            for x in (q, k):
+                x.copy_(rotate(x, *cos_sin))
         triton_kernels.write_kv(k, v, kv_layer, batch.slot_mapping)
 
     return replace(TORCH_KERNELS, rotary_and_write=rotary_and_write, paged_attention=attention), block_size

@@ -1,6 +1,7 @@
 """Memory on a GPU: what is left for the KV pool (chapter 3)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,7 +11,27 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.speculative_config import max_num_logits
+from nanovllm.worker.cuda.graphs import DecodeGraphs
+from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.sampler import SamplingBatch, sample
+
+
+@torch.inference_mode()
+def make_pool(runner: Any) -> DecodeGraphs | None:
+    """Give a ModelRunner the pool that the largest step and the graphs leave room for; both are tried on one block.
+
+    Returns the graphs, recorded. A model with experts has none: how its rows are grouped is known only in the step.
+    """
+    config, model_config, block_size = runner.config, runner.model_config, runner.block_size
+
+    def record() -> DecodeGraphs:
+        return DecodeGraphs(runner.forward, config.max_num_seqs, runner.max_model_len, block_size, runner.device)
+
+    runner.kv_cache = KVCache(runner.local_config, 1, block_size, runner.dtype, runner.device)
+    has_graphs = "cuda_graphs" in config.optimizations and not model_config.expert_layers
+    sizes = runner.max_model_len, block_size, model_config.vocab_size
+    runner.make_pool(free_bytes(config, *sizes, runner.run, record if has_graphs else None))
+    return record() if has_graphs else None  # again: graphs read the pool that they were recorded with
 
 
 def free_bytes(

@@ -21,8 +21,11 @@ from torch import Tensor
 
 from nanovllm.worker.batch import Batch
 
+# The score of a key that a row does not see. Not infinity: infinity - infinity is no number.
+MASKED = tl.constexpr(-1e30)
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See nanovllm.worker.attention for shapes and meaning."""
     _, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
@@ -38,7 +41,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
         out, q, k_cache, v_cache, batch.cu_seqlens_q, batch.seqlens_k, batch.block_tables,
         head_dim**-0.5 * math.log2(math.e),
         *out.stride()[:2], *q.stride()[:2], *k_cache.stride()[:3], batch.block_tables.stride(0),
-        GROUP=group_size, BLOCK_SIZE=block_size, HEAD_DIM=head_dim,
+        GROUP=group_size, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, WINDOW=window,
         BLOCK_M=tile_rows, BLOCK_N=full_tile, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         num_stages=2,  # the next keys are on their way while these are multiplied
     )  # fmt: skip
@@ -51,7 +54,7 @@ def _attention_kernel(
     scale,
     out_row_stride, out_head_stride, q_row_stride, q_head_stride, block_stride, slot_stride, kv_head_stride,
     table_stride,
-    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -71,12 +74,15 @@ def _attention_kernel(
     q_offset = packed_row * q_row_stride + head * q_head_stride
     q_tile = tl.load(q + q_offset[:, None] + dim[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
 
-    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_max = tl.full([BLOCK_M], MASKED, tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     last_token = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_tokens - 1)
     num_keys = num_computed + last_token + 1  # no row of this tile sees more
-    for first_key in range(0, num_keys, BLOCK_N):
+    start = 0
+    if WINDOW > 0:  # no row of this tile sees a key before the first row's window
+        start = tl.maximum(num_computed + tile * BLOCK_M // GROUP + 1 - WINDOW, 0)
+    for first_key in range(start, num_keys, BLOCK_N):
         key = first_key + tl.arange(0, BLOCK_N)
         block = tl.load(block_tables + seq * table_stride + key // BLOCK_SIZE, mask=key < num_keys, other=0)
         kv_offset = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride + kv_head * kv_head_stride
@@ -85,8 +91,12 @@ def _attention_kernel(
         k = tl.load(k_cache + kv_offset, mask=present, other=0.0)  # [BLOCK_N, BLOCK_D]
         v = tl.load(v_cache + kv_offset, mask=present, other=0.0)
         scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee") * scale  # "ieee": float32 stays float32
-        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
-        # Every row sees key 0, which is in the first step: new_max is never -inf, and -inf - -inf never happens.
+        seen = key[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, MASKED)  # [BLOCK_M, BLOCK_N]
+        # As BLOCK_M <= BLOCK_N, every row sees a key of the first step. One that did not would give weight 1 to what it
+        # does not see, until its first key makes rescale 0.
         new_max = tl.maximum(running_max, tl.max(scores, 1))
         weights = tl.exp2(scores - new_max[:, None])  # scale holds log2(e): the hardware's exponential is base 2
         rescale = tl.exp2(running_max - new_max)
