@@ -45,7 +45,7 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     letters = Group(draw_experts_of(world.text, world.visits[world.layer]), draw_legend(world.shares.shape[1]))
     return [
         (f"requests; the next one names: {world.adapter}", draw_entries(world, entries)),
-        ("rows of the last step, by adapter", draw_rows(world.rows)),
+        (f"rows of the last step; in memory: {world.in_memory}", draw_rows(world.rows)),
         ("names of blocks, of those who run", draw_names(world.llm.engine.block_manager, named)),
         (f"experts that each letter met first, layer {world.layer}", letters),
         ("of its choices, percent for each expert", draw_visits({"text": world.shares}, measured=False)),

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from nanovllm.worker.model import Decoder
 NUM_TOKENS, NUM_SHOWN = 7, 6
 RANKS = (1, 4, 8, 16, 64)
 NUMS_ADAPTERS = (0, 1, 2, 4, 8)
-NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 8
+NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 5
 
 
 def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int = NUM_TOKENS) -> list[Entry]:
@@ -112,13 +111,14 @@ def tell_cost(story: Story) -> None:
     shapes = linear_shapes(llm.engine.model_config)
     story.say(
         f"{NUM_SEQS} sequences decode in bf16, on one core, with random adapters of rank {COST_RANK} of all linear "
-        "layers. Milliseconds of a step, the median, if none names an adapter; if all name the same; if they name two, "
-        f"four, or each its own. The adapters' numbers that a step reads, in MB, and what a step took more."
+        "layers. Milliseconds of a step, the best of several, if none names an adapter; if all name the same; if they "
+        "name two, four, or each its own. The adapters' numbers that a step reads, in MB, and what a step took more."
     )
     with tempfile.TemporaryDirectory() as folder:
         paths = [random_adapter(Path(folder, str(i)), shapes, COST_RANK) for i in range(num_adapters)]
         requests = [LoRARequest(f"random {i}", i + 1, path) for i, path in enumerate(paths)]
-        seconds = {num: step_s(llm, requests[:num]) for num in NUMS_ADAPTERS}
+        rounds = [{num: step_s(llm, requests[:num]) for num in NUMS_ADAPTERS} for _ in range(2)]
+        seconds = {num: min(found[num] for found in rounds) for num in NUMS_ADAPTERS}
     adapter_bytes = 2 * COST_RANK * sum(sum(shape) for path, shape in shapes.items() if path != "lm_head")
     table = make_table("adapters", "ms", "MB of adapters", "ms more", "", width=14, first=10)
     for num, found in seconds.items():
@@ -128,7 +128,7 @@ def tell_cost(story: Story) -> None:
 
 
 def step_s(llm: LLM, requests: list[Any]) -> float:
-    """The median time of a decode step in which sequences name these adapters in turn."""
+    """The shortest time of a decode step in which sequences name these adapters in turn."""
     params = SamplingParams(temperature=0, max_tokens=NUM_STEPS + 4, ignore_eos=True)
     engine, times = llm.engine, list[float]()
     for number in range(NUM_SEQS):
@@ -140,7 +140,7 @@ def step_s(llm: LLM, requests: list[Any]) -> float:
         if number >= 2:
             times.append(time.perf_counter() - started)
     engine.abort_requests(list(engine.requests.values()))
-    return median(times)
+    return min(times)
 
 
 # -- who may come in ---------------------------------------------------------------------------------------------------

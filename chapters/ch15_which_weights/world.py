@@ -148,5 +148,12 @@ class World:
         self.text, self.visits = text, visits_of(self.sparse, [text])
 
     @property
+    def in_memory(self) -> str:
+        """The adapters in slots, the least recently used first."""
+        names = {request.lora_int_id: name for name, request in self.adapters.items()}
+        slots = self.llm.engine.model_runner.adapters.slots
+        return ", ".join(f"{names[lora_id]} in slot {slot}" for lora_id, slot in slots.items()) or "no adapter"
+
+    @property
     def shares(self) -> Tensor:
         return shares_of(self.visits)
