@@ -128,7 +128,8 @@ class ModelRunner:
         """(kernels, block size that suits them); None: nothing better than PyTorch's operations, any size."""
         if self.device.type == "cuda":
             return load_cuda_kernels(self.config, self.local_config.head_dim, self.dtype)
-        return load_cpu_kernels(self.local_config, self.dtype) if "c_kernels" in self.config.optimizations else None, None
+        in_c = "c_kernels" in self.config.optimizations
+        return load_cpu_kernels(self.local_config, self.dtype) if in_c else None, None
 
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
