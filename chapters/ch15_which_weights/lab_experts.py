@@ -116,7 +116,7 @@ def tell_products(story: Story) -> None:
     kernels = load_cpu_kernels(large_config(), torch.bfloat16) or TORCH_KERNELS
     nums_rows = (1, 2, 4, 8, 16, 32, 64, 128)
     table = make_table("rows", "pairs", "met", "expected", *WAYS, "ms a row", "", width=8, first=5)
-    for num_rows, (num_met, best) in zip(nums_rows, time_products(kernels, nums_rows, 3), strict=True):
+    for num_rows, (num_met, best) in zip(nums_rows, time_products(kernels, nums_rows, 6), strict=True):
         numbers = f"{num_rows * NUM_CHOSEN}", f"{num_met:.0f}", f"{expected_met(num_rows, NUM_EXPERTS, NUM_CHOSEN):.0f}"
         times = (f"{1e3 * seconds:.1f}" for seconds in best.values())
         table.add_row(str(num_rows), *numbers, *times, f"{1e3 * best['one pass'] / num_rows:.2f}", "(measured)")
