@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from nanovllm.engine_thread import EngineThread, Reader
 from nanovllm.llm import LLM
+from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
@@ -51,6 +52,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
         *,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -62,7 +64,7 @@ class AsyncLLM:
         params = sampling_params or self.llm.get_default_sampling_params()
 
         def make() -> list[Request]:
-            return [self.engine.make_request(prompt, params, request_id=request_id, stream=True)]
+            return [self.engine.make_request(prompt, params, lora_request, request_id=request_id, stream=True)]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:

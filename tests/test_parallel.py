@@ -112,7 +112,7 @@ def test_a_rank_that_dies_ends_the_engine(two_ranks):
 def test_a_rank_that_fails_ends_the_engine(two_ranks):
     llm, pids = two_ranks
     with pytest.raises(RuntimeError, match=r"rank [01] failed: AttributeError"):
-        llm.engine.model_runner._ask("execute", "no batch", "no sampling")
+        llm.engine.model_runner._ask("execute", "no batch", "no sampling", None)
     assert not any(map(is_alive, pids))
 
 

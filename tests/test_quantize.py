@@ -142,14 +142,16 @@ def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint
         importance = calibration.measure_importance(model, weights.__getitem__)
         seen: dict[Linear, Tensor] = {}
         for layer in calibration.linears_of(model):
-            layer.register_forward_pre_hook(lambda layer, args: seen.update({layer: args[0].square().mean(0)}))
+            layer.product = calibration.measuring_product(layer, seen)
         batch = calibration.random_batch(config.vocab_size)
         batch = replace(batch, logits_rows=torch.arange(len(batch.input_ids)))
         rotary = RotaryEmbedding(config, calibration.SEQ_LEN, torch.float32, torch.device("cpu"))
         sizes = calibration.NUM_SEQS, calibration.SEQ_LEN, config.num_key_value_heads, config.head_dim
         pool = type("Pool", (), {"layers": torch.zeros(config.num_hidden_layers, 2, *sizes)})
         model(batch, rotary, pool, TORCH_KERNELS)
-    assert importance.keys() == seen.keys() and len(seen) == 4 * config.num_hidden_layers + 1
+    num_experts = config.num_experts * len(config.expert_layers)
+    num_layers = 2 * config.num_hidden_layers + 2 * (config.num_hidden_layers - len(config.expert_layers)) + 1
+    assert importance.keys() == seen.keys() and len(seen) == num_layers + 2 * num_experts
     for layer, expected in seen.items():
         assert torch.allclose(importance[layer], expected / expected.mean() + calibration.LEAST_IMPORTANCE, rtol=1e-3)
 

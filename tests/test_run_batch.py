@@ -106,7 +106,7 @@ RECORD = (json.dumps(ANSWERS[0].record(f"{JOB.id_prefix}1")) + "\n").encode()
         (RECORD.replace(b"a" * 16, b"c" * 16), "holds answers to another input"),
         (
             RECORD.replace(b"b" * 16, b"c" * 16),
-            "holds answers to another model, or another --dtype, --seed or --quantization",
+            "holds answers to another model, or other --dtype, --seed, --quantization or --lora-modules",
         ),
         (RECORD + RECORD, "line 2 of .* answers line 1 once more"),
         (RECORD.replace(b'_1"', b'_99"'), "line 1 of .* answers line 99"),

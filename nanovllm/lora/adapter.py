@@ -67,7 +67,7 @@ class Adapter:
     def open(cls, request: LoRARequest, config: ModelConfig, max_lora_rank: int) -> "Adapter":
         """Read and check it. Raises one ValueError that lists what does not fit."""
         where = f"adapter {request.lora_name!r}"
-        folder = _folder(request.lora_path, where)
+        folder = adapter_folder(request)
         options = read_json(folder / "adapter_config.json")
         _check_options(options, folder)
         try:
@@ -85,6 +85,8 @@ class Adapter:
                 problems.append(f"{name} is no A or B of a linear layer that this model has and an adapter may change")
             elif tensor.get_dtype() not in FLOATS:
                 problems.append(f"{name} is {tensor.get_dtype()}, only {', '.join(FLOATS)} are read")
+            elif not tensor[:].isfinite().all():
+                problems.append(f"{name} has numbers that are NaN or infinite")
             else:
                 found.setdefault(path, {})[SUFFIXES[suffix]] = tensor.get_shape()
         for path, pair in found.items():
@@ -107,13 +109,14 @@ class Adapter:
         return self.file.get_slice(f"{PREFIX}{path}.lora_{which}.weight")[share]
 
 
-def _folder(path: str, where: str) -> Path:
-    folder = Path(os.path.expanduser(path))
+def adapter_folder(request: LoRARequest) -> Path:
+    """Where its files are: its path, or where the hub's were downloaded to."""
+    where, folder = f"adapter {request.lora_name!r}", Path(os.path.expanduser(request.lora_path))
     if not os.path.isdir(folder):
         try:
-            folder = resolve_checkpoint(path)
+            folder = resolve_checkpoint(request.lora_path)
         except FileNotFoundError as error:
-            reason = f"{where}: {path!r} is neither a directory nor a hub id that can be downloaded"
+            reason = f"{where}: {request.lora_path!r} is neither a directory nor a hub id that can be downloaded"
             raise ValueError(f"{reason} ({error})") from error
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
@@ -152,6 +155,13 @@ class KnownAdapters:
     def __init__(self, model: ModelConfig, enable_lora: bool, max_lora_rank: int) -> None:
         self.model, self.enable_lora, self.max_lora_rank = model, enable_lora, max_lora_rank
         self._known: dict[int, LoRARequest] = {}
+
+    def named(self, name: Any) -> LoRARequest | None:
+        return next((request for request in self._known.values() if request.lora_name == name), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(request.lora_name for request in self._known.values())
 
     def check(self, request: Any) -> int | None:
         """The id of a request's adapter; None: it has none. Raises ValueError for one that cannot be used."""

@@ -48,14 +48,15 @@ class Job:
         salt = body.get("cache_salt")
         if tenant and (salt is None or (salt and isinstance(salt, str))):
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
-        prompts, params, self.model = translate(llm.llm, url, body, names)
+        prompts, params, self.model, adapter = translate(llm.llm, url, body, names)
         self.url, self.params = url, params
         self.requests = []
         for place, prompt in enumerate(prompts):  # the page knows its card by the id
             if not is_wanted():
                 raise ClientDisconnect
             request_id = f"{self.answer_id}-{place}"
-            self.requests.append(llm.engine.make_request(prompt, params, request_id=request_id, stream=self.stream))
+            request = llm.engine.make_request(prompt, params, adapter, request_id=request_id, stream=self.stream)
+            self.requests.append(request)
 
 
 class Api:
@@ -75,12 +76,16 @@ class Api:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": list(map(self._model, self.names))})
+        return json_response({"object": "list", "data": list(map(self._model, self._all_names))})
 
     async def show_model(self, request: Request) -> Response:
-        if (name := request.path_params["name"]) not in self.names:
-            raise UnknownModel(f"there is no model {name!r:.80} here; there is {', '.join(self.names)}")
+        if (name := request.path_params["name"]) not in self._all_names:
+            raise UnknownModel(f"there is no model {name!r:.80} here; there is {', '.join(self._all_names)}")
         return json_response(self._model(name))
+
+    @property
+    def _all_names(self) -> tuple[str, ...]:
+        return self.names + self.llm.engine.adapters.names
 
     def _model(self, name: str) -> dict[str, Any]:
         length = self.llm.engine.scheduler.max_model_len

@@ -23,6 +23,7 @@ class ServeOptions:
     api_key:           who asks for /v1 must send one of these (may be given several times); tenants with different keys
                        never share a prefix
     served_model_name: names under which requests may ask for the model, the first one is shown (default: MODEL)
+    lora_modules:      adapters, NAME=PATH, that requests may ask for by their names
     max_waiting:       sequences that may wait; requests beyond them are answered by 429
     request_timeout:   seconds that a request may take, waiting included; then it is dropped, and answered by 504
     shutdown_timeout:  seconds that running requests get to finish after SIGTERM or Ctrl-C
@@ -35,6 +36,7 @@ class ServeOptions:
     port: int = 8000
     api_key: tuple[str, ...] = ()
     served_model_name: tuple[str, ...] = ()
+    lora_modules: tuple[str, ...] = ()
     max_waiting: int = 256
     request_timeout: float | None = None
     shutdown_timeout: float = 30.0
@@ -45,7 +47,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("api_key", "served_model_name", "allowed_origins"):
+            if f.name in ("api_key", "served_model_name", "lora_modules", "allowed_origins"):
                 value = tuple(value)
             object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):

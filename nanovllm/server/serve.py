@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from nanovllm.async_llm import AsyncLLM
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.lora.modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.server.api import Api
 from nanovllm.server.http import ERRORS, LOOPBACK, Guard, Refused, answer_error, answer_nobody, json_response
@@ -39,9 +40,12 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
     names = options.served_model_name
     if not names:  # of a checkpoint in a folder, its name will do
         names = (Path(config.model).name, config.model) if Path(config.model).exists() else (config.model,)
+    config, adapters = read_modules(options.lora_modules, config, names)
     with bind(options.host, options.port) as listener:
         with Screen(stderr=True).working(f"loading {config.model}"):
             llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
+        for adapter in adapters:
+            llm.engine.adapters.check(adapter)
         with llm:
             server = Server(llm, options, names, listener)
             server.run(sockets=[listener])

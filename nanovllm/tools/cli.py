@@ -91,7 +91,8 @@ def _analyze(args: argparse.Namespace) -> int:
 def _run_batch(args: argparse.Namespace) -> int:
     from nanovllm.tools.run_batch import run_batch
 
-    return run_batch(Path(args.input_file), Path(args.output_file), _engine_config(args), tuple(args.served_model_name))
+    names, adapters = tuple(args.served_model_name), tuple(args.lora_modules)
+    return run_batch(Path(args.input_file), Path(args.output_file), _engine_config(args), names, adapters)
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -185,6 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument(
         "--served-model-name", nargs="+", default=[], help="what body.model may say, beside the model's own name"
     )
+    batch.add_argument(
+        "--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=PATH",
+        help="adapters; body.model chooses one by its name",
+    )  # fmt: skip
     analyze = commands.add_parser(
         "analyze",
         description="Reads a log of requests, one JSON object a line: chat `messages`, a `prompt` (text or token ids), "

@@ -3,7 +3,7 @@
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import xxhash
 
 from nanovllm.config import EngineConfig
 from nanovllm.gguf_file import GGUFFile
+from nanovllm.lora.adapter import adapter_folder
+from nanovllm.lora.request import LoRARequest
 from nanovllm.tools.lines import read_lines
 
 WEIGHTS = (".safetensors", ".gguf")
@@ -41,10 +43,11 @@ class Job:
         return f"batch_req_{self.input_hash}_{self.model_hash}_"
 
     @classmethod
-    def of(cls, input_file: Path, directory: Path, config: EngineConfig) -> "Job":
+    def of(cls, input_file: Path, directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = ()) -> "Job":
         stat, hashes = _stat(input_file), _hash_lines(input_file)
         num_lines, last_line = len(hashes) - hashes.count(0), len(hashes) - 1
-        return cls(num_lines, last_line, xxhash.xxh3_64_hexdigest(hashes), hash_model(directory, config), hashes, stat)
+        model_hash = hash_model(directory, config, adapters)
+        return cls(num_lines, last_line, xxhash.xxh3_64_hexdigest(hashes), model_hash, hashes, stat)
 
     def lines(self, input_file: Path) -> Iterator[tuple[int, bytes]]:
         """Read the input once more. ValueError for a line that has changed: its answer would answer something else."""
@@ -64,13 +67,13 @@ class Job:
         if not same:
             raise ValueError(f"{input_file} has changed since the job began; the records answer what it held then")
 
-    def check_model(self, directory: Path, config: EngineConfig) -> None:
+    def check_model(self, directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = ()) -> None:
         """Raise ValueError if the checkpoint is not what it was: the records' ids would name another one."""
-        if hash_model(directory, config) != self.model_hash:
-            raise ValueError(f"the checkpoint {directory} has changed since the job began")
+        if hash_model(directory, config, adapters) != self.model_hash:
+            raise ValueError(f"the checkpoint {directory}, or an adapter, has changed since the job began")
 
 
-def hash_model(directory: Path, config: EngineConfig) -> str:
+def hash_model(directory: Path, config: EngineConfig, adapters: Iterable[LoRARequest] = ()) -> str:
     """Of name, size and time of each file of a checkpoint, of what the small ones hold and of parts of every tensor.
 
     And of the options that change answers; of other places that they name, the small files.
@@ -82,6 +85,9 @@ def hash_model(directory: Path, config: EngineConfig) -> str:
     for place in (config.tokenizer, config.generation_config):
         if place is not None and Path(place).is_dir():
             _hash_files(digest, Path(place), with_weights=False)
+    for adapter in adapters:
+        digest.update(f"{adapter.lora_name!r};".encode("utf-8", "surrogatepass"))
+        _hash_files(digest, adapter_folder(adapter))
     return digest.hexdigest()
 
 

@@ -178,7 +178,8 @@ class _Batch:
 
     def _again(self, request: Request) -> Request:
         prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
-        return self.engine.make_request(prompt | {"cache_salt": request.samples[0].seq.cache_salt}, request.params)
+        seq = request.samples[0].seq
+        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, seq.lora_request)
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
@@ -214,11 +215,11 @@ def _read_line(
         url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
-        prompts, params, model = translate(llm, url, body, served_names)
+        prompts, params, model, adapter = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
-        requests = [llm.engine.make_request(prompt, params) for prompt in prompts]
+        requests = [llm.engine.make_request(prompt, params, adapter) for prompt in prompts]
         return _Line(number, custom_id, url, model, params.logprobs, requests)
     except BaseException as error:
         return Answer(number, custom_id, None, f"line {number}: {explain(error)}")

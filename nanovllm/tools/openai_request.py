@@ -6,6 +6,7 @@ from typing import Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.llm import CHAT_OPTIONS
+from nanovllm.lora.request import LoRARequest
 from nanovllm.request import Request
 from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.tools.openai_answer import CHAT, COMPLETIONS
@@ -30,13 +31,18 @@ class UnknownModel(ValueError):
 
 def translate(
     llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
-) -> tuple[list[Any], SamplingParams, str]:
-    """(prompts, sampling parameters, the model's name in the answer). ValueError for what we cannot honour."""
+) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
+    """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one).
+
+    ValueError for what we cannot honour.
+    """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model", served_names[0] if served_names else "")
-    if served_names and model not in served_names:
+    adapter = None if model in served_names else llm.engine.adapters.named(model)
+    if served_names and model not in served_names and adapter is None:
+        adapters = "".join(f", with adapter {name}" for name in llm.engine.adapters.names)
         raise UnknownModel(
-            f"body.model is {model!r:.80}, and this is {served_names[0]}: leave body.model out, or let "
+            f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
             "--served-model-name say that they are the same"
         )
     given = {name: body[name] for name in PASSED_ON & body.keys()}
@@ -75,7 +81,7 @@ def translate(
         num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
-    return prompts, params, model
+    return prompts, params, model, adapter
 
 
 def check_grammars(requests: list[Request]) -> None:

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
+from nanovllm.lora.modules import read_modules
 from nanovllm.tools.job import Job
 from nanovllm.tools.lines import parse_json, to_json
 from nanovllm.tools.openai_batch import Answer, answer_lines, read_custom_id
@@ -164,7 +165,8 @@ class OutputFile:
             raise ValueError(f"line {number} of {self.path} was not written by run-batch; choose another output file")
         same_input, same_model = found[1] == self.job.input_hash, found[2] == self.job.model_hash
         if not (same_input and same_model):
-            what = "another model, or another --dtype, --seed or --quantization" if same_input else "another input"
+            options = "--dtype, --seed, --quantization or --lora-modules"
+            what = f"another model, or other {options}" if same_input else "another input"
             raise ValueError(
                 f"{self.path} holds answers to {what}: give what it was begun with to continue it, or choose another "
                 "output file"
@@ -182,7 +184,13 @@ class OutputFile:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_names: tuple[str, ...] = ()) -> int:
+def run_batch(
+    input_file: Path,
+    output_file: Path,
+    config: EngineConfig,
+    served_names: tuple[str, ...] = (),
+    lora_modules: tuple[str, ...] = (),
+) -> int:
     """Returns the exit code: 0 all lines succeeded, 1 some are error records, 128 + n stopped by signal n.
 
     Raises ValueError or OSError; then what has been written is whole, and the same call continues.
@@ -198,9 +206,10 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
     directory = resolve_checkpoint(config.model, config.revision, config.load_format)
     own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
+    config, adapters = read_modules(lora_modules, config, names)
     console = Screen(stderr=True)
     with console.working("reading the input"):
-        job = Job.of(input_file, directory, config)
+        job = Job.of(input_file, directory, config, adapters)
         output = OutputFile(output_file, job)
     num_skipped = output.num_answered
     try:
@@ -208,7 +217,9 @@ def run_batch(input_file: Path, output_file: Path, config: EngineConfig, served_
             if num_skipped < job.num_lines:
                 with console.working(f"loading {names[0]}"):
                     llm = LLM(**vars(config))
-                job.check_model(directory, config)
+                for adapter in adapters:
+                    llm.engine.adapters.check(adapter)
+                job.check_model(directory, config, adapters)
                 _answer_all(llm, input_file, output, names, signals, console)
                 if not signals:
                     job.check_input(input_file)
