@@ -26,6 +26,7 @@ TITLES = {
     12: "Fewer bits",
     13: "Guess and check",
     14: "Many users",
+    15: "Which weights does a token meet?",
 }
 
 

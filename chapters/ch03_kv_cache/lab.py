@@ -180,9 +180,9 @@ class CacheWorld:
         """Keep each step's Batch, and what layer 0 hands over to be written, on the way through."""
         execute, rotary_and_write = self.runner.execute, self.runner.kernels.rotary_and_write
 
-        def watched_execute(batch: Batch, sampling: Any) -> Any:
+        def watched_execute(batch: Batch, *others: Any) -> Any:
             self._seen = batch, list(self.engine.scheduler.running)
-            return execute(batch, sampling)
+            return execute(batch, *others)
 
         def watched_write(q: Any, k: Any, v: Any, cos_sin: Any, kv_layer: Any, batch: Batch) -> None:
             rotary_and_write(q, k, v, cos_sin, kv_layer, batch)

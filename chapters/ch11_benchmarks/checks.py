@@ -44,9 +44,9 @@ def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTim
     clock, runner = FakeTime(), llm.engine.model_runner
     ours = runner.execute
 
-    def execute(batch: Any, sampling: Any) -> Any:
+    def execute(batch: Any, *others: Any) -> Any:
         clock.pass_by(step_s + token_s * len(batch.input_ids))
-        return ours(batch, sampling)
+        return ours(batch, *others)
 
     with (
         replaced(runner, "execute", execute),

@@ -12,8 +12,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config_json import read_json
 from nanovllm.hub import resolve_checkpoint
@@ -66,6 +64,8 @@ class Adapter:
     @classmethod
     def open(cls, request: LoRARequest, config: ModelConfig, max_lora_rank: int) -> "Adapter":
         """Read and check it. Raises one ValueError that lists what does not fit."""
+        from safetensors import SafetensorError, safe_open  # not at the top: `import nanovllm` stays light
+
         where = f"adapter {request.lora_name!r}"
         folder = adapter_folder(request)
         options = read_json(folder / "adapter_config.json")

@@ -1,0 +1,341 @@
+"""Grading of the exercises on adapters: small examples, random ones, then several adapters in the engine."""
+
+import random
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chapters.ch15_which_weights.tuning import random_adapter
+from chapters.expect import Wrong, expect
+from chapters.grading import PROMPTS, Bench
+from chapters.patching import replaced
+from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.lora.adapter import linear_shapes
+from nanovllm.worker.grouped import AdapterRows, LoRAWeights
+from nanovllm.worker.lora import Adapters
+
+AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], Any]
+SlotFor = Callable[[dict[int, int], int, set[int], int], int]
+NUM_ADAPTERS, RANK = 4, 4
+
+
+@contextmanager
+def use_nothing(function: Any) -> Iterator[None]:
+    """The checks put the function into the engine themselves."""
+    yield
+
+
+# -- add_adapters -----------------------------------------------------------------------------------------------------
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products and their multiplications."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = self.num_multiplications = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket._qualified_op_name in ("aten::mm", "aten::bmm", "aten::addmm", "aten::mv", "aten::dot"):
+            tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 0]
+            left = tensors[-2]
+            self.num_calls += 1
+            self.num_multiplications += out.numel() * left.shape[-1]
+        return out
+
+
+def make_weights(
+    out_sizes: tuple[int, ...], in_size: int, ranks: list[int], dtype: torch.dtype = torch.float32
+) -> LoRAWeights:
+    """Random adapters, the slot's number in their size; ranks: of each slot."""
+    generator = torch.Generator().manual_seed(sum(out_sizes) + in_size)
+    weights = LoRAWeights.empty(len(ranks), max(ranks), in_size, out_sizes, dtype, "cpu")
+    weights.a[..., in_size:] = 7.0  # nobody may look there
+    for slot, rank in enumerate(ranks):
+        shape = len(out_sizes), rank, in_size
+        weights.a[slot, :, :rank, :in_size] = torch.randn(shape, generator=generator) / in_size**0.5
+        weights.b[slot, :rank] = (slot + 1) * torch.randn((rank, sum(out_sizes)), generator=generator)
+        weights.ranks[slot] = rank
+    return weights
+
+
+def slowly(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> Tensor:
+    """What must come out, in float32: row by row, with the whole matrix B A."""
+    out = y.float().clone()
+    for t, slot in enumerate(slots.tolist()):
+        start = 0
+        for part, size in enumerate(weights.out_sizes if slot >= 0 else ()):
+            a = weights.a[slot, part, :, : x.shape[1]].float()
+            change = weights.b[slot, :, start : start + size].float().T @ a
+            out[t, start : start + size] += change @ x[t].float()
+            start += size
+    return out
+
+
+def ask(function: AddAdapters, slots: list[int], weights: LoRAWeights, hint: str, in_size: int) -> Products:
+    generator = torch.Generator().manual_seed(len(slots))
+    dtype, out_size = weights.a.dtype, sum(weights.out_sizes)
+    x = torch.randn((len(slots), in_size), generator=generator).to(dtype)
+    y = torch.randn((len(slots), out_size), generator=generator).to(dtype)
+    given, of_row = (y.clone(), x.clone()), torch.tensor(slots, dtype=torch.int64)
+    expected = slowly(y, x, of_row, weights)
+    with Products() as products:
+        returned = function(y, x, of_row, weights)
+    if returned is not None:
+        raise Wrong("change y, and return nothing", got=type(returned).__name__)
+    if not torch.equal(x, given[1]) or of_row.tolist() != slots:
+        raise Wrong("x or slots, which you were given, have been changed")
+    changed = torch.tensor(slots) >= 0
+    if torch.equal(y, given[0]) and bool(changed.any()) and not torch.allclose(expected, y.float(), atol=1e-3):
+        raise Wrong(f"slots {slots}: y is as it was. Did you change a copy of its rows, or another tensor called y?")
+    tolerance = 1e-4 if dtype is torch.float32 else 0.01
+    wrong = ((y.float() - expected).abs() > tolerance * (1 + expected.abs())).any(1).nonzero().flatten().tolist()
+    if wrong:
+        row = wrong[0]
+        shown = [[round(number, 3) for number in tensor[row].float().tolist()[:6]] for tensor in (expected, y)]
+        where = f"slots {slots if len(slots) < 12 else '...'}, parts of {weights.out_sizes} columns, row {row}"
+        raise Wrong(f"{where}: {hint}", expected=shown[0], got=shown[1])
+    return products
+
+
+def check_one_adapter(function: AddAdapters, bench: Bench) -> None:
+    """One adapter, one part: y += B (A x)"""
+    ask(function, [0], make_weights((6,), 16, [1]), "one row, rank 1", 16)
+    ask(function, [0, 0, 0], make_weights((6,), 16, [3]), "three rows, rank 3", 16)
+
+
+def check_padding(function: AddAdapters, bench: Bench) -> None:
+    """Only the first numbers of a row of a belong to A"""
+    ask(function, [0, 0], make_weights((6,), 10, [2]), "x has 10 columns, and a has more", 10)
+
+
+def check_no_adapter(function: AddAdapters, bench: Bench) -> None:
+    """Slot -1 is no slot: these rows stay as they are"""
+    weights = make_weights((6,), 16, [2, 2])
+    ask(function, [-1, -1], weights, "-1 is no slot, and not the last one either: no row meets an adapter", 16)
+    ask(function, [-1, 1, -1], weights, "rows with slot -1 stay; -1 is not the last slot", 16)
+
+
+def check_several(function: AddAdapters, bench: Bench) -> None:
+    """Rows of several adapters, in any order"""
+    weights = make_weights((6,), 16, [2, 4, 1])
+    ask(function, [0, 0, 1, 1, 2], weights, "every row meets its own adapter", 16)
+    ask(function, [2, 0, -1, 2, 1, 0, 2], weights, "rows of one adapter need not be neighbours", 16)
+
+
+def check_parts(function: AddAdapters, bench: Bench) -> None:
+    """q, k and v in one: each part has an A of its own, and its own columns"""
+    ask(function, [0, 1, 0], make_weights((4, 4), 16, [2, 3]), "part p takes a[slot, p]", 16)
+    ask(function, [1, -1, 0, 1], make_weights((8, 3, 5), 16, [2, 3]), "columns begin where those before end", 16)
+
+
+def check_bfloat16(function: AddAdapters, bench: Bench) -> None:
+    """bf16 is computed in float32, and rounded once"""
+    weights = make_weights((16, 8), 32, [8, 8, 8], torch.bfloat16)
+    ask(function, [0, 1, 2, -1] * 6, weights, "round when the sum goes into y, not before", 32)
+    weights = make_weights((1,), 16, [2], torch.bfloat16)
+    weights.a[0, 0], weights.b[0, :2] = 0, 1
+    weights.a[0, 0, 0, :2], weights.a[0, 0, 1, 0] = 1, -1
+    x, y = torch.zeros(1, 16).bfloat16(), torch.zeros(1, 1).bfloat16()
+    x[0, 0], x[0, 1] = 256, 0.5
+    function(y, x, torch.tensor([0]), weights)
+    hint = "A makes 256.5 and -256 of this row, and B adds them up: 256.5 is no number of bf16, so do not round between"
+    expect(0.5, float(y), hint)
+
+
+def check_work(function: AddAdapters, bench: Bench) -> None:
+    """Products are few and small, however many rows there are"""
+    in_size, out_sizes, rank, num_rows = 64, (64, 32), 4, 120
+    weights = make_weights(out_sizes, in_size, [rank] * 6)
+    slots = [(-1, 0, 2, 3)[row % 4] for row in range(num_rows)]
+    products = ask(function, slots, weights, "three adapters, and rows without", in_size)
+    hint = f"{num_rows} rows meet three adapters, in a layer of two parts; how many matrix products?"
+    if products.num_calls > 24:
+        raise Wrong(hint, expected="at most four for each adapter and part", got=products.num_calls)
+    num_meeting = sum(slot >= 0 for slot in slots)
+    most = num_meeting * rank * (len(out_sizes) * in_size + sum(out_sizes))
+    if products.num_multiplications > 1.01 * most:
+        hint = "first x with A, then the few numbers with B; and only the rows and the adapters that belong together"
+        raise Wrong(hint, expected=f"{most} multiplications", got=products.num_multiplications)
+
+
+class AdapterBench(Bench):
+    """An engine with room for two adapters at a time, and four that requests may name."""
+
+    @cached_property
+    def llm(self) -> LLM:
+        sizes = {"max_model_len": 128, "max_num_seqs": 6, "num_gpu_blocks_override": 160, "block_size": 4}
+        return LLM(self.model, dtype="float32", enable_lora=True, max_loras=2, max_lora_rank=RANK, **sizes)
+
+    @cached_property
+    def folder(self) -> tempfile.TemporaryDirectory:
+        return tempfile.TemporaryDirectory(prefix="nanovllm-adapters-")
+
+    @cached_property
+    def requests(self) -> list[Any]:
+        shapes = linear_shapes(self.llm.engine.model_config)
+        with torch.random.fork_rng():
+            torch.manual_seed(15)
+            paths = [
+                random_adapter(Path(self.folder.name, str(i)), shapes, RANK - i % 2, 0.2) for i in range(NUM_ADAPTERS)
+            ]
+        return [LoRARequest(f"number {i}", i, path) for i, path in enumerate(paths, 1)]
+
+    def answers(self, order: tuple[int, ...]) -> list[list[int]]:
+        """order: which adapter each request names; 0: none."""
+        self.llm.reset_prefix_cache()
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(order))]
+        named = [self.requests[i - 1] if i else None for i in order]
+        params = [SamplingParams(temperature=0, max_tokens=6 + i % 5, ignore_eos=True) for i in range(len(order))]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, lora_request=named)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    @cached_property
+    def expected(self) -> dict[tuple[int, ...], list[list[int]]]:
+        return {order: self.answers(order) for order in ORDERS}
+
+    @property
+    def adapters(self) -> Adapters:
+        return self.llm.engine.model_runner.adapters
+
+
+ORDERS = ((0, 1, 2, 1, 0), (1, 2, 3, 4, 1, 0, 2, 3, 2))
+
+
+@cache
+def adapter_bench(model: str) -> AdapterBench:
+    return AdapterBench(model)
+
+
+@contextmanager
+def engine_of(bench: Bench) -> Iterator[AdapterBench]:
+    other = adapter_bench(bench.model)
+    _ = other.expected  # with ours
+    try:
+        yield other
+    finally:
+        other.clean()
+
+
+def compare_answers(other: AdapterBench, order: tuple[int, ...]) -> None:
+    text = other.llm.get_tokenizer().decode
+    for number, (ours, theirs) in enumerate(zip(other.expected[order], other.answers(order), strict=True)):
+        who = f"adapter {order[number]}" if order[number] else "no adapter"
+        expect(text(ours), text(theirs), f"requests name adapters {order}: number {number}, {who}, goes on otherwise")
+
+
+def check_adapters_generate(function: AddAdapters, bench: Bench) -> None:
+    """The engine generates, with requests of several adapters in one batch: the same tokens"""
+
+    def add(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
+        slots = torch.full((len(x),), -1)
+        for slot, indices in rows.groups:
+            slots[indices] = slot
+        function(y, x, slots, weights)
+
+    with engine_of(bench) as other:
+        adapters = other.adapters
+        with replaced(adapters, "kernels", replace(adapters.kernels, add_adapters=add)):
+            compare_answers(other, ORDERS[0])
+
+
+# -- slot_for ---------------------------------------------------------------------------------------------------------
+
+
+def ask_slot(
+    function: SlotFor, before: dict[int, int], lora_id: int, needed: set[int], num_slots: int, hint: str
+) -> int:
+    slots, wanted = dict(before), set(needed)
+    expected = OrderedDict(before)
+    if lora_id not in expected:
+        free = sorted(set(range(num_slots)) - set(before.values()))
+        taken = free[0] if free else expected.pop(next(other for other in before if other not in needed))
+        expected[lora_id] = taken
+    expected.move_to_end(lora_id)
+    got = function(slots, lora_id, wanted, num_slots)
+    said = f"{num_slots} slots, {before} in memory, adapter {lora_id} of a step with {sorted(needed)}: {hint}"
+    expect(expected[lora_id], got, f"{said} (the slot)")
+    expect(set(expected.items()), set(slots.items()), f"{said} (who is in memory afterwards)")
+    expect(list(expected), list(slots), f"{said} (the order, least recently used first)")
+    expect(needed, wanted, "needed, which you were given, has been changed")
+    return got
+
+
+def check_free(function: SlotFor, bench: Bench) -> None:
+    """A free slot, the smallest"""
+    ask_slot(function, {}, 5, {5}, 3, "nobody is there")
+    ask_slot(function, {5: 0}, 8, {8}, 3, "slot 0 is taken")
+    ask_slot(function, {5: 0, 8: 2}, 9, {9}, 3, "slot 1 is free")
+
+
+def check_stays(function: SlotFor, bench: Bench) -> None:
+    """Who is in memory keeps its slot, and is the most recently used"""
+    ask_slot(function, {5: 0, 8: 1}, 8, {8}, 2, "it has a slot")
+    ask_slot(function, {5: 1, 8: 0}, 5, {5}, 3, "it has a slot, and was used just now")
+
+
+def check_evicts(function: SlotFor, bench: Bench) -> None:
+    """The least recently used leaves"""
+    ask_slot(function, {5: 1, 8: 0}, 9, {9}, 2, "5 was used least recently")
+    ask_slot(function, {8: 0, 5: 1, 7: 2}, 9, {9}, 3, "8 was used least recently")
+
+
+def check_needed(function: SlotFor, bench: Bench) -> None:
+    """Never one that the same step needs"""
+    ask_slot(function, {5: 1, 8: 0}, 9, {5, 9}, 2, "5 is needed in this step: 8 must go")
+    ask_slot(function, {5: 1, 8: 0, 7: 2}, 9, {5, 8, 9}, 3, "only 7 is not needed")
+
+
+def check_many_steps(function: SlotFor, bench: Bench) -> None:
+    """500 steps, with up to as many adapters as there are slots"""
+    rng = random.Random(15)
+    for num_slots in (1, 2, 5):
+        slots: dict[int, int] = {}
+        for _ in range(500 // 3):
+            needed = set(rng.sample(range(1, 9), rng.randint(1, num_slots)))
+            for lora_id in sorted(needed):
+                ask_slot(function, slots, lora_id, needed, num_slots, "as in the steps before")
+                function(slots, lora_id, set(needed), num_slots)
+            expect(True, needed <= set(slots), "all adapters of a step are in memory when it begins")
+
+
+def check_slots_generate(function: SlotFor, bench: Bench) -> None:
+    """The engine generates, with four adapters in two slots: the same tokens"""
+
+    def slot_of(self: Any, request: Any, needed: set[int]) -> int:
+        is_known = request.lora_int_id in self.slots
+        slot = function(self.slots, request.lora_int_id, needed, self.config.max_loras)
+        if not is_known:
+            self._load(request, slot)
+        return slot
+
+    with engine_of(bench) as other:
+        try:
+            with replaced(Adapters, "_slot_of", slot_of):
+                for order in ORDERS:
+                    compare_answers(other, order)
+        finally:  # who has which slot was said by the student's function
+            other.__dict__.pop("llm", None)
+
+
+ADD_CHECKS = (
+    check_one_adapter,
+    check_padding,
+    check_no_adapter,
+    check_several,
+    check_parts,
+    check_bfloat16,
+    check_work,
+    check_adapters_generate,
+)
+SLOT_CHECKS = (check_free, check_stays, check_evicts, check_needed, check_many_steps, check_slots_generate)

@@ -1,0 +1,80 @@
+"""Exercises of chapter 15. Edit this file, then:  python -m chapters check 15
+
+Three functions that the real engine then computes with. Tasks are independent of each other.
+"""
+
+from collections.abc import Callable
+
+import torch  # noqa: F401 (you will need it)
+from torch import Tensor
+
+from nanovllm.worker.grouped import LoRAWeights
+
+
+def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> None:
+    """Add to a linear layer's output what the rows' adapters change: y += B (A x), in place.
+
+        y        [T, out]  the product with the base weights. Change it; return nothing
+        x        [T, in]   the layer's input
+        slots    [T]       the slot of the adapter that each row meets; -1: it meets none, and its row of y stays
+        weights  of this layer, for the adapters in all slots:
+            a          [num_slots, num_parts, max_rank, at least in]. Only the first `in` numbers of a row belong to
+                       A; what is behind them fills up
+            b          [num_slots, max_rank, out]. B, turned over, and with the adapter's scale in it already
+            out_sizes  the layer may be several projections in one (q, k and v): so many columns of y belong to
+                       each, one after the other. Part p has an A of its own, a[slot, p], for its columns of b
+        Ranks that an adapter does not have are zeros in a and b.
+
+    For a row of x with slot s, the columns of part p get  x A^T B^T  with A = a[s, p] and the same columns of b[s].
+
+    A step has many rows, and rows of one adapter need not be neighbours. Multiply all rows of an adapter together: the
+    number of matrix products must not grow with T. And never make the product B A: it is as large as the base weight.
+    Nothing is computed for rows without an adapter, or for slots that no row meets.
+
+    x and y may be bf16. Then compute in float32, and round once, when the sum goes into y.
+    """
+    raise NotImplementedError
+
+
+def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: int) -> int:
+    """The slot that this adapter has from now on. The engine asks for each adapter of a step, before the step.
+
+        slots      {id of an adapter: its slot} of the adapters that are in memory, the least recently used first
+        lora_id    the adapter that is needed now
+        needed     ids of all adapters of this step, this one among them: at most num_slots
+        num_slots  there are slots 0 to num_slots - 1
+
+    If the adapter has a slot, it keeps it. Otherwise it gets a slot that nobody has, the one with the smallest number;
+    if there is none, that of the least recently used adapter which this step does not need. Whoever loses its slot
+    leaves `slots`.
+
+    Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
+    were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into
+    the slot if the adapter was not in `slots` before.
+    """
+    raise NotImplementedError
+
+
+def meet_experts(
+    hidden: Tensor, scores: Tensor, experts: list[Callable[[Tensor], Tensor]], num_chosen: int, normalize: bool
+) -> Tensor:
+    """What a layer of experts makes of the rows of a step.
+
+        hidden      [T, hidden_size]
+        scores      [T, num_experts]  what the router says of each row
+        experts     experts[e](rows) is what expert e makes of rows [n, hidden_size]; n at least 1
+        num_chosen  experts that each row meets
+        normalize   scale the weights of a row's chosen experts so that they add up to 1?
+
+    The probabilities of a row are the softmax of its scores, over all experts, in float32. The row meets the
+    num_chosen most probable experts, and their probabilities are its weights (scaled, if normalize says so). The
+    result is the sum of what these experts make of the row, each times its weight.
+
+    Call an expert once, with all rows that have chosen it, and only if there are any.
+
+    Return [T, hidden_size], in the dtype of hidden. Sum up in float32, too. Change neither hidden nor scores.
+
+    Example: with scores whose softmax is 0.1, 0.5, 0.1, 0.3 and num_chosen = 2, a row meets experts 1 and 3, with
+    weights 0.5 and 0.3, or 0.625 and 0.375 if they are normalized.
+    """
+    raise NotImplementedError

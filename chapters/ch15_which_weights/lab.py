@@ -1,0 +1,87 @@
+"""Lab of chapter 15: requests that name adapters in one batch, and texts that visit experts.
+
+Tokens and choices are computed in float32; times are those of the engine's bf16.
+"""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from chapters.ch15_which_weights.drawing import (
+    draw_entries,
+    draw_experts_of,
+    draw_legend,
+    draw_names,
+    draw_rows,
+    draw_visits,
+)
+from chapters.ch15_which_weights.lab_adapters import (
+    tell_answers,
+    tell_cost,
+    tell_names,
+    tell_rank,
+    tell_rows,
+    tell_seats,
+)
+from chapters.ch15_which_weights.lab_experts import (
+    load_sparse_model,
+    tell_balance,
+    tell_large,
+    tell_products,
+    tell_visits,
+)
+from chapters.ch15_which_weights.world import World, load_adapters
+from chapters.story import Story, one_core
+
+if TYPE_CHECKING:
+    from chapters.explorer import Explorer
+
+NUM_SHOWN = 8  # requests
+
+
+def panels(world: World) -> list[tuple[str, RenderableType]]:
+    entries = world.entries[-NUM_SHOWN:]
+    named = [(entry.name, entry.seq) for entry in entries if entry.seq.block_table]
+    letters = Group(draw_experts_of(world.text, world.visits[world.layer]), draw_legend(world.shares.shape[1]))
+    return [
+        (f"requests; the next one names: {world.adapter}", draw_entries(world, entries)),
+        (f"rows of the last step; in memory: {world.in_memory}", draw_rows(world.rows)),
+        ("names of blocks, of those who run", draw_names(world.llm.engine.block_manager, named)),
+        (f"experts that each letter met first, layer {world.layer}", letters),
+        ("of its choices, percent for each expert", draw_visits({"text": world.shares}, measured=False)),
+    ]
+
+
+def make_app(model: str | None) -> "Explorer":
+    from chapters.explorer import Action, Explorer
+
+    actions = [
+        Action("n", "step", "step"),
+        Action("s", "send", "send"),
+        Action("e", "send all", "send_all"),
+        Action("a", "adapter", "next_adapter"),
+        Action("l", "layer", "next_layer"),
+        Action("k", "kind", "next_kind"),
+        Action("r", "reset", "reset"),
+    ]
+    world = World(*load_adapters(Story(model).model), load_sparse_model())
+    return Explorer("Which weights", world, panels, actions, ask="a text")
+
+
+# -- the story --------------------------------------------------------------------------------------------------------
+
+
+def tell(story: Story) -> None:
+    with one_core():
+        llm, adapters = load_adapters(story.model, max_loras=3)
+        tell_answers(story, llm, adapters)
+        tell_rank(story, llm)
+        tell_rows(story, llm, adapters)
+        tell_cost(story)
+        tell_seats(story)
+        tell_names(story, llm, adapters)
+        sparse = load_sparse_model()
+        shares = tell_visits(story, sparse)
+        tell_products(story)
+        tell_large(story)
+        tell_balance(story, sparse, shares)

@@ -1,0 +1,52 @@
+"""Our solutions of the exercises of chapter 15."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nanovllm.worker.grouped import LoRAWeights
+
+
+def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> None:
+    """See exercise.py."""
+    for slot in slots.unique().tolist():
+        if slot < 0:
+            continue
+        rows = (slots == slot).nonzero().squeeze(1)
+        inputs, start = x[rows].float(), 0
+        changes = []
+        for part, size in enumerate(weights.out_sizes):
+            inner = inputs @ weights.a[slot, part, :, : x.shape[1]].float().T  # [rows, max_rank]
+            changes.append(inner @ weights.b[slot, :, start : start + size].float())
+            start += size
+        y[rows] = (y[rows].float() + torch.cat(changes, dim=1)).to(y.dtype)
+
+
+def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: int) -> int:
+    """See exercise.py."""
+    free = [slot for slot in range(num_slots) if slot not in slots.values()]
+    if lora_id in slots:
+        slot = slots.pop(lora_id)
+    elif free:
+        slot = free[0]
+    else:
+        oldest = next(other for other in slots if other not in needed)
+        slot = slots.pop(oldest)
+    slots[lora_id] = slot
+    return slot
+
+
+def meet_experts(
+    hidden: Tensor, scores: Tensor, experts: list[Callable[[Tensor], Tensor]], num_chosen: int, normalize: bool
+) -> Tensor:
+    """See exercise.py."""
+    weights, chosen = scores.float().softmax(-1).topk(num_chosen)  # [T, num_chosen]
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    out = torch.zeros(hidden.shape)
+    for e, expert in enumerate(experts):
+        rows, places = (chosen == e).nonzero(as_tuple=True)
+        if len(rows):
+            out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
+    return out.to(hidden.dtype)

@@ -1,0 +1,159 @@
+"""The object that the lab of chapter 15 plays with: an engine with adapters, and a small model with experts.
+
+Both compute in float32, so that the tokens are the same on every machine.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from chapters.ch15_which_weights.lab_experts import texts_of_all_kinds
+from chapters.ch15_which_weights.sparse import shares_of, visits_of
+from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, trained_adapters
+from chapters.patching import replaced
+from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.hub import resolve_checkpoint
+from nanovllm.request import Request
+
+NOBODY = "none"
+MAX_LORAS, MAX_RANK, MAX_TOKENS, MAX_TEXT = 2, 8, 10, 300
+OPTIONS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "num_gpu_blocks_override": 192, "block_size": 4}
+
+
+class Entry(NamedTuple):
+    """A request that was sent."""
+
+    name: str
+    adapter: str
+    request: Request
+
+    @property
+    def seq(self) -> Sequence:
+        return self.request.samples[0].seq
+
+
+class Row(NamedTuple):
+    """Neighbouring rows of a step, of one request."""
+
+    name: str
+    adapter: str
+    lora_id: int | None
+    num_rows: int
+
+
+@contextmanager
+def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
+    """Collects the chunks of the steps."""
+    found: list[ScheduledChunk] = []
+    ours = llm.engine.scheduler.schedule
+
+    def schedule() -> SchedulerOutput:
+        output = ours()
+        found.extend(output.chunks)
+        return output
+
+    with replaced(llm.engine.scheduler, "schedule", schedule):
+        yield found
+
+
+def rows_of(chunks: list[ScheduledChunk], entries: list[Entry]) -> list[Row]:
+    known = {entry.seq.seq_id: entry for entry in entries}
+    found = [(known[chunk.seq.seq_id], chunk) for chunk in chunks]
+    return [Row(entry.name, entry.adapter, chunk.seq.lora_id, chunk.end - chunk.start) for entry, chunk in found]
+
+
+def load_adapters(model: str, max_loras: int = MAX_LORAS, **options: Any) -> tuple[LLM, dict[str, Any]]:
+    """An engine, and what a request says to meet one of the lab's adapters."""
+    folder, _ = trained_adapters(str(resolve_checkpoint(model)))
+    requests = {name: LoRARequest(name, i, f"{folder.name}/{name}") for i, name in enumerate(ENDINGS, 1)}
+    sizes = {**OPTIONS, **options}
+    return LLM(model, dtype="float32", enable_lora=True, max_loras=max_loras, max_lora_rank=MAX_RANK, **sizes), requests
+
+
+class World:
+    adapter: str
+    layer: int
+
+    def __init__(self, llm: LLM, adapters: dict[str, Any], sparse: LLM) -> None:
+        self.llm, self.adapters, self.sparse = llm, adapters, sparse
+        self.texts = texts_of_all_kinds(120)
+        self.reset()
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> str:
+        self.llm.engine.abort_requests(list(self.llm.engine.requests.values()))
+        self.llm.reset_prefix_cache()
+        self.entries: list[Entry] = []
+        self.rows: list[Row] = []  # of the last step
+        self.adapter, self.layer = next(iter(self.adapters)), 0
+        self.read(next(iter(self.texts.values())))
+        return "Nobody is there. s sends a request, a chooses the adapter that it names, n makes a step."
+
+    def send(self) -> str:
+        return self.enter(BEGINNING, self.adapter)
+
+    def send_all(self) -> str:
+        """One for each adapter, and one without."""
+        for adapter in (NOBODY, *self.adapters):
+            self.enter(BEGINNING, adapter)
+        return f"Four requests with the same prompt. At most {MAX_LORAS} adapters run at a time."
+
+    def next_adapter(self) -> str:
+        names = [*self.adapters, NOBODY]
+        self.adapter = names[(names.index(self.adapter) + 1) % len(names)]
+        return f"The next request names: {self.adapter}."
+
+    def step(self) -> str:
+        if not self.llm.engine.has_unfinished_requests():
+            raise ValueError("nobody is there: s sends a request")
+        with chunks_watched(self.llm) as chunks:
+            self.llm.engine.step()
+        self.rows = rows_of(chunks, self.entries)
+        met = len({row.adapter for row in self.rows})
+        return f"{sum(row.num_rows for row in self.rows)} rows, and {met} of {len(self.adapters) + 1} sets of weights."
+
+    def next_layer(self) -> str:
+        self.layer = (self.layer + 1) % len(self.visits)
+        return f"Layer {self.layer} of the model with experts."
+
+    def next_kind(self) -> str:
+        texts = list(self.texts.values())
+        self.read(texts[(texts.index(self.text) + 1) % len(texts)] if self.text in texts else texts[0])
+        return "Another kind of text. Which experts does it visit?"
+
+    def typed(self, text: str) -> str:
+        said = self.enter(text, self.adapter)
+        self.read(text[:MAX_TEXT])
+        return said
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    def enter(self, prompt: str, adapter: str) -> str:
+        """Raises ValueError, with all as it was, for a prompt that is too long."""
+        params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+        engine = self.llm.engine
+        request = engine.make_request(prompt, params, lora_request=self.adapters.get(adapter))
+        engine.enqueue([request])
+        name = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[len(self.entries) % 26]
+        self.entries.append(Entry(name, adapter, request))
+        return f"{name} waits: {self.entries[-1].seq.num_prompt_tokens} tokens, adapter: {adapter}."
+
+    def read(self, text: str) -> None:
+        """The model with experts reads a text."""
+        self.text, self.visits = text, visits_of(self.sparse, [text])
+
+    @property
+    def in_memory(self) -> str:
+        """The adapters in slots, the least recently used first."""
+        names = {request.lora_int_id: name for name, request in self.adapters.items()}
+        slots = self.llm.engine.model_runner.adapters.slots
+        return ", ".join(f"{names[lora_id]} in slot {slot}" for lora_id, slot in slots.items()) or "no adapter"
+
+    @property
+    def shares(self) -> Tensor:
+        return shares_of(self.visits)
