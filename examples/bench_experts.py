@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import demo_model_path
 
-NUM_PROMPT, NUM_OUTPUT = 64, 48
+NUM_PROMPT, NUM_OUTPUT = 32, 64
 EXPERTS: dict[str, Any] = dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=384, norm_topk_prob=True)
 SIZES: dict[str, Any] = dict(
     hidden_size=1024, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4, head_dim=64

@@ -16,9 +16,11 @@ typedef struct {
     int64_t num_parts, max_rank, n, k, padded_k, x_stride;
 } adapter_args;
 
-/* inner[r][j] = row j of A times the task's row r of x. Numbers of x behind k count as 0. */
-static void multiply_a(float (*restrict inner)[TASK_ROWS], const adapter_args *args, const adapter_task *task,
-                       const num *a, int64_t rank) {
+/* inner[j][r] = row j of A times the task's row r of x. Numbers of x behind k count as 0. `rows` is a constant, 1 or all, so
+ * that the sums stay in registers. */
+static inline __attribute__((always_inline)) void multiply_a(const int rows, float (*restrict inner)[TASK_ROWS],
+                                                             const adapter_args *args, const adapter_task *task,
+                                                             const num *a, int64_t rank) {
     memset(inner, 0, rank * sizeof(*inner));
     for (int64_t first = 0; first < args->k; first += PART) {
         const int64_t count = args->k - first < PART ? args->k - first : PART;
@@ -31,10 +33,10 @@ static void multiply_a(float (*restrict inner)[TASK_ROWS], const adapter_args *a
             vec sum[TASK_ROWS] = {{0}};
             for (int64_t i = 0; i < padded; i += LANES) {
                 const vec weights = floats_at(a + j * args->padded_k + first + i);
-                for (int r = 0; r < TASK_ROWS; r++)
+                for (int r = 0; r < rows; r++)
                     sum[r] += weights * vec_from(x[r] + i);
             }
-            for (int r = 0; r < TASK_ROWS; r++)
+            for (int r = 0; r < rows; r++)
                 for (int l = 0; l < LANES; l++)
                     inner[j][r] += sum[r][l];
         }
@@ -42,14 +44,15 @@ static void multiply_a(float (*restrict inner)[TASK_ROWS], const adapter_args *a
 }
 
 /* The columns first to end - 1 of y += inner times B. */
-static void add_b(const adapter_args *args, const adapter_task *task, float (*restrict inner)[TASK_ROWS], const num *b,
-                  int64_t rank, int64_t first, int64_t end) {
+static inline __attribute__((always_inline)) void add_b(const int rows, const adapter_args *args,
+                                                        const adapter_task *task, float (*restrict inner)[TASK_ROWS],
+                                                        const num *b, int64_t rank, int64_t first, int64_t end) {
     for (int64_t c = first; c < end; c += LANES) {
         const int lanes = end - c < LANES ? end - c : LANES;
         vec sum[TASK_ROWS] = {{0}};
         for (int64_t j = 0; j < rank; j++) {
             const vec weights = floats_at(b + j * args->n + c);
-            for (int r = 0; r < TASK_ROWS; r++)
+            for (int r = 0; r < rows; r++)
                 sum[r] += weights * inner[j][r];
         }
         for (int r = 0; r < task->num_rows; r++) {
@@ -60,17 +63,24 @@ static void add_b(const adapter_args *args, const adapter_task *task, float (*re
     }
 }
 
+static inline __attribute__((always_inline)) void add_adapter(const int rows, const adapter_args *a,
+                                                              const adapter_task *task) {
+    const int64_t rank = a->ranks[task->slot];
+    const num *b = a->b + task->slot * a->max_rank * a->n;
+    float inner[a->max_rank][TASK_ROWS];
+    for (int64_t part = 0, column = 0; part < a->num_parts && rank; column = a->part_ends[part++]) {
+        multiply_a(rows, inner, a, task, a->a + (task->slot * a->num_parts + part) * a->max_rank * a->padded_k, rank);
+        add_b(rows, a, task, inner, b, rank, column, a->part_ends[part]);
+    }
+}
+
 static void add_adapter_tasks(const void *args, int64_t first, int64_t end) {
     const adapter_args *a = args;
-    for (const adapter_task *task = a->tasks + first; task < a->tasks + end; task++) {
-        const int64_t rank = a->ranks[task->slot];
-        float inner[a->max_rank][TASK_ROWS];
-        for (int64_t part = 0, column = 0; part < a->num_parts && rank; column = a->part_ends[part++]) {
-            const num *part_a = a->a + (task->slot * a->num_parts + part) * a->max_rank * a->padded_k;
-            multiply_a(inner, a, task, part_a, rank);
-            add_b(a, task, inner, a->b + task->slot * a->max_rank * a->n, rank, column, a->part_ends[part]);
-        }
-    }
+    for (const adapter_task *task = a->tasks + first; task < a->tasks + end; task++)
+        if (task->num_rows == 1)
+            add_adapter(1, a, task);
+        else
+            add_adapter(TASK_ROWS, a, task);
 }
 
 void add_adapters(const adapter_args *args, int64_t num_tasks) {
