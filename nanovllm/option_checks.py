@@ -39,7 +39,8 @@ OPTION_BOUNDS: dict[str, Bounds] = {
     "max_model_len": (Integral, 2, MAX_INT32),
     "kv_cache_memory_bytes": (Integral, 1),
     "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
-    **dict.fromkeys(("tensor_parallel_size", "max_loras", "max_lora_rank"), (Integral, 1, MAX_INT32)),
+    **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
+    "tensor_parallel_size": (Integral, 1, MAX_INT32),
     "gpu_memory_utilization": (Real, 0.01, 1.0),
     "seed": SEED,
 }

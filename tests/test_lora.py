@@ -21,6 +21,7 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.grouped import AdapterRows, LoRAWeights
 from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.lora import Adapters
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SHARED = list(range(20, 45))
@@ -216,6 +217,25 @@ def test_an_adapter_that_has_gone_fails_its_request_only(base, adapters, tmp_pat
     llm.engine.abort_requests([request])
     [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[1])
     assert_greedy(base, adapters[1], SHARED, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("num_layers", [0, 3, 7])
+def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypatch, num_layers):
+    llm, calls, load_layer = LLM(str(base), dtype="float32", enable_lora=True, max_loras=1), [], Adapters._load_layer
+    llm.generate([SHARED], GREEDY, lora_request=adapters[0])
+
+    def breaks_off(self, *args) -> None:
+        calls.append(args)
+        if len(calls) == num_layers + 1:
+            raise KeyboardInterrupt
+        load_layer(self, *args)
+
+    monkeypatch.setattr(Adapters, "_load_layer", breaks_off)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([SHARED], GREEDY, lora_request=adapters[1])
+    for lora in (adapters[0], adapters[1], None):
+        [output] = llm.generate([SHARED], GREEDY, lora_request=lora)
+        assert_greedy(base, lora, SHARED, output.outputs[0].token_ids)
 
 
 def test_without_adapters_nothing_is_in_the_way(base, adapters):

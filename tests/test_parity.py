@@ -53,7 +53,7 @@ SETTINGS = ["alone", "batch", "tiny budget", "tiny pool"]
     ("variant", "setting", "block_size", "caching"),
     [
         *itertools.product(["llama", "mistral-window", "smollm3"], SETTINGS, [1, 4, 16, 256], [True, False]),
-        *itertools.product(["qwen2-window", "qwen3-yarn"], SETTINGS, [4, 16], [True]),
+        *itertools.product(["qwen2-window", "qwen3-yarn", "qwen3-moe"], SETTINGS, [4, 16], [True]),
     ],
 )
 def test_greedy_matrix(checkpoint, variant, setting, block_size, caching):
@@ -134,7 +134,7 @@ def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3-moe"])
 def test_schedules_are_interchangeable_with_quantized_weights(checkpoint, variant, quantization):
     """The reference is the engine itself, one prompt at a time: activations are quantized row by row."""
     folder, prompts = checkpoint(variant), make_prompts(10)

@@ -75,6 +75,7 @@ def load_draft_model(
         num_gpu_blocks_override=None,
         max_model_len=None,
         tensor_parallel_size=1,
+        enable_lora=False,
         speculative_config=None,
     )
     runner = ModelRunner(draft_config, model)

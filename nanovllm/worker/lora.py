@@ -75,7 +75,6 @@ class Adapters:
         self.config, self.model_config, self.kernels, self.group = config, model_config, kernels, model.group
         self.dtype, self.device = dtype, device
         self.slots: dict[int, int] = {}
-        self._free = list(range(config.max_loras))
         self._files: dict[int, Adapter] = {}
         self._whole, self._local = linear_shapes(model_config), linear_shapes(model.config)
         self.layers: list[AdaptedLinear] = []
@@ -109,14 +108,16 @@ class Adapters:
         return AdapterRows.of(slots, self.device)
 
     def _slot_of(self, request: LoRARequest, needed: set[int]) -> int:
+        """An exception in any line leaves a slot that has an adapter, whole, or none."""
         lora_id = request.lora_int_id
         if lora_id not in self.slots:
-            if not self._free:
-                oldest = next(other for other in self.slots if other not in needed)
-                self._free.append(self.slots.pop(oldest))
-            self._load(request, self._free[-1])  # still free if this fails
-            self.slots[lora_id] = self._free.pop()
-        self.slots[lora_id] = slot = self.slots.pop(lora_id)  # now the last one
+            if len(self.slots) == self.config.max_loras:
+                del self.slots[next(other for other in self.slots if other not in needed)]
+            slot = next(slot for slot in range(self.config.max_loras) if slot not in self.slots.values())
+            self._load(request, slot)
+            self.slots[lora_id] = slot
+        slot = self.slots.pop(lora_id)
+        self.slots[lora_id] = slot  # now the last one
         return slot
 
     def _load(self, request: LoRARequest, slot: int) -> None:

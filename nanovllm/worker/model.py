@@ -1,9 +1,10 @@
-"""One decoder for Llama, Mistral, SmolLM3, Qwen2 and Qwen3 (chapter 1).
+"""One decoder for Llama, Mistral, SmolLM3, Qwen2, Qwen3 and Qwen3-MoE (chapter 1).
 
 They differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), a norm on each query and key head
-(Qwen3), tied embeddings, rotary scaling; and from layer to layer in how many keys a row sees (Mistral's sliding window)
-and whether q and k are rotated (not in some layers of SmolLM3). Attribute names are those of the checkpoints, except
-that projections of the same input are merged into one weight (MERGED_PROJECTIONS).
+(Qwen3), tied embeddings, rotary scaling; and from layer to layer in how many keys a row sees (Mistral's sliding
+window), whether q and k are rotated (not in some layers of SmolLM3), and whether there is one MLP or several experts
+(Qwen3-MoE). Attribute names are those of the checkpoints, except that projections of the same input are merged into one
+weight (MERGED_PROJECTIONS).
 """
 
 from collections.abc import Callable, Iterator
