@@ -357,12 +357,12 @@ def texts(answers: dict[int, Answer]) -> dict[int, str]:
 def test_a_panic_while_a_line_is_read(llm, monkeypatch):
     make_request = llm.engine.make_request
 
-    def failing(prompt, params, **options):
+    def failing(prompt, *args, **options):
         if "panic" in str(prompt):
             raise PanicException("index out of bounds")
         if "interrupt" in str(prompt):
             raise KeyboardInterrupt
-        return make_request(prompt, params, **options)
+        return make_request(prompt, *args, **options)
 
     monkeypatch.setattr(llm.engine, "make_request", failing)
     answers = answer_all(llm, [line("a", prompt="panic"), line("b", prompt=FOX, max_tokens=1)])

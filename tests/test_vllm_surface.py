@@ -295,7 +295,7 @@ def test_engine_as_in_vllms_example(checkpoint):
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(checkpoint("llama")), disable_log_stats=True))
     engine.add_request("a", "the quick", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     engine.add_request("b", PROMPT, SamplingParams(n=2, max_tokens=5, ignore_eos=True), lora_request=None, priority=0)
-    expect("lora_request='x' asks for adapters", engine.add_request, "c", PROMPT, SamplingParams(), lora_request="x")
+    expect("lora_request must be a LoRARequest", engine.add_request, "c", PROMPT, SamplingParams(), lora_request="x")
     seen = []
     while engine.has_unfinished_requests():
         outputs = engine.step()
@@ -333,7 +333,7 @@ def test_names_of_llm(llm):
     with pytest.raises(AttributeError, match="LLM has no 'frobnicate'"):
         llm.frobnicate  # noqa: B018
     expect("generate has no argument 'max_tokens'", llm.generate, [PROMPT], max_tokens=5)
-    expect("lora_request='x' asks for adapters", llm.generate, [PROMPT], lora_request="x")
+    expect("lora_request must be a LoRARequest", llm.generate, [PROMPT], lora_request="x")
 
 
 def test_prompts_as_dicts(llm):

@@ -94,7 +94,7 @@ class Tap:
             seen.samples = [chunk.samples for chunk in output.chunks]
 
         def after_pack(work: Any) -> None:
-            seen.batch, seen.sampling = work
+            seen.batch, seen.sampling, _ = work
 
         def before_sample(logits: Any, sampling: Any) -> None:
             seen.logits = logits.clone()

@@ -188,20 +188,21 @@ class Model:
         for x, dim in ((decoder.embed_tokens, 1), (decoder.lm_head.weight, 1), (decoder.norm.weight, 0)):
             permute(x, hidden, dim)
         for layer in decoder.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            inner, in_head = order(decoder.config.intermediate_size), order(attention.head_dim)
-            for norm, reads, adds in (
-                (layer.input_layernorm, attention.qkv_proj, attention.o_proj),
-                (layer.post_attention_layernorm, mlp.gate_up_proj, mlp.down_proj),
-            ):
+            attention, mlps = layer.self_attn, list(getattr(layer.mlp, "experts", [layer.mlp]))
+            inners, in_head = [order(mlp.down_proj.weight.shape[1]) for mlp in mlps], order(attention.head_dim)
+            routers = [layer.mlp.gate] if hasattr(layer.mlp, "gate") else []
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 permute(norm.weight, hidden)
+            for reads in (attention.qkv_proj, *routers, *(mlp.gate_up_proj for mlp in mlps)):
                 permute(reads.weight, hidden, 1)
+            for adds in (attention.o_proj, *(mlp.down_proj for mlp in mlps)):
                 permute(adds.weight, hidden)
                 permute(adds.bias, hidden)
-            for x in (mlp.gate_up_proj.weight, mlp.gate_up_proj.bias):
-                for half in [] if x is None else x.chunk(2):
-                    permute(half, inner)
-            permute(mlp.down_proj.weight, inner, 1)
+            for mlp, inner in zip(mlps, inners, strict=True):
+                for x in (mlp.gate_up_proj.weight, mlp.gate_up_proj.bias):
+                    for half in [] if x is None else x.chunk(2):
+                        permute(half, inner)
+                permute(mlp.down_proj.weight, inner, 1)
             for x in (attention.qkv_proj.weight, attention.qkv_proj.bias):
                 for head in [] if x is None else x.split(attention.qkv_proj.out_sizes)[2].split(attention.head_dim):
                     permute(head, in_head)  # the same order in all heads: query heads share those of V

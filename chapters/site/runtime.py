@@ -121,7 +121,13 @@ def bundled_files() -> dict[str, Path]:
         files[f"chapters/site/{name}.py"] = Path(__file__).with_name(f"{name}.py")
     for name in ("nanovllm/server/__init__.py", "nanovllm/server/pictures.py"):
         files[name] = REPOSITORY / name
-    for folder in ("nanovllm", "nanovllm/core", "chapters", *(f"chapters/{name}" for name in CHAPTERS)):
+    for folder in (
+        "nanovllm",
+        "nanovllm/core",
+        "nanovllm/lora",
+        "chapters",
+        *(f"chapters/{name}" for name in CHAPTERS),
+    ):
         for path in sorted((REPOSITORY / folder).glob("*.py")):
             files[f"{folder}/{path.name}"] = path
     return files
