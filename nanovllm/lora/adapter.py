@@ -81,11 +81,13 @@ class Adapter:
             tensor = file.get_slice(name)
             if name.endswith(("base_layer.weight", "embed_tokens.weight")):
                 problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
-            elif not suffix or path not in shapes:
+            elif not suffix or path not in shapes or not name.startswith(PREFIX):
                 problems.append(f"{name} is no A or B of a linear layer that this model has and an adapter may change")
             elif tensor.get_dtype() not in FLOATS:
                 problems.append(f"{name} is {tensor.get_dtype()}, only {', '.join(FLOATS)} are read")
-            elif not tensor[:].isfinite().all():
+            elif len(tensor.get_shape()) != 2:
+                problems.append(f"{name} is {tensor.get_shape()}, not a matrix")
+            elif not file.get_tensor(name).isfinite().all():
                 problems.append(f"{name} has numbers that are NaN or infinite")
             else:
                 found.setdefault(path, {})[SUFFIXES[suffix]] = tensor.get_shape()
@@ -142,7 +144,11 @@ def _scale(options: dict[str, Any], path: str, rank: int, folder: Path) -> float
     where = folder / "adapter_config.json"
     alpha = options.get("lora_alpha", 8)
     for pattern, value in typed(options, "alpha_pattern", {}, where).items():
-        if re.match(rf"(.*\.)?({pattern})$", path):
+        try:
+            found = re.match(rf"(.*\.)?({pattern})$", path)  # as PEFT does
+        except re.error as error:
+            raise ValueError(f"{where}: alpha_pattern has {shorten(pattern)}: {error}") from error
+        if found:
             alpha = value
             break
     alpha = check_number(f"{where}: lora_alpha", alpha, Real)
