@@ -53,8 +53,9 @@ def test_move_to_vllm(run, demo_in_float32):
     assert "built in 1871" in cold and warm.count("(224 of ") == 3 and warm.count("sample") == 3
 
 
-def test_bench_throughput(run, checkpoint, short_demo):
-    out = run("bench_throughput.py", str(short_demo), "--dtype", "float32")
+def test_bench_throughput(run, checkpoint, tmp_path):
+    model = make_checkpoint(tmp_path, "llama", vocab_size=49152)
+    out = run("bench_throughput.py", str(model), "--dtype", "float32")
     assert "32 requests, 4,217 prompt tokens" in out
     for name in ("start (import to ready)", "prefill", "decode", "output", "mean batch", "peak memory"):
         assert name in out
