@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,12 +106,14 @@ def address(tmp_path_factory) -> Iterator[str]:
         yield f"{host}/in/a%20folder"
 
 
-PICTURES = """panels => {
+SHOWN = """([link, said, panels]) => {
   const same = (a, b) => { const t = document.createElement("template"); t.innerHTML = b;
     for (const wide of t.content.querySelectorAll(".scroll")) wide.setAttribute("role", "region");
     const clean = html => html.replace(/ aria-labelledby="panel\\d+"/g, "");
     return clean(a.innerHTML) === clean(t.innerHTML); };
-  const shown = [...document.querySelectorAll(".panel")];
+  const shown = [...document.querySelectorAll(".panel")], text = document.querySelector(".said").innerText;
+  if (location.hash.slice(1) !== link) return `link: ${location.hash}, not ${link}`;
+  if (said && text !== said) return `said: ${text}, not ${said}`;
   if (shown.length !== panels.length) return "another number of panels";
   for (const [i, [title, html]] of panels.entries()) {
     if (shown[i].children[0].textContent !== title) return `title: ${shown[i].children[0].textContent}, not ${title}`;
@@ -130,10 +133,11 @@ def start(phone, address: str, chapter, link: str = "") -> None:
 def assert_shows(phone, player: Player) -> None:
     """The page shows what ordinary Python has drawn."""
     view = player.view()
-    phone.wait_for_function("link => location.hash.slice(1) === link", arg=view["link"])
-    assert phone.evaluate(PICTURES, view["panels"]) == ""
-    if view["said"]:
-        assert phone.inner_text(".said") == view["said"]
+    expected = view["link"], view["said"], view["panels"]
+    end = time.monotonic() + 60
+    while (difference := phone.evaluate(SHOWN, expected)) and time.monotonic() < end:
+        phone.wait_for_timeout(20)  # Python answers in a worker, after the click
+    assert difference == ""
     assert phone.evaluate("document.documentElement.scrollWidth") <= 360
 
 

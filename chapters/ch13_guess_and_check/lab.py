@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 NUM_SHOWN = 14  # steps in a panel
 NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 NUM_SEQS = 16
+MAX_ROUNDS = 4  # of a measurement
 GUESSED = " and the sea was"  # by a proposer that is wrong
 SPECULATIVE = {
     "method": "ngram",
@@ -117,7 +118,7 @@ def tell_rows(story: Story) -> list[float]:
     llm.engine.add_request(None, TEXTS["a story"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
     llm.engine.step()
     times: dict[int, list[float]] = {num_rows: [] for num_rows in NUM_ROWS}
-    for _ in range(4):
+    for _ in range(MAX_ROUNDS):
         for num_rows, found in times.items():
             with guessing(llm, Fixed([vocab_size - 1] * 15), num_rows - 1):
                 started = time.perf_counter()
@@ -321,7 +322,7 @@ def tell_engine(story: Story) -> None:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         seconds: dict[LLM, list[float]] = {plain: [], guesses: []}
         tokens: dict[LLM, list[list[int]]] = {}
-        for _ in range(2):
+        for _ in range(min(2, MAX_ROUNDS)):
             for llm, found in seconds.items():
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 metrics = [output.metrics for output in outputs]

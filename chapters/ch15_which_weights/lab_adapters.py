@@ -26,6 +26,7 @@ NUM_TOKENS, NUM_SHOWN = 7, 6
 RANKS = (1, 4, 8, 16, 64)
 NUMS_ADAPTERS = (0, 1, 2, 4, 8)
 NUM_SEQS, COST_RANK, NUM_STEPS = 8, 16, 5
+MAX_ROUNDS = 2  # of a measurement
 
 
 def begin(llm: LLM, adapters: dict[str, Any], names: list[str], num_tokens: int = NUM_TOKENS) -> list[Entry]:
@@ -117,7 +118,7 @@ def tell_cost(story: Story) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = [random_adapter(Path(folder, str(i)), shapes, COST_RANK) for i in range(num_adapters)]
         requests = [LoRARequest(f"random {i}", i + 1, path) for i, path in enumerate(paths)]
-        rounds = [{num: step_s(llm, requests[:num]) for num in NUMS_ADAPTERS} for _ in range(2)]
+        rounds = [{num: step_s(llm, requests[:num]) for num in NUMS_ADAPTERS} for _ in range(MAX_ROUNDS)]
         seconds = {num: min(found[num] for found in rounds) for num in NUMS_ADAPTERS}
     adapter_bytes = 2 * COST_RANK * sum(sum(shape) for path, shape in shapes.items() if path != "lm_head")
     table = make_table("adapters", "ms", "MB of adapters", "ms more", "", width=14, first=10)
