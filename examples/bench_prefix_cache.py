@@ -1,6 +1,6 @@
 """What prefix caching gains and costs, measured on this machine.
 
-    python examples/bench_prefix_cache.py [MODEL] [--requests N]
+    python examples/bench_prefix_cache.py [MODEL] [--requests N] [--blocks N]
 
 1. six kinds of workload with caching on and off; 2. the cost when nothing is shared; 3. whether the bookkeeping grows
 with the pool or the queue; 4. whether requests that arrive together compute their common prefix once.
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
     parser.add_argument("--requests", type=int, default=20, help="requests of each workload")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="of the large pool in part 3")
     args = parser.parse_args()
     model = args.model or str(demo_model_path())
     cached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048)
@@ -41,7 +42,7 @@ def main() -> None:
     prefill_s_per_block = measure_workloads(cached, uncached, args.requests)
     measure_cost(prefill_s_per_block)
     config, itemsize = cached.engine.model_config, cached.engine.model_runner.dtype.itemsize
-    measure_growth(BLOCK_SIZE * config.kv_bytes_per_token(itemsize))
+    measure_growth(BLOCK_SIZE * config.kv_bytes_per_token(itemsize), args.blocks)
     measure_shared_prefix(cached)
 
 
@@ -167,13 +168,13 @@ def measure_cost(prefill_s_per_block: float) -> None:
 # -- 3. growth ---------------------------------------------------------------------------------------------------------
 
 
-def measure_growth(kv_block_bytes: int) -> None:
+def measure_growth(kv_block_bytes: int, num_blocks: int) -> None:
     table = Table(title="3. Time per operation as things grow", title_justify="left")
     for name in ("operation", "small", "large", "ratio"):
         table.add_column(name, justify="left" if name == "operation" else "right")
-    (small_s, _), (large_s, block_bytes) = (time_block_manager(n) for n in (1_000, 1_000_000))
+    (small_s, _), (large_s, block_bytes) = (time_block_manager(n) for n in (1_000, num_blocks))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
-    table.add_row("10 blocks in and out, pool of 1,000 / 1,000,000", *row)
+    table.add_row(f"10 blocks in and out, pool of 1,000 / {num_blocks:,}", *row)
     small_s, large_s = (time_scheduler(n) for n in (100, 100_000))
     row = f"{small_s * 1e6:.1f} us", f"{large_s * 1e6:.1f} us", f"{large_s / small_s:.2f}"
     table.add_row("step of 64 running, 100 / 100,000 waiting", *row)

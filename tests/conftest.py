@@ -123,7 +123,7 @@ def short_demo_in_float32(short_demo, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def short_demo(demo_checkpoint, tmp_path_factory) -> Path:
     """The demo checkpoint without most of its layers: for what takes any model, and real texts."""
-    folder, num_layers = shutil.copytree(demo_checkpoint, tmp_path_factory.mktemp("short") / "model"), 4
+    folder, num_layers = shutil.copytree(demo_checkpoint, tmp_path_factory.mktemp("short") / "model"), 2
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
     weights = load_file(folder / "model.safetensors")

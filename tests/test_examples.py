@@ -76,7 +76,7 @@ def test_prefix_cache_walkthrough(run):
 
 def test_bench_prefix_cache(run, tmp_path):
     model = make_checkpoint(tmp_path, "llama", vocab_size=40_000, max_position_embeddings=2048)
-    out = run("bench_prefix_cache.py", str(model), "--requests", "2")
+    out = run("bench_prefix_cache.py", str(model), "--requests", "2", "--blocks", "50000")
     for name in ("chatbot", "multi-turn", "retrieval", "completion", "summaries", "random"):
         assert name in out
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
@@ -85,10 +85,10 @@ def test_bench_prefix_cache(run, tmp_path):
 def test_tensor_parallel(run, short_demo):
     out = run("tensor_parallel.py", str(short_demo))
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3
-    assert "9 times 2,304" in out and out.count("16,384") == 3
+    assert "5 times 2,304" in out and out.count("16,384") == 3
 
 
 def test_structured_output(run, short_demo_in_float32):
-    """Four of thirty layers say nothing sensible; the right column is data all the same."""
+    """Two of thirty layers say nothing sensible; the right column is data all the same."""
     out = run("structured_output.py", str(short_demo_in_float32))
     assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))
