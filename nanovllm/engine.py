@@ -18,7 +18,7 @@ from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.lora.adapter import KnownAdapters
+from nanovllm.lora.known import KnownAdapters
 from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt, parse_prompt
@@ -72,7 +72,7 @@ class LLMEngine:
             speculation=speculation,
             max_loras=config.max_loras if config.enable_lora else None,
         )
-        self.adapters = KnownAdapters(model_config, config.enable_lora, config.max_lora_rank)
+        self.adapters = KnownAdapters(model_config, config)
         self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
@@ -103,12 +103,12 @@ class LLMEngine:
         text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
         check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
         params = check_params(params, self.model_config)
-        lora_id = self.adapters.check(lora_request)
+        adapter = self.adapters.check(lora_request)
         bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.model_config.vocab_size)  # type: ignore[arg-type]
         samples = []
         for sample_index in range(params.n):
-            seq = Sequence(token_ids, params, cache_salt=cache_salt, lora_id=lora_id)
-            seq.sample_index, seq.bad_word_ids, seq.lora_request = sample_index, bad_words, lora_request
+            seq = Sequence(token_ids, params, cache_salt=cache_salt, lora_id=adapter.lora_id if adapter else None)
+            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, bad_words, adapter
             if params.structured_outputs is not None:
                 seq.grammar = self.grammars.compile(params.structured_outputs)
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))

@@ -59,10 +59,12 @@ def read_layer_kinds(config: dict[str, Any], architecture: str, num_layers: int,
 def _window(config: dict[str, Any], architecture: str, path: Path) -> int | None:
     """Of the layers that have one. Qwen and SmolLM3 give a size and say beside it whether it is used."""
     says_so = architecture in SAY_SO
-    if not typed(config, "use_sliding_window", not says_so, path) or "sliding_window" not in config:
+    is_mistral = architecture == "MistralForCausalLM"  # whose own code does not know the field that says it
+    is_used = is_mistral or typed(config, "use_sliding_window", not says_so, path)
+    if not is_used or "sliding_window" not in config:
         return None
     window = config["sliding_window"]
-    if not says_so and architecture != "MistralForCausalLM":
+    if not says_so and not is_mistral:
         found = f"sliding_window is {shorten(window)}, and a {architecture} sees all tokens in every layer"
         raise ValueError(f'{path}: {found}; if that is meant, hf_overrides={{"sliding_window": None}}')
     return check_number(f"{path}: sliding_window", window, Integral, 1, MAX_WINDOW)

@@ -218,7 +218,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ("mistral-window", {}, {0: 7, 1: 7}),
         ("mistral-window", dict(sliding_window=DELETE), {0: 4096, 1: 4096}),  # the default of transformers
         ("mistral-window", dict(sliding_window=None), {}),  # said to be none
-        ("mistral-window", dict(use_sliding_window=False), {}),
+        ("mistral-window", dict(use_sliding_window=False), {0: 7, 1: 7}),
         ("mistral-window", dict(layer_types=[SLIDING, SLIDING]), {0: 7, 1: 7}),
         ("qwen2", {}, {}),
         ("qwen2-window", {}, {1: 21}),
@@ -237,10 +237,9 @@ def test_windows(tmp_path, checkpoint, variant, changes, windows):
     folder = edited(tmp_path, checkpoint(variant), changes)
     config = ModelConfig.from_directory(folder)
     assert config.windows == windows
-    if "use_sliding_window" not in changes or variant != "mistral-window":  # Mistral's own code does not know the field
-        theirs = AutoConfig.from_pretrained(folder)
-        slides = getattr(theirs, "layer_types", None) or [SLIDING if theirs.sliding_window else FULL] * 2
-        assert windows == {i: theirs.sliding_window for i, kind in enumerate(slides) if kind == SLIDING}
+    theirs = AutoConfig.from_pretrained(folder)
+    slides = getattr(theirs, "layer_types", None) or [SLIDING if theirs.sliding_window else FULL] * 2
+    assert windows == {i: theirs.sliding_window for i, kind in enumerate(slides) if kind == SLIDING}
 
 
 @pytest.mark.parametrize(

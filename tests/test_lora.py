@@ -178,6 +178,42 @@ def test_an_id_stands_for_one_adapter(base, adapters):
     llm.generate([SHARED], GREEDY, lora_request=adapters[0])
     other = LoRARequest(adapters[1].lora_name, 1, adapters[1].lora_path)
     expect("lora_int_id 1 is LoRARequest(lora_name='adapter 0'", llm.generate, [SHARED], GREEDY, lora_request=other)
+    same = LoRARequest(adapters[0].lora_name, 1, adapters[0].lora_path + "/")
+    [output] = llm.generate([SHARED], GREEDY, lora_request=same)
+    assert output.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks):
+    """Requests that are there are answered with what they have named. Later ones are refused, and nobody else is."""
+    folders = [shutil.copytree(adapters[0].lora_path, tmp_path / name) for name in ("changed", "gone")]
+    changed, gone = (LoRARequest(folder.name, number, str(folder)) for number, folder in enumerate(folders, start=7))
+    options = dict(dtype="float32", enable_lora=True, max_loras=1, num_gpu_blocks_override=64, block_size=4)
+    llm = processes.llm(base, num_ranks, **options) if num_ranks > 1 else LLM(str(base), **options)
+    requests = [llm.engine.make_request(SHARED, GREEDY, lora) for lora in (changed, gone, None, adapters[1])]
+    assert llm.engine.adapters.check(changed) is requests[0].samples[0].seq.adapter, "it is in memory once"
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        shutil.copy(Path(adapters[3].lora_path, file), folders[0] / file)  # into the same file, and longer
+    shutil.rmtree(folders[1])
+    llm.engine.enqueue(requests)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    for request, lora in zip(requests, (adapters[0], adapters[0], None, adapters[1]), strict=True):
+        assert_greedy(base, lora, SHARED, request.output().outputs[0].token_ids)
+    del request, requests[:]
+    llm.generate([SHARED], GREEDY)  # a later step: now nobody has the old weights any more
+    expect("with other weights than", llm.generate, [SHARED], GREEDY, lora_request=changed)
+    expect("adapter 'gone'", llm.generate, [SHARED], GREEDY, lora_request=gone)
+    [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[2])
+    assert_greedy(base, adapters[2], SHARED, output.outputs[0].token_ids)
+
+
+def test_numbers_that_the_engines_dtype_does_not_have(base, adapters, tmp_path):
+    folder = shutil.copytree(adapters[0].lora_path, tmp_path / "adapter")
+    edit_config(folder, lora_alpha=1e9)
+    llm = LLM(str(base), dtype="float16", enable_lora=True)
+    lora = LoRARequest("large", 1, str(folder))
+    expect("infinite in torch.float16", llm.generate, [SHARED], GREEDY, lora_request=lora)
 
 
 # -- slots ------------------------------------------------------------------------------------------------------------
@@ -202,21 +238,6 @@ def test_no_more_adapters_run_than_have_room():
     scheduler.update(first, [9] * 4)
     scheduler.update(scheduler.schedule(), [9] * 4)
     assert [chunk.seq.lora_id for chunk in scheduler.schedule().chunks] == [3, 1]
-
-
-def test_an_adapter_that_has_gone_fails_its_request_only(base, adapters, tmp_path):
-    folder = tmp_path / "adapter"
-    shutil.copytree(adapters[0].lora_path, folder)
-    llm = LLM(str(base), dtype="float32", enable_lora=True)
-    lora = LoRARequest("gone", 7, str(folder))
-    request = llm.engine.make_request(SHARED, GREEDY, lora)
-    shutil.rmtree(folder)
-    llm.engine.enqueue([request])
-    with pytest.raises(ValueError, match="adapter 'gone'"):
-        llm.engine.step()
-    llm.engine.abort_requests([request])
-    [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[1])
-    assert_greedy(base, adapters[1], SHARED, output.outputs[0].token_ids)
 
 
 @pytest.mark.parametrize("num_layers", [0, 3, 7])
@@ -313,10 +334,15 @@ MISTAKES = {
     "no prefix": (dict(), lambda t: t.update({A.removeprefix("base_model.model."): t.pop(A)}), "is no A or B of a"),
     "a number": (dict(), lambda t: t.update({A: torch.tensor(1.0)}), "q_proj.lora_A.weight is [], not a matrix"),
     "a pattern": (dict(alpha_pattern={"q_proj(": 4}), None, "alpha_pattern has 'q_proj('"),
-    "no B": (dict(), lambda t: t.pop(A.replace("_A.", "_B.")), "q_proj has A [4, 96], not A [r, 96] and B [96, r]"),
+    "no B": (dict(), lambda t: t.pop(A.replace("_A.", "_B.")), "q_proj has A [4, 96], not A [4, 96] and B [96, 4]"),
+    "a lower rank": (dict(r=8), None, "q_proj has A [4, 96], B [96, 4], not A [8, 96] and B [96, 8]"),
     "a rank": (dict(), lambda t: t.update({A: t[A].repeat(2, 1)}), "q_proj has A [8, 96], B [96, 4], not"),
-    "numbers": (dict(), lambda t: t[A].fill_(float("nan")), "has numbers that are NaN or infinite"),
-    "integers": (dict(), lambda t: t.update({A: t[A].to(torch.int8)}), "is I8, only BF16, F16, F32 are read"),
+    "numbers": (dict(), lambda t: t[A].fill_(float("nan")), "has numbers that are NaN, or infinite in torch.float32"),
+    "integers": (
+        dict(),
+        lambda t: t.update({A: t[A].to(torch.int8)}),
+        "is int8, only bfloat16, float16, float32 are read",
+    ),
     "nothing": (dict(), dict.clear, "it has no tensors"),
 }
 
@@ -336,7 +362,7 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_names(base, adapters, 
 
 def test_the_wrong_base_and_too_high_a_rank(checkpoint, base, adapters):
     llm = LLM(str(checkpoint("llama")), dtype="float32", enable_lora=True)
-    text = "q_proj has A [4, 96], B [96, 4], not A [r, 64] and B [64, r]"
+    text = "q_proj has A [4, 96], B [96, 4], not A [4, 64] and B [64, 4]"
     expect(text, llm.generate, [SHARED], GREEDY, lora_request=adapters[0])
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_lora_rank=8)
     expect("up_proj has rank 16, and max_lora_rank is 8", llm.generate, [SHARED], GREEDY, lora_request=adapters[3])

@@ -20,6 +20,7 @@ from chapters.grading import PROMPTS, Bench
 from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.lora.adapter import linear_shapes
+from nanovllm.worker import lora
 from nanovllm.worker.grouped import AdapterRows, LoRAWeights
 from nanovllm.worker.lora import Adapters
 
@@ -312,16 +313,9 @@ def check_many_steps(function: SlotFor, bench: Bench) -> None:
 def check_slots_generate(function: SlotFor, bench: Bench) -> None:
     """The engine generates, with four adapters in two slots: the same tokens"""
 
-    def slot_of(self: Any, request: Any, needed: set[int]) -> int:
-        is_known = request.lora_int_id in self.slots
-        slot = function(self.slots, request.lora_int_id, needed, self.config.max_loras)
-        if not is_known:
-            self._load(request, slot)
-        return slot
-
     with engine_of(bench) as other:
         try:
-            with replaced(Adapters, "_slot_of", slot_of):
+            with replaced(lora, "slot_for", function):
                 for order in ORDERS:
                     compare_answers(other, order)
         finally:  # who has which slot was said by the student's function

@@ -63,7 +63,7 @@ class Sequence:
         self.hash_collision = False
 
         self.bad_word_ids: list[list[int]] = []  # the tokens of sampling_params.bad_words
-        self.lora_request: Any = None  # what lora_id stands for (lora/request.py)
+        self.adapter: Any = None  # what lora_id stands for (lora/adapter.py)
         self.grammar: Any = None  # what the output has to fit (structured_outputs.py)
 
         # The noise of a sample depends on these and on its position alone (sampler.py).

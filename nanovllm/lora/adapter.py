@@ -8,11 +8,14 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
 from nanovllm.config_json import read_json
 from nanovllm.hub import resolve_checkpoint
 from nanovllm.lora.request import LoRARequest
@@ -21,7 +24,7 @@ from nanovllm.validation import check_number, shorten, typed
 Shape = tuple[int, int]
 PREFIX, SUFFIXES = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
 # Fields of adapter_config.json that change nothing here: who made the adapter, how it was trained, which layers it is
-# for (its tensors say that), their ranks (their shapes say that).
+# for (its tensors say that).
 DESCRIPTIONS = (
     "auto_mapping base_model_name_or_path revision task_type inference_mode peft_version peft_type target_modules "
     "exclude_modules layers_to_transform layers_pattern lora_dropout r rank_pattern lora_alpha alpha_pattern "
@@ -32,7 +35,7 @@ DESCRIPTIONS = (
 NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
 # These begin from other weights than the checkpoint's, so that the adapter belongs to those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
-FLOATS = ("BF16", "F16", "F32")
+FLOATS = ("bfloat16", "float16", "float32")
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -51,64 +54,75 @@ def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Adapter:
-    """The tensors stay in the mapped file until they are asked for.
+    """An adapter in the CPU's memory: its files may change or go while requests wait for it.
 
-    scales: {path of a linear layer: its scale}. file: an open safetensors file.
+    digest:   of all that it computes
+    matrices: {path of a linear layer: (A [r, in], scale * B [out, r])}
     """
 
-    scales: dict[str, float]
-    file: Any
+    request: LoRARequest
+    digest: str
+    matrices: dict[str, tuple[Any, Any]]
+
+    @property
+    def lora_id(self) -> int:
+        return self.request.lora_int_id
 
     @classmethod
-    def open(cls, request: LoRARequest, config: ModelConfig, max_lora_rank: int) -> "Adapter":
+    def open(cls, request: LoRARequest, model: ModelConfig, config: EngineConfig) -> "Adapter":
         """Read and check it. Raises one ValueError that lists what does not fit."""
-        from safetensors import SafetensorError, safe_open  # not at the top: `import nanovllm` stays light
+        import torch  # not at the top: `import nanovllm` stays light
+        from safetensors import SafetensorError
+        from safetensors.torch import load
 
-        where = f"adapter {request.lora_name!r}"
-        folder = adapter_folder(request)
+        where, folder = f"adapter {request.lora_name!r}", adapter_folder(request)
         options = read_json(folder / "adapter_config.json")
         _check_options(options, folder)
+        dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
         try:
-            file = safe_open(folder / "adapter_model.safetensors", framework="pt")
-        except (SafetensorError, OSError) as error:
+            data = (folder / "adapter_model.safetensors").read_bytes()
+            tensors = load(data)
+        except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that PyTorch does not have
             raise ValueError(f"{where}: adapter_model.safetensors in {folder} cannot be read: {error}") from error
-        shapes, found, problems = linear_shapes(config), dict[str, dict[str, list[int]]](), []
-        for name in file.keys():  # noqa: SIM118 (not a dict)
+        shapes, found, problems = linear_shapes(model), dict[str, dict[str, Any]](), []
+        for name, tensor in sorted(tensors.items()):
             suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
             path = name.removeprefix(PREFIX).removesuffix(suffix)
-            tensor = file.get_slice(name)
+            kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
             if name.endswith(("base_layer.weight", "embed_tokens.weight")):
                 problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
             elif not suffix or path not in shapes or not name.startswith(PREFIX):
                 problems.append(f"{name} is no A or B of a linear layer that this model has and an adapter may change")
-            elif tensor.get_dtype() not in FLOATS:
-                problems.append(f"{name} is {tensor.get_dtype()}, only {', '.join(FLOATS)} are read")
-            elif len(tensor.get_shape()) != 2:
-                problems.append(f"{name} is {tensor.get_shape()}, not a matrix")
-            elif not file.get_tensor(name).isfinite().all():
-                problems.append(f"{name} has numbers that are NaN or infinite")
+            elif kind not in FLOATS:
+                problems.append(f"{name} is {kind}, only {', '.join(FLOATS)} are read")
+            elif len(shape) != 2:
+                problems.append(f"{name} is {shape}, not a matrix")
             else:
-                found.setdefault(path, {})[SUFFIXES[suffix]] = tensor.get_shape()
+                found.setdefault(path, {})[SUFFIXES[suffix]] = tensor
+        matrices, scales = {}, []
         for path, pair in found.items():
-            rank = pair.get("A", pair.get("B", [0])[::-1])[0]
             out_size, in_size = shapes[path]
-            if pair != {"A": [rank, in_size], "B": [out_size, rank]}:
-                expected = f"A [r, {in_size}] and B [{out_size}, r]"
-                problems.append(f"{path} has {', '.join(f'{n} {shape}' for n, shape in pair.items())}, not {expected}")
-            elif not 0 < rank <= max_lora_rank:
-                problems.append(f"{path} has rank {rank}, and max_lora_rank is {max_lora_rank}")
+            rank = _of_layer(options, "r", Integral, "rank_pattern", path, folder)
+            given = {which: list(tensor.shape) for which, tensor in pair.items()}
+            if given != {"A": [rank, in_size], "B": [out_size, rank]}:
+                expected = f"A [{rank}, {in_size}] and B [{out_size}, {rank}]"
+                problems.append(f"{path} has {', '.join(f'{n} {shape}' for n, shape in given.items())}, not {expected}")
+            elif not 0 < rank <= config.max_lora_rank:
+                problems.append(f"{path} has rank {rank}, and max_lora_rank is {config.max_lora_rank}")
+            else:
+                scales.append(_scale(options, path, rank, folder))
+                a, b = pair["A"].to(dtype, copy=True), (pair["B"].float() * scales[-1]).to(dtype)
+                matrices[path] = a, b
+                if not a.isfinite().all() or not b.isfinite().all():
+                    problems.append(f"{path} has numbers that are NaN, or infinite in {dtype}")
         if problems or not found:
             shown = problems[:10] + [f"and {len(problems) - 10} more"] * (len(problems) > 10)
             lines = "\n  ".join(shown or ["it has no tensors"])
             base = options.get("base_model_name_or_path")
             raise ValueError(f"{where} in {folder} (made for {shorten(base)}) does not fit this model:\n  {lines}")
-        return cls({path: _scale(options, path, pair["A"][0], folder) for path, pair in found.items()}, file)
-
-    def tensor(self, path: str, which: str, share: tuple[slice, slice]) -> Any:
-        """A part of A or of B of a linear layer."""
-        return self.file.get_slice(f"{PREFIX}{path}.lora_{which}.weight")[share]
+        return cls(request, xxhash.xxh3_128(data + repr(scales).encode()).hexdigest(), matrices)
 
 
 def adapter_folder(request: LoRARequest) -> Path:
@@ -118,7 +132,7 @@ def adapter_folder(request: LoRARequest) -> Path:
         try:
             folder = resolve_checkpoint(request.lora_path)
         except FileNotFoundError as error:
-            reason = f"{where}: {request.lora_path!r} is neither a directory nor a hub id that can be downloaded"
+            reason = f"{where}: {shorten(request.lora_path)} is neither a directory nor a hub id that can be downloaded"
             raise ValueError(f"{reason} ({error})") from error
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
@@ -139,48 +153,23 @@ def _check_options(options: dict[str, Any], folder: Path) -> None:
         raise ValueError(f"{path}: init_lora_weights={begin!r} changed the base model's weights, too; {hint}")
 
 
-def _scale(options: dict[str, Any], path: str, rank: int, folder: Path) -> float:
-    """lora_alpha, or what alpha_pattern says of this layer, by the rank or its square root (arXiv:2312.03732)."""
+def _of_layer(options: dict[str, Any], name: str, kind: type, patterns: str, path: str, folder: Path) -> Any:
+    """An option, or what the first of the patterns that fits says of this layer."""
     where = folder / "adapter_config.json"
-    alpha = options.get("lora_alpha", 8)
-    for pattern, value in typed(options, "alpha_pattern", {}, where).items():
+    value = options.get(name, 8)
+    for pattern, special in typed(options, patterns, {}, where).items():
         try:
             found = re.match(rf"(.*\.)?({pattern})$", path)  # as PEFT does
         except re.error as error:
-            raise ValueError(f"{where}: alpha_pattern has {shorten(pattern)}: {error}") from error
+            raise ValueError(f"{where}: {patterns} has {shorten(pattern)}: {error}") from error
         if found:
-            alpha = value
+            value = special
             break
-    alpha = check_number(f"{where}: lora_alpha", alpha, Real)
-    return alpha / math.sqrt(rank) if typed(options, "use_rslora", False, where) else alpha / rank
+    return check_number(f"{where}: {name}", value, kind)
 
 
-class KnownAdapters:
-    """Which adapters requests have named so far. An id stands for one adapter as long as the engine lives."""
-
-    def __init__(self, model: ModelConfig, enable_lora: bool, max_lora_rank: int) -> None:
-        self.model, self.enable_lora, self.max_lora_rank = model, enable_lora, max_lora_rank
-        self._known: dict[int, LoRARequest] = {}
-
-    def named(self, name: Any) -> LoRARequest | None:
-        return next((request for request in self._known.values() if request.lora_name == name), None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(request.lora_name for request in self._known.values())
-
-    def check(self, request: Any) -> int | None:
-        """The id of a request's adapter; None: it has none. Raises ValueError for one that cannot be used."""
-        if request is None:
-            return None
-        if not isinstance(request, LoRARequest):
-            raise ValueError(f"lora_request must be a LoRARequest, found {shorten(request)}")
-        if not self.enable_lora:
-            raise ValueError(f"adapter {request.lora_name!r}: this LLM was built without enable_lora=True")
-        known = self._known.get(request.lora_int_id)
-        if known is None:
-            Adapter.open(request, self.model, self.max_lora_rank)
-            known = self._known.setdefault(request.lora_int_id, request)
-        if known != request:  # K/V that was computed with the other one would be found
-            raise ValueError(f"lora_int_id {request.lora_int_id} is {known}; another adapter needs another id")
-        return request.lora_int_id
+def _scale(options: dict[str, Any], path: str, rank: int, folder: Path) -> float:
+    """By the rank, or by its square root (arXiv:2312.03732)."""
+    alpha = _of_layer(options, "lora_alpha", Real, "alpha_pattern", path, folder)
+    is_root = typed(options, "use_rslora", False, folder / "adapter_config.json")
+    return alpha / (math.sqrt(rank) if is_root else rank)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.hub import resolve_checkpoint
-from nanovllm.lora.adapter import Adapter
+from nanovllm.lora.known import KnownAdapters
 from nanovllm.lora.request import LoRARequest
 from nanovllm.validation import shorten
 
@@ -32,6 +32,7 @@ def read_modules(
     model = ModelConfig.from_directory(
         resolve_checkpoint(config.model, config.revision, config.load_format), config.hf_overrides
     )
+    config = replace(config, enable_lora=True)
     for adapter in adapters:
-        Adapter.open(adapter, model, config.max_lora_rank)
-    return replace(config, enable_lora=True), adapters
+        KnownAdapters(model, config).check(adapter)
+    return config, adapters

@@ -179,7 +179,8 @@ class _Batch:
     def _again(self, request: Request) -> Request:
         prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
         seq = request.samples[0].seq
-        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, seq.lora_request)
+        named = seq.adapter and seq.adapter.request
+        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, named)
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""

@@ -4,7 +4,7 @@ A layer's product y = W x is computed for all rows as always. Then y += B (A x) 
 grouped by adapter (grouped.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.lora.adapter import Adapter, linear_shapes
-from nanovllm.lora.request import LoRARequest
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.grouped import AdapterRows, LoRAWeights
 from nanovllm.worker.kernels import Kernels
@@ -25,19 +24,46 @@ from nanovllm.worker.model import MERGED_PROJECTIONS, Decoder
 
 @dataclass(frozen=True)
 class BatchAdapters:
-    """What a rank is told of a step's adapters. of_row: [T], which of the requests each row belongs to; -1: none."""
+    """What a rank is told of a step's adapters. of_row: [T], which of the adapters each row meets; -1: none."""
 
-    requests: list[LoRARequest]
+    adapters: list[Adapter]
     of_row: Tensor
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput) -> "BatchAdapters | None":
-        requests = list(dict.fromkeys(c.seq.lora_request for c in output.chunks if c.seq.lora_request is not None))
-        if not requests:
+        adapters = {c.seq.lora_id: c.seq.adapter for c in output.chunks if c.seq.lora_id is not None}
+        if not adapters:
             return None
-        of_chunk = [requests.index(c.seq.lora_request) if c.seq.lora_request else -1 for c in output.chunks]
+        numbers: dict[int | None, int] = {lora_id: number for number, lora_id in enumerate(adapters)}
+        of_chunk = torch.tensor([numbers.get(chunk.seq.lora_id, -1) for chunk in output.chunks])
         lengths = torch.tensor([chunk.end - chunk.start for chunk in output.chunks])
-        return cls(requests, torch.tensor(of_chunk).repeat_interleave(lengths))
+        return cls(list(adapters.values()), of_chunk.repeat_interleave(lengths))
+
+    def place(self, slots: dict[int, int], num_slots: int) -> list[int]:
+        """The slot of each adapter. See slot_for."""
+        needed = {adapter.lora_id for adapter in self.adapters}
+        return [slot_for(slots, adapter.lora_id, needed, num_slots) for adapter in self.adapters]
+
+    def news(self, slots: dict[int, int], num_slots: int) -> "BatchAdapters":
+        """For ranks that have these adapters in their slots: matrices only of those that they do not have yet."""
+        had = set(slots)
+        self.place(slots, num_slots)
+        light = [replace(one, matrices={}) if one.lora_id in had else one for one in self.adapters]
+        return replace(self, adapters=light)
+
+
+def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: int) -> int:
+    """An adapter's slot. If it has none yet and all are taken, the least recently used one that no row needs leaves.
+
+    slots: {lora_int_id: slot}, the least recently used first; changed. needed: the adapters of this step.
+    """
+    if lora_id not in slots:
+        if len(slots) == num_slots:
+            del slots[next(other for other in slots if other not in needed)]
+        slots[lora_id] = next(slot for slot in range(num_slots) if slot not in slots.values())
+    slot = slots.pop(lora_id)
+    slots[lora_id] = slot  # now the last one
+    return slot
 
 
 class AdaptedLinear:
@@ -57,7 +83,7 @@ class AdaptedLinear:
 
 
 class Adapters:
-    """The adapters that are in memory: at most max_loras, the least recently used one leaves.
+    """The adapters that rows can meet: at most max_loras, the least recently used one leaves.
 
     slots   {lora_int_id: slot}, the least recently used first
     """
@@ -75,7 +101,7 @@ class Adapters:
         self.config, self.model_config, self.kernels, self.group = config, model_config, kernels, model.group
         self.dtype, self.device = dtype, device
         self.slots: dict[int, int] = {}
-        self._files: dict[int, Adapter] = {}
+        self._loaded: dict[int, int] = {}  # {slot: lora_int_id of the adapter that is in it, whole}
         self._whole, self._local = linear_shapes(model_config), linear_shapes(model.config)
         self.layers: list[AdaptedLinear] = []
         self._rows: AdapterRows | None = None
@@ -87,14 +113,20 @@ class Adapters:
             if isinstance(linear, Linear) and self._whole.keys() >= set(projections):  # not of routers and experts
                 linear.product = AdaptedLinear(self, linear, projections)
                 self.layers.append(linear.product)
+                if device.type == "cuda":  # before what is left becomes the KV pool
+                    self._reserve(linear.product)
 
     def begin_step(self, step: BatchAdapters | None, batch: Batch, prompt: PromptRows | None) -> None:
         """Bring the step's adapters into memory. batch: in the CPU's memory."""
         self._rows = None
         if step is not None:
-            ids = {request.lora_int_id for request in step.requests}
-            slots = torch.tensor([*(self._slot_of(request, ids) for request in step.requests), -1])
-            of_row = slots[step.of_row]
+            slots = step.place(self.slots, self.config.max_loras)
+            for adapter, slot in zip(step.adapters, slots, strict=True):
+                if self._loaded.get(slot) != adapter.lora_id:
+                    self._loaded.pop(slot, None)  # what breaks off below is loaded anew
+                    self._load(adapter, slot)
+                    self._loaded[slot] = adapter.lora_id
+            of_row = torch.tensor([*slots, -1])[step.of_row]
             self._rows = AdapterRows.of(of_row, self.device)
             # In the order in which their logits are computed (logprobs.py).
             head_rows = batch.logits_rows if prompt is None else torch.cat([prompt.rows, batch.logits_rows])
@@ -107,44 +139,27 @@ class Adapters:
         slots, self._head_slots = self._head_slots[:num_rows], self._head_slots[num_rows:]
         return AdapterRows.of(slots, self.device)
 
-    def _slot_of(self, request: LoRARequest, needed: set[int]) -> int:
-        """An exception in any line leaves a slot that has an adapter, whole, or none."""
-        lora_id = request.lora_int_id
-        if lora_id not in self.slots:
-            if len(self.slots) == self.config.max_loras:
-                del self.slots[next(other for other in self.slots if other not in needed)]
-            slot = next(slot for slot in range(self.config.max_loras) if slot not in self.slots.values())
-            self._load(request, slot)
-            self.slots[lora_id] = slot
-        slot = self.slots.pop(lora_id)
-        self.slots[lora_id] = slot  # now the last one
-        return slot
-
-    def _load(self, request: LoRARequest, slot: int) -> None:
-        """Read this rank's share of an adapter."""
-        if request.lora_int_id not in self._files:
-            opened = Adapter.open(request, self.model_config, self.config.max_lora_rank)
-            self._files[request.lora_int_id] = opened
-        adapter = self._files[request.lora_int_id]
+    def _load(self, adapter: Adapter, slot: int) -> None:
+        """Take this rank's share of an adapter."""
         for layer in self.layers:
             if layer.weights is not None:
                 layer.weights.ranks[slot] = 0
-            if not adapter.scales.keys().isdisjoint(layer.projections):
+            if not adapter.matrices.keys().isdisjoint(layer.projections):
                 self._load_layer(adapter, layer, slot)
 
     def _load_layer(self, adapter: Adapter, layer: AdaptedLinear, slot: int) -> None:
-        (_, whole_in), (_, in_size) = (shapes[layer.projections[0]] for shapes in (self._whole, self._local))
-        if layer.weights is None:
-            sizes = self.config.max_loras, self.config.max_lora_rank, in_size, layer.out_sizes
-            layer.weights = LoRAWeights.empty(*sizes, self.dtype, self.device)
-        weights, everything = layer.weights, slice(None)
+        whole_in, in_size = (shapes[layer.projections[0]][1] for shapes in (self._whole, self._local))
+        weights = layer.weights or self._reserve(layer)
         weights.a[slot], weights.b[slot] = 0, 0
         columns = weights.b[slot].split(layer.out_sizes, dim=1)
-        for part, (path, b) in enumerate(zip(layer.projections, columns, strict=True)):
-            if path in adapter.scales:
-                inputs = self.group.share(whole_in, in_size)
-                outputs = self.group.share(self._whole[path][0], b.shape[1])
-                a = adapter.tensor(path, "A", (everything, inputs))
-                weights.a[slot, part, : len(a), :in_size] = a
-                b[: len(a)] = (adapter.tensor(path, "B", (outputs, everything)).float() * adapter.scales[path]).mT
+        for part, (path, column) in enumerate(zip(layer.projections, columns, strict=True)):
+            if path in adapter.matrices:
+                a, b = adapter.matrices[path]
+                weights.a[slot, part, : len(a), :in_size] = a[:, self.group.share(whole_in, in_size)]
+                column[: len(a)] = b[self.group.share(self._whole[path][0], column.shape[1])].mT
                 weights.ranks[slot] = max(int(weights.ranks[slot]), len(a))
+
+    def _reserve(self, layer: AdaptedLinear) -> LoRAWeights:
+        sizes = self.config.max_loras, self.config.max_lora_rank, self._local[layer.projections[0]][1], layer.out_sizes
+        layer.weights = LoRAWeights.empty(*sizes, self.dtype, self.device)
+        return layer.weights

@@ -53,6 +53,7 @@ class ParallelRunner:
             found = f"{torch.cuda.device_count()} GPUs"
             raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size} needs as many GPUs, found {found}")
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
+        self._slots: dict[int, int] = {}  # as the ranks have them: what fails ends the engine
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen] = []
         self._end = weakref.finalize(self, _kill, self._processes, self._connections)  # at exit, too
@@ -94,6 +95,8 @@ class ParallelRunner:
         from nanovllm.worker.model_runner import pack
 
         batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
+        if adapters is not None:
+            adapters = adapters.news(self._slots, self.config.max_loras)
         return self._ask("execute", batch, sampling, adapters, late=sampling.masks.pending)[0]
 
     def take_prompt_logprobs(self) -> "PromptLogprobs":
