@@ -201,7 +201,7 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
     for request, lora in zip(requests, (adapters[0], adapters[0], None, adapters[1]), strict=True):
         assert_greedy(base, lora, SHARED, request.output().outputs[0].token_ids)
     del request, requests[:]
-    llm.generate([SHARED], GREEDY)  # a later step: now nobody has the old weights any more
+    llm.generate([SHARED], GREEDY, lora_request=adapters[1])  # now nobody has the old weights any more
     expect("with other weights than", llm.generate, [SHARED], GREEDY, lora_request=changed)
     expect("adapter 'gone'", llm.generate, [SHARED], GREEDY, lora_request=gone)
     [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[2])
