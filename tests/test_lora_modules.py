@@ -93,9 +93,12 @@ def test_a_server_has_models_beside_its_own(checkpoint, modules, texts):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["a"], "takes NAME=PATH, found 'a'"),
+        (["a"], "PATH}, found 'a'"),
         (["=p"], "takes NAME=PATH"),
         (["a="], "takes NAME=PATH"),
+        (['{"name": "a=b", "path": 3}'], 'takes NAME=PATH, or {"name": NAME, "path": PATH}, found'),
+        (['{"name": "a=b", "path": "nowhere/at/all"}'], "adapter 'a=b': 'nowhere/at/all' is neither"),
+        (["{"], "takes NAME=PATH"),
         (["llama=p"], "'llama' is taken already"),
         (["a=nowhere/at/all"], "adapter 'a': 'nowhere/at/all' is neither a directory nor a hub id"),
     ],

@@ -1,5 +1,6 @@
-"""--lora-modules NAME=PATH: adapters that a body of OpenAI's API chooses by naming one as its model (chapter 15)."""
+"""--lora-modules: adapters that a body of OpenAI's API chooses by naming one as its model (chapter 15)."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,13 +17,12 @@ def read_modules(
 ) -> tuple[EngineConfig, list[LoRARequest]]:
     """The adapters, and the configuration with which requests may choose them. No weight of the model is read.
 
-    Raises ValueError for one that is not NAME=PATH, has a name that is taken, or does not fit the model.
+    Raises ValueError for one that is not NAME=PATH or {"name": NAME, "path": PATH}, that has a name which is taken, or
+    that does not fit the model.
     """
     names, adapters = {*model_names}, list[LoRARequest]()
     for text in texts:
-        name, equals, path = text.partition("=")
-        if not equals or not name or not path:
-            raise ValueError(f"--lora-modules takes NAME=PATH, found {shorten(text)}")
+        name, path = _parse(text)
         if name in names:
             raise ValueError(f"--lora-modules: {name!r} is taken already, by the model or by another adapter")
         names.add(name)
@@ -36,3 +36,17 @@ def read_modules(
     for adapter in adapters:
         KnownAdapters(model, config).check(adapter)
     return config, adapters
+
+
+def _parse(text: str) -> tuple[str, str]:
+    if text.startswith("{"):  # vLLM's other form, for names with an equals sign; it ignores base_model_name, too
+        try:
+            module = json.loads(text)
+            name, path = module["name"], module["path"]
+        except (ValueError, KeyError, RecursionError):
+            name = path = None
+    else:
+        name, _, path = text.partition("=")
+    if not name or not path or not isinstance(name, str) or not isinstance(path, str):
+        raise ValueError(f'--lora-modules takes NAME=PATH, or {{"name": NAME, "path": PATH}}, found {shorten(text)}')
+    return name, path
