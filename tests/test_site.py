@@ -218,7 +218,7 @@ def answers_of(question: dict, number: int) -> list[tuple[str, bool, str]]:
     return [(text, *ask(question, number, console, lambda prompt, text=text: text)) for text in given]
 
 
-ANSWER = """answers => answers.map(text => {
+ANSWER = """rounds => rounds.map(answers => [answers.map(text => {
     const panel = [...document.querySelectorAll(".question")].find(each => each.checkVisibility());
     const form = panel.querySelector("form"), verdict = panel.querySelector(".verdict");
     if (form) {
@@ -230,7 +230,7 @@ ANSWER = """answers => answers.map(text => {
     const said = verdict.innerText;
     panel.querySelector(".next").click();
     return said;
-})"""
+}), document.querySelector(".score p").innerText, document.querySelector(".again").click()])"""
 
 
 @for_each_chapter
@@ -238,15 +238,12 @@ def test_quiz(chapter, site, phone):
     """Round after round, each with another answer to every question: the page says what the terminal says."""
     phone.goto((site / chapter.folder.name / "index.html").as_uri())
     questions = [answers_of(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
-    for turn in range(max(map(len, questions))):
-        given, right, comments = zip(*(answers[turn % len(answers)] for answers in questions), strict=True)
-        said = [" ".join(text.split()) for text in phone.evaluate(ANSWER, given)]
-        assert said == [
-            f"{'Right.' if is_right else 'No.'} {plain(comment)}"
-            for is_right, comment in zip(right, comments, strict=True)
-        ]
-        assert phone.locator(".score p").inner_text() == f"{sum(right)} of {len(questions)}"
-        phone.locator(".again").click()
+    rounds = [[answers[turn % len(answers)] for answers in questions] for turn in range(max(map(len, questions)))]
+    shown = phone.evaluate(ANSWER, [[text for text, _, _ in answers] for answers in rounds])
+    for answers, (comments, score, _) in zip(rounds, shown, strict=True):
+        expected = [f"{'Right.' if is_right else 'No.'} {plain(comment)}" for _, is_right, comment in answers]
+        assert [" ".join(text.split()) for text in comments] == expected
+        assert score == f"{sum(is_right for _, is_right, _ in answers)} of {len(questions)}"
 
 
 def test_quiz_by_finger_and_keyboard(address, phone):
