@@ -17,6 +17,7 @@ from site_browser import chromium
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
+from nanovllm.worker.cpu import memory
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "empty_cache"}
@@ -28,6 +29,7 @@ def pytest_configure() -> None:
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    memory.PREFAULTED_BYTES = 1 << 20  # most engines of tests take few steps
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
