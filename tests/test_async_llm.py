@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.async_llm import AsyncLLM, Overloaded
+from nanovllm.async_llm import AsyncLLM, Overloaded, wait_for
 from nanovllm.engine_thread import EngineDied, StepFailed
 
 OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
@@ -69,6 +69,24 @@ def test_same_outputs_as_generate(make, checkpoint):
         assert [(s.text, s.token_ids, s.finish_reason) for s in found.outputs] == [
             (s.text, s.token_ids, s.finish_reason) for s in wanted.outputs
         ]
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+def test_a_cancellation_is_never_lost(num_turns):
+    """In whatever turn of the event loop it comes, before the work is done or with it."""
+
+    async def run():
+        is_done = asyncio.Event()
+        waiting = asyncio.create_task(wait_for(is_done.wait(), 60))
+        await asyncio.sleep(0.01)
+        is_done.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        is_cancelled = waiting.cancel()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled() == is_cancelled
+
+    finish(run())
 
 
 def test_who_leaves_frees_blocks_before_the_next_step(make):

@@ -1,5 +1,6 @@
 """`nanovllm serve`: OpenAI's own client on every endpoint, what clients do to a server, and what it must not mind."""
 
+import asyncio
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PATIENCE_S, raw_post, serving
+from starlette.requests import Request
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.server.options import ServeOptions
@@ -447,6 +449,34 @@ def test_a_picture_that_fails_is_not_the_last(server, client, monkeypatch):
         page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
         with page.makefile() as lines:
             assert any("panels" in line for line in lines)
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+def test_a_page_that_closes_as_a_picture_comes(server, client, num_turns):
+    """Its viewer goes, in whatever turn of the event loop the picture is there."""
+    inside, is_closed = server.inside, asyncio.Event()
+
+    async def receive():
+        await is_closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    async def open_and_close():
+        page = asyncio.create_task((await inside.show(Request({"type": "http", "method": "GET"})))({}, receive, send))
+        while not inside.viewers or any(viewer.changed.is_set() for viewer in inside.viewers):
+            await asyncio.sleep(0)
+        [viewer] = inside.viewers
+        is_closed.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        viewer.changed.set()
+        await asyncio.wait({page}, timeout=PATIENCE_S)
+        assert page.done() and not inside.viewers
+
+    asyncio.run_coroutine_threadsafe(open_and_close(), server.llm.thread.loop).result(2 * PATIENCE_S)
+    server.until(lambda: server.engine.block_manager.on_event is None)
 
 
 def test_only_a_classroom_is_played_with(checkpoint):

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanovllm.async_llm import AsyncLLM
+from nanovllm.async_llm import AsyncLLM, wait_for
 from nanovllm.server.drawing import Drawing
 from nanovllm.server.http import Events, Put, Refused, event, json_response, read_body
 from nanovllm.tools.lines import parse_json
@@ -80,7 +80,7 @@ class Inside:
         try:
             while not self.closing():
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(viewer.changed.wait(), 1.0)
+                    await wait_for(viewer.changed.wait(), 1.0)
                 is_changed = viewer.changed.is_set()
                 viewer.changed.clear()
                 if is_changed and self.panels:  # there are none before the first drawing
