@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer: transformers reads it."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,17 +17,28 @@ def load_tokenizer(directory: Path) -> Any:
         raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
     if (directory / "tokenizer_config.json").is_file():
         read_json(directory / "tokenizer_config.json")  # refuses one that asks to run code
-    from transformers import AutoTokenizer
-
     try:
-        options = dict(trust_remote_code=False, local_files_only=True)
-        tokenizer = _from_gguf(directory) if is_gguf else AutoTokenizer.from_pretrained(str(directory), **options)
+        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory)
         tokenizer.decode(tokenizer("a").input_ids)
         return tokenizer
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
             raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
         raise
+
+
+def _from_directory(directory: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    def field(file: str, name: str) -> Any:
+        path = directory / file
+        return json.loads(path.read_text("utf-8")).get(name) if path.is_file() else None
+
+    config = None  # AutoTokenizer reads it, which imports as much again as torch
+    if field("tokenizer_config.json", "tokenizer_class") and (model_type := field("config.json", "model_type")):
+        asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for then
+        config = PreTrainedConfig.from_dict(asked)
+    return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
 
 
 def _from_gguf(path: Path) -> Any:

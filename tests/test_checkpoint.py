@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from checkpoints import LLAMA3_ROPE, SIZES, YARN_ROPE, make_tokenizer
+from checkpoints import CORPUS, LLAMA3_ROPE, SIZES, YARN_ROPE, make_tokenizer
 from errors import expect
-from transformers import AutoConfig, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.tokenizer import load_tokenizer
 from nanovllm.worker.layers import RotaryEmbedding
 
 DELETE = object()  # a field that is not there; None: one that is null
@@ -142,6 +143,20 @@ def test_code_of_a_checkpoint_never_runs(broken, monkeypatch, file):
     edit(broken / file, auto_map={"AutoTokenizer": ["code.Slow", None], "AutoConfig": "code.Config"})
     expect(f"{file}: auto_map asks to run", LLM, str(broken), num_gpu_blocks_override=64)
     assert not (broken / "was_here").exists()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "smollm3", "unknown", None])
+@pytest.mark.parametrize(
+    "name", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", None]
+)
+def test_tokenizer_is_the_one_that_transformers_makes(broken, model_type, name):
+    """Whatever its class is called: the same class, and the same ids."""
+    edit(broken / "tokenizer_config.json", tokenizer_class=name)
+    edit(broken / "config.json", model_type=model_type)
+    ours, theirs = load_tokenizer(broken), AutoTokenizer.from_pretrained(str(broken))
+    assert type(ours) is type(theirs)
+    for text in (*CORPUS, "  naive\n\n3.14 fox 😀 I'LL", "<|im_start|>user\nhi<|im_end|>"):
+        assert ours(text).input_ids == theirs(text).input_ids
 
 
 def test_odd_heads_are_refused_as_by_transformers(broken):

@@ -269,8 +269,8 @@ def test_quiz_by_finger_and_keyboard(address, phone):
 
 
 def test_command(tmp_path, monkeypatch, capsys):
-    shown = []
-    monkeypatch.setattr("chapters.site.server.serve", lambda folder, port: shown.append((folder, port)))
-    assert main(["site", "--out", str(tmp_path / "site"), "--serve", "--port", "8123"]) == 0
-    assert (tmp_path / "site" / "index.html").is_file() and shown == [(tmp_path / "site", 8123)]
-    assert "index.html" in capsys.readouterr().out
+    done = []
+    monkeypatch.setattr("chapters.site.build.build", lambda *options: done.append(options))
+    monkeypatch.setattr("chapters.site.server.serve", lambda *options: done.append(options))
+    assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", "8123"]) == 0
+    assert done == [(tmp_path, True), (tmp_path, 8123)] and "index.html" in capsys.readouterr().out
