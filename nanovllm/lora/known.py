@@ -24,12 +24,16 @@ class KnownAdapters:
         self._newest: dict[int, Adapter] = {}  # the least recently named first
         self._lock = Lock()
 
-    def named(self, name: Any) -> LoRARequest | None:
-        return next((request for request, _ in self._known.values() if request.lora_name == name), None)
+    @property
+    def requests(self) -> list[LoRARequest]:
+        return [request for request, _ in list(self._known.values())]  # of a copy: another thread may add to it
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(request.lora_name for request, _ in self._known.values())
+        return tuple(request.lora_name for request in self.requests)
+
+    def named(self, name: Any) -> LoRARequest | None:
+        return next((request for request in self.requests if request.lora_name == name), None)
 
     def check(self, request: Any) -> Adapter | None:
         """A request's adapter, in memory; None: it has none. Raises ValueError for one that cannot be used."""
