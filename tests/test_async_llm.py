@@ -236,9 +236,11 @@ def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where
     async def run():
         llm.thread.set_pace(0)
         llm.engine.scheduler.max_num_seqs = 1  # so that the second one waits
-        tasks = [asyncio.create_task(last_of(llm.generate(p, LONG))) for p in ("two gulls", "a red boat")]
-        while (await llm.stats())["num_waiting"] < 2:
-            await asyncio.sleep(0.001)
+        tasks = []
+        for prompt in ("two gulls", "a red boat"):
+            tasks.append(asyncio.create_task(last_of(llm.generate(prompt, LONG))))
+            while (await llm.stats())["num_waiting"] < len(tasks):  # prompts are tokenized beside each other
+                await asyncio.sleep(0.001)
         monkeypatch.setattr(part, name, fails)
         llm.thread.set_pace()
         first, second = await asyncio.gather(*tasks, return_exceptions=True)

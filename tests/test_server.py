@@ -286,24 +286,28 @@ def test_a_reader_that_does_not_read_slows_nobody(server, client):
     assert sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in events) == 200
 
 
-def test_full_queue_and_deadlines(checkpoint):
-    options = ServeOptions(max_waiting=1, request_timeout=0.4)
-    with serving(checkpoint(), options, **ENGINE) as server:
-        client = server.client()
+def test_a_full_queue(checkpoint):
+    with serving(checkpoint(), ServeOptions(max_waiting=1), **ENGINE) as server:
         server.llm.thread.set_pace(0)
-        late = socket.create_connection(("127.0.0.1", server.port))
-        late.sendall(raw_post(COMPLETIONS, {"prompt": FOX, "max_tokens": 9}))
-        server.until(lambda: server.engine.scheduler.waiting)
-        with pytest.raises(openai.RateLimitError, match="1 sequences wait already") as error:
-            client.completions.create(model="tiny", prompt=FOX)
-        assert error.value.response.headers["retry-after"] == "1"
-        assert late.recv(1000).startswith(b"HTTP/1.1 504")
-        late.close()
-        server.llm.thread.set_pace(1)
-        with pytest.raises(openai.APIError, match=r"not done after 0\.4 s"):
-            for _ in client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG):
-                pass
-        server.assert_at_rest()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as first:
+            first.sendall(raw_post(COMPLETIONS, {"prompt": FOX, "max_tokens": 9}))
+            server.until(lambda: server.engine.scheduler.waiting)
+            with pytest.raises(openai.RateLimitError, match="1 sequences wait already") as error:
+                server.client().completions.create(model="tiny", prompt=FOX)
+            assert error.value.response.headers["retry-after"] == "1"
+            server.llm.thread.set_pace()
+            assert first.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_deadlines(checkpoint):
+    """While it waits, and in the middle of its answer."""
+    with serving(checkpoint(), ServeOptions(request_timeout=0.4), **ENGINE) as server:
+        for num_steps, streams in ((0, False), (1, True)):
+            server.llm.thread.set_pace(num_steps)
+            with pytest.raises(openai.APIError, match=r"not done after 0\.4 s") as error:
+                list(server.client().completions.create(model="tiny", prompt=FOX, stream=streams, **LONG))
+            assert streams or error.value.status_code == 504
+            server.assert_at_rest()
 
 
 def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch):
