@@ -123,14 +123,15 @@ def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("program", "message"), [("exit 3", r"rank \d died, exit code"), ("exec sleep 600", "rank 0 hangs")]
+    ("program", "timeout_s", "message"),
+    [("exit 3", LIMIT_S, r"rank \d died, exit code"), ("exec sleep 600", 2.0, "rank 0 hangs")],
 )
-def test_a_rank_that_never_starts(checkpoint, processes, tmp_path, monkeypatch, program, message):
+def test_a_rank_that_never_starts(checkpoint, processes, tmp_path, monkeypatch, program, timeout_s, message):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{program}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(parallel, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(parallel, "TIMEOUT_S", timeout_s)
     with pytest.raises(RuntimeError, match=message):
         processes.llm(checkpoint(), 2, **OPTIONS)
 
