@@ -429,7 +429,10 @@ def test_killed_ten_times(job):
             time.sleep(0.002)
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL, f"run {kill} was over before it was killed"
+        if process.exitcode == 1:  # on a busy machine a run may be over before it is killed
+            assert kill > 0
+            break
+        assert process.exitcode == -signal.SIGKILL
         if kill % 3 == 0:  # and as a power cut would have it
             os.truncate(job.target, job.size() - min(7, job.size()))
     assert job.run() == 1
@@ -450,21 +453,18 @@ def test_disk_full(job, processes):
     assert job.run() == 0 and len(job.answers()) == 300
 
 
-@pytest.mark.parametrize(("signum", "count"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_interrupted(job, processes, signum, count):
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
+def test_interrupted(job, processes, signals):
     job.write([line(str(i), prompt=FOX, max_tokens=200, temperature=0, ignore_eos=True) for i in range(600)])
     process = job.start(processes)
     while job.size() == 0 and process.poll() is None:
         time.sleep(0.01)
-    for said in (f"{signum.name}: finishing what has started", "stopping")[:count]:
+    for signum in signals:
         process.send_signal(signum)
-        heard = ""
-        while said not in heard and (row := process.stderr.readline()):
-            heard += row
-        assert said in heard
     out, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 128 + signum and (count == 2 or "stopping" not in err)
+    assert process.returncode == 128 + signals[0] and f"{signals[0].name}: finishing what has started" in err
+    assert ("SIGTERM: stopping" in err) == (len(signals) == 2)
     num_whole = len(job.answers())
     assert 0 < num_whole < 600 and rows(out)["not"] == str(600 - num_whole)
-    if count == 1:
+    if len(signals) == 1:
         assert num_whole >= 32, "those that ran were finished"

@@ -258,11 +258,14 @@ def _claim(ids: CustomIds, number: int, raw: bytes) -> None:
 def _signals(console: Screen) -> Iterator[list[int]]:
     """SIGINT and SIGTERM, as they come. The third of them ends the process at once."""
     received: list[int] = []
+    below_bar = "\n" if console.is_terminal else ""
 
     def handler(signum: int, frame: Any) -> None:
         received.append(signum)
         text = "finishing what has started; once more to drop it" if len(received) == 1 else "stopping"
-        console.print(f"{signal.Signals(signum).name}: {text}")
+        message = f"{signal.Signals(signum).name}: {text}\n"
+        with suppress(OSError):  # no print(): the signal may have come in the middle of one, and they do not nest
+            os.write(2, f"{below_bar}{message}".encode())
         if len(received) == 2:
             for number in before:
                 signal.signal(number, signal.SIG_DFL)
