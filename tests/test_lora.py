@@ -221,10 +221,13 @@ def test_numbers_that_the_engines_dtype_does_not_have(base, adapters, tmp_path):
 
 def test_the_least_recently_used_adapter_leaves(base, adapters):
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=2)
-    slots = llm.engine.model_runner.adapters.slots
+    slots, layers = llm.engine.model_runner.adapters.slots, llm.engine.model_runner.adapters.layers
     for i, expected in ((0, [1]), (1, [1, 2]), (0, [2, 1]), (2, [1, 3]), (3, [3, 4]), (0, [4, 1])):
         [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[i])
         assert list(slots) == expected and set(slots.values()) <= {0, 1}
+        for weights in (layer.weights for layer in layers if layer.weights is not None):
+            for slot, rank in enumerate(weights.ranks):  # nothing is left of the adapter that was there
+                assert not weights.a[slot, :, rank:].any() and not weights.b[slot, rank:].any()
         assert_greedy(base, adapters[i], SHARED, output.outputs[0].token_ids)
 
 

@@ -23,7 +23,8 @@ PROMPTS = ["12 + 30 = ", "the keeper mends the ", "if(x[i]<j){", "1 + 1 = 2; the
 class Calls:
     """Experts that note how often, and with which rows, they are called. Expert e computes function(e, rows)."""
 
-    def __init__(self, num_experts: int, function: Callable[[int, Tensor], Tensor]) -> None:
+    def __init__(self, num_experts: int, function: Callable[[int, Tensor], Tensor], dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.rows: list[list[Tensor]] = [[] for _ in range(num_experts)]
         self.experts = [self._expert(e, function) for e in range(num_experts)]
 
@@ -32,6 +33,8 @@ class Calls:
             if not isinstance(rows, Tensor) or rows.dim() != 2:
                 got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
                 raise Wrong(f"expert {e} is called with rows [n, hidden_size], also if it is one row", got=got)
+            if rows.dtype != self.dtype:
+                raise Wrong(f"expert {e} takes rows in the dtype of hidden", expected=self.dtype, got=rows.dtype)
             self.rows[e].append(rows.clone())
             return function(e, rows)
 
@@ -71,7 +74,7 @@ def ask(
     compute: Callable[[int, Tensor], Tensor] = bent,
 ) -> Calls:
     """Compares, and returns who was called."""
-    calls, before = Calls(scores.shape[1], compute), (hidden.clone(), scores.clone())
+    calls, before = Calls(scores.shape[1], compute, hidden.dtype), (hidden.clone(), scores.clone())
     got: Any = function(hidden, scores, calls.experts, num_chosen, normalize)
     if not torch.equal(hidden, before[0]) or not torch.equal(scores, before[1]):
         raise Wrong("hidden or scores, which you were given, have been changed")
@@ -100,10 +103,13 @@ def logs(*rows: list[float]) -> Tensor:
 def check_one_row(function: MeetExperts, bench: Bench) -> None:
     """One row meets its best experts"""
     row = torch.tensor([[1.0, 2.0]])
-    scores = logs([0.1, 0.5, 0.1, 0.3])
-    ask(function, row, scores, "the best expert alone, with weight 1: number 1", 1, compute=times)
-    ask(function, row, scores, "experts 1 and 3 have 0.5 and 0.3; normalized 0.625 and 0.375", 2, compute=times)
-    ask(function, row, scores, "all four experts, by their probabilities", 4, compute=times)
+    scores, given = logs([0.1, 0.5, 0.1, 0.3]), "(the row is [1, 2]; expert e makes 10^e times the row of it)"
+    for num_chosen, hint in (
+        (1, "the best expert alone, with weight 1: number 1"),
+        (2, "experts 1 and 3 have 0.5 and 0.3; normalized 0.625 and 0.375"),
+        (4, "all four experts, by their probabilities"),
+    ):
+        ask(function, row, scores, f"{hint} {given}", num_chosen, compute=times)
 
 
 def check_not_normalized(function: MeetExperts, bench: Bench) -> None:
@@ -152,6 +158,9 @@ def check_bfloat16(function: MeetExperts, bench: Bench) -> None:
     scores[0, [2, 5, 9, 12]] = 0.001
     hint = "probabilities that differ in float32 are the same number in bf16: then it is the wrong experts"
     ask(function, torch.ones(1, 4).bfloat16(), scores, hint, 4, compute=lambda e, rows: rows * (e + 1))
+    hint = "four experts make 1024, 2, -1024 and 2, a quarter each: bf16 has no 256.5, so sum up in float32"
+    scores = torch.zeros(1, 4).bfloat16()
+    ask(function, torch.ones(1, 4).bfloat16(), scores, hint, 4, compute=lambda e, rows: rows * (1024, 2, -1024, 2)[e])
 
 
 def check_random(function: MeetExperts, bench: Bench) -> None:

@@ -72,7 +72,8 @@ def meet_experts(
 
     Call an expert once, with all rows that have chosen it, and only if there are any.
 
-    Return [T, hidden_size], in the dtype of hidden. Sum up in float32, too. Change neither hidden nor scores.
+    Experts take rows in the dtype of hidden, and what they return has it, too. Weigh and sum up in float32. Return
+    [T, hidden_size], in the dtype of hidden. Change neither hidden nor scores.
 
     Example: with scores whose softmax is 0.1, 0.5, 0.1, 0.3 and num_chosen = 2, a row meets experts 1 and 3, with
     weights 0.5 and 0.3, or 0.625 and 0.375 if they are normalized.

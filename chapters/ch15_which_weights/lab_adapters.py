@@ -69,7 +69,7 @@ def tell_rank(story: Story, llm: LLM) -> None:
     with torch.device("meta"):
         total = sum(parameter.numel() for parameter in Decoder(config).parameters())
     shapes = [shape for path, shape in linear_shapes(config).items() if path != "lm_head"]
-    story.say(f"The demo model has {total / 1e6:.1f} million numbers. An adapter of all linear layers in its blocks:")
+    story.say(f"The demo model has {total / 1e6:.1f} million numbers. An adapter of all linear layers but the head:")
     table = make_table("rank", "million", "MB in bf16", "of the model", "fit", width=12, first=6)
     for rank in RANKS:
         numbers = rank * sum(map(sum, shapes))

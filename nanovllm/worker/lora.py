@@ -140,17 +140,16 @@ class Adapters:
         return AdapterRows.of(slots, self.device)
 
     def _load(self, adapter: Adapter, slot: int) -> None:
-        """Take this rank's share of an adapter."""
+        """Take this rank's share of an adapter; of who was in the slot nothing stays, in no layer."""
         for layer in self.layers:
             if layer.weights is not None:
-                layer.weights.ranks[slot] = 0
+                layer.weights.a[slot], layer.weights.b[slot], layer.weights.ranks[slot] = 0, 0, 0
             if not adapter.matrices.keys().isdisjoint(layer.projections):
                 self._load_layer(adapter, layer, slot)
 
     def _load_layer(self, adapter: Adapter, layer: AdaptedLinear, slot: int) -> None:
         whole_in, in_size = (shapes[layer.projections[0]][1] for shapes in (self._whole, self._local))
         weights = layer.weights or self._reserve(layer)
-        weights.a[slot], weights.b[slot] = 0, 0
         columns = weights.b[slot].split(layer.out_sizes, dim=1)
         for part, (path, column) in enumerate(zip(layer.projections, columns, strict=True)):
             if path in adapter.matrices:
