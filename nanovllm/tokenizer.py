@@ -15,10 +15,10 @@ def load_tokenizer(directory: Path) -> Any:
     is_gguf = directory.is_file()
     if not is_gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
-    if (directory / "tokenizer_config.json").is_file():
-        read_json(directory / "tokenizer_config.json")  # refuses one that asks to run code
+    path = directory / "tokenizer_config.json"
+    class_name = read_json(path).get("tokenizer_class") if path.is_file() else None  # refuses one that asks to run code
     try:
-        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory)
+        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory, class_name)
         tokenizer.decode(tokenizer("a").input_ids)
         return tokenizer
     except BaseException as error:
@@ -27,16 +27,14 @@ def load_tokenizer(directory: Path) -> Any:
         raise
 
 
-def _from_directory(directory: Path) -> Any:
+def _from_directory(directory: Path, class_name: Any) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
-    def field(file: str, name: str) -> Any:
-        path = directory / file
-        return json.loads(path.read_text("utf-8")).get(name) if path.is_file() else None
-
+    path = directory / "config.json"  # it may have an auto_map, for no code of it is run here
+    model_type = json.loads(path.read_text("utf-8")).get("model_type") if class_name and path.is_file() else None
     config = None  # AutoTokenizer reads it, which imports as much again as torch
-    if field("tokenizer_config.json", "tokenizer_class") and (model_type := field("config.json", "model_type")):
-        asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for then
+    if model_type:
+        asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for if it has class_name
         config = PreTrainedConfig.from_dict(asked)
     return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
 

@@ -1,5 +1,6 @@
 """Batch jobs: what a file goes through; no end of a process loses or repeats a line."""
 
+import io
 import json
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from nanovllm.tools.job import Job, hash_model
 from nanovllm.tools.lines import read_lines
 from nanovllm.tools.openai_batch import Answer
 from nanovllm.tools.run_batch import CustomIds, OutputFile
+from nanovllm.tools.screen import Screen
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
@@ -451,6 +453,33 @@ def test_disk_full(job, processes):
     assert 0 < num_whole < 300 and job.size() <= 50_000 and job.target.read_bytes().endswith(b"}\n")
     assert rows(out)["succeeded"] == str(num_whole) and rows(out)["not"] == str(300 - num_whole)
     assert job.run() == 0 and len(job.answers()) == 300
+
+
+def test_a_signal_while_a_line_is_printed(capfd):
+    """Python's buffers do not nest: what the handler says goes past them."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+
+    class Terminal(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            if signals:
+                os.kill(os.getpid(), signals.pop(0))
+            return len(data)
+
+    console = Screen(io.TextIOWrapper(io.BufferedWriter(Terminal())))
+    before = {signum: signal.getsignal(signum) for signum in signals}
+    try:
+        with run_batch._signals(console) as received:
+            for _ in before:
+                console.print("a line")
+        assert received == list(before)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    said = capfd.readouterr().err.splitlines()
+    assert [line.split(";")[0] for line in said] == ["SIGINT: finishing what has started", "SIGTERM: stopping"]
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])

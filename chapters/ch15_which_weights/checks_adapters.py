@@ -187,10 +187,12 @@ class AdapterBench(Bench):
         shapes = linear_shapes(self.llm.engine.model_config)
         with torch.random.fork_rng():
             torch.manual_seed(15)
-            paths = []
-            for i in range(NUM_ADAPTERS):  # the last one leaves alone what those before it in its slot have changed
-                some = {path: sizes for path, sizes in shapes.items() if i < NUM_ADAPTERS - 1 or "q_proj" in path}
-                paths.append(random_adapter(Path(self.folder.name, str(i)), some, RANK - i % 2, 0.2))
+            changed = [shapes] * NUM_ADAPTERS  # the last one leaves alone what others in its slot have changed
+            changed[-1] = {path: sizes for path, sizes in shapes.items() if "q_proj" in path}
+            paths = [
+                random_adapter(Path(self.folder.name, str(i)), some, RANK - i % 2, 0.2)
+                for i, some in enumerate(changed)
+            ]
         return [LoRARequest(f"number {i}", i, path) for i, path in enumerate(paths, 1)]
 
     def answers(self, order: tuple[int, ...]) -> list[list[int]]:

@@ -263,9 +263,8 @@ def _signals(console: Screen) -> Iterator[list[int]]:
     def handler(signum: int, frame: Any) -> None:
         received.append(signum)
         text = "finishing what has started; once more to drop it" if len(received) == 1 else "stopping"
-        message = f"{signal.Signals(signum).name}: {text}\n"
         with suppress(OSError):  # no print(): the signal may have come in the middle of one, and they do not nest
-            os.write(2, f"{below_bar}{message}".encode())
+            os.write(2, f"{below_bar}{signal.Signals(signum).name}: {text}\n".encode())
         if len(received) == 2:
             for number in before:
                 signal.signal(number, signal.SIG_DFL)

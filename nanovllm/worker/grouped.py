@@ -99,7 +99,7 @@ class LoRAWeights:
     """A and B of one linear layer, this rank's share, for the adapters in all slots.
 
     The layer may hold several projections (q, k, v): each has an A of its own, and its columns of B belong to that.
-    Ranks below the largest are filled up with 0; the adapter's scale is in B.
+    There are zeros where the slot's adapter has no ranks, or changes nothing; its scale is in B.
 
     a       [num_slots, num_parts, max_rank, in, rounded up to a multiple of PADDING]
     b       [num_slots, max_rank, out]

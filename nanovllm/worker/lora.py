@@ -140,7 +140,7 @@ class Adapters:
         return AdapterRows.of(slots, self.device)
 
     def _load(self, adapter: Adapter, slot: int) -> None:
-        """Take this rank's share of an adapter; of who was in the slot nothing stays, in no layer."""
+        """Take this rank's share of an adapter. In all layers the slot is cleared of what was in it."""
         for layer in self.layers:
             if layer.weights is not None:
                 layer.weights.a[slot], layer.weights.b[slot], layer.weights.ranks[slot] = 0, 0, 0
