@@ -28,7 +28,7 @@ class Walkthrough:
 
     def __init__(self) -> None:
         self.console = Console(width=100, highlight=False)
-        self.manager = BlockManager(10, 4)
+        self.manager = BlockManager(10, 4, free_order="release")  # the document's order, before vLLM changed its own
         self.manager.on_event = self._note
         self.events: list[BlockEvent] = []
         self.names: dict[int, str] = {}
@@ -148,8 +148,8 @@ def main() -> None:
     play.draw(
         "Request 2 arrives: 29 tokens, the first 12 as in request 0",
         "Blocks 0, 1 and 2 are hits and leave the queue first. Then five are taken from its head: 7, 8, 9, 4 and 3. "
-        "Block 3 was cached: it is evicted, though 6, which is not cached, stands further back. The queue alone "
-        "decides.",
+        "Block 3 was cached: it is evicted, though 6, which is not cached, stands further back. In the engine's own "
+        "order 4 and 6 would have gone to the head of the queue, and nothing would be evicted.",
         r2,
     )
     stats = play.manager.stats

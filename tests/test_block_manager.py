@@ -102,7 +102,7 @@ def test_free_returns_the_deepest_block_first_and_keeps_shared_ones():
     manager.free(a)
     assert list(manager.free_blocks)[-2:] == [2, 1] and manager.blocks[0].ref_count == 1
     manager.free(b)
-    assert list(manager.free_blocks) == [4, 5, 6, 7, 2, 1, 3, 0]
+    assert list(manager.free_blocks) == [3, 4, 5, 6, 7, 2, 1, 0]
     manager.check_integrity()
 
 

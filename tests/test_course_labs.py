@@ -61,15 +61,24 @@ def measure_little(chapter, monkeypatch) -> None:
                 monkeypatch.setattr(module, limit, value) if hasattr(module, limit) else None
 
 
+# Labs whose models compute in bf16 or int8: a processor with AVX2 and one with AVX-512 round differently, which changes
+# probabilities in the last digit, and how many guesses hold. Their quoted numbers are those of the recorded story.
+ROUNDED_BY_THE_PROCESSOR = {8, 12, 13}
+
+
 def without_measurements(line: str) -> str:
     return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line) if "(measured)" in line else line
+
+
+def without_numbers(text: str) -> str:
+    """Last digits depend on the machine."""
+    return re.sub(r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+", "#", text.strip())
 
 
 def unmeasured(story: str) -> list[str]:
     """The words of the paragraphs and pictures in which nothing is measured."""
     paragraphs = re.split(r"\n\s*\n", story.strip())
-    numbers = r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+"  # their last digits depend on the machine
-    return [re.sub(numbers, "#", paragraph.strip()) for paragraph in paragraphs if "(measured)" not in paragraph]
+    return [without_numbers(paragraph) for paragraph in paragraphs if "(measured)" not in paragraph]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +97,8 @@ def test_lab(chapter, demo_checkpoint, short_demo, any_model, capsys, monkeypatc
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 30
     assert all(len(line) <= WIDTH for line in printed.splitlines())
-    lines = {without_measurements(line.rstrip()) for line in printed.splitlines()}
+    plain = without_numbers if chapter.number in ROUNDED_BY_THE_PROCESSOR else without_measurements
+    lines = {plain(line.rstrip()) for line in printed.splitlines()}
     recorded = (chapter.folder / "story.txt").read_text("utf-8")
     stale = set(unmeasured(recorded)) ^ set(unmeasured(printed))
     assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
@@ -96,7 +106,7 @@ def test_lab(chapter, demo_checkpoint, short_demo, any_model, capsys, monkeypatc
     quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
     assert quoted, "no number without the lab's output"
     for line in "".join(quoted).splitlines():
-        assert without_measurements(line.rstrip()) in lines, f"the lab does not print: {line}"
+        assert plain(line.rstrip()) in lines, f"the lab does not print: {line}"
         assert without_measurements(line.rstrip()) in lines_shown, f"the recorded story does not have: {line}"
 
 

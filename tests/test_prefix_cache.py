@@ -33,7 +33,7 @@ def cached(manager: BlockManager) -> set[int]:
 
 def test_worked_example():
     """Block size 4, ten blocks, three requests: tables, names, hits, and the free queue after each step."""
-    manager = BlockManager(10, 4)
+    manager = BlockManager(10, 4, free_order="release")
     queue = manager.free_blocks
     first = list(range(100, 115))
 
@@ -67,6 +67,41 @@ def test_worked_example():
     manager.check_integrity()
 
 
+def test_worked_example_with_unnamed_blocks_first():
+    """The same requests: the blocks without a name, 4 and 6, are taken before 3, and nothing is evicted."""
+    manager = BlockManager(10, 4)
+    first = list(range(100, 115))
+    r0 = admit(manager, first)
+    compute(manager, r0, 115)
+    compute(manager, r0, 116)
+    r1 = admit(manager, [*first[:10], 201, 202, 203, 204])
+    manager.free(r0)
+    assert list(manager.free_blocks) == [4, 7, 8, 9, 3, 2]
+    manager.free(r1)
+    assert list(manager.free_blocks) == [6, 4, 7, 8, 9, 3, 2, 5, 1, 0]
+    r2 = admit(manager, first[:12] + list(range(300, 317)))
+    assert r2.block_table == [0, 1, 2, 6, 4, 7, 8, 9] and r2.num_cached_tokens == 12
+    assert manager.stats.evictions == 0 and cached(manager) >= {0, 1, 2, 3, 5}
+
+
+def test_no_name_is_lost_while_an_unnamed_block_is_free():
+    """An abort leaves reserved blocks that were never computed, a collision blocks that may not be named."""
+    manager = BlockManager(8, 2)
+    manager.free(admit(manager, [1, 2, 3, 4]))
+    aborted = Sequence([5, 6, 7, 8, 9])
+    assert manager.allocate_with_prefix(aborted)
+    manager.free(aborted)
+    admit(manager, range(20, 32))  # takes the six blocks that have no name
+    assert manager.stats.evictions == 0
+    again = Sequence([1, 2, 3, 4])
+    assert manager.allocate_with_prefix(again) and again.num_cached_tokens == 3
+
+
+def test_an_order_that_there_is_not():
+    with pytest.raises(ValueError, match=r'free_order must be "unnamed_first" or "release", found \'lru\''):
+        BlockManager(4, 2, free_order="lru")
+
+
 # -- duplicates --------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +121,7 @@ def test_duplicated_blocks():
     assert set(efgh) == {1, 2}
     manager.free(one)
     manager.free(two)
-    assert manager.eviction_candidates(8) == [5, 6, 7, 3, 1, 4, 2, 0]
+    assert manager.eviction_candidates(8) == [4, 3, 5, 6, 7, 1, 2, 0]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -189,8 +224,8 @@ def test_events():
     assert events == [
         *[BlockEvent("allocate", 0, s1), BlockEvent("allocate", 1, s1), BlockEvent("register", 0, s1)],
         *[BlockEvent("free", 1, s1), BlockEvent("free", 0, s1)],
-        *[BlockEvent("hit", 0, s2), BlockEvent("allocate", 2, s2), BlockEvent("register", 2, s2)],
-        *[BlockEvent("free", 2, s2), BlockEvent("free", 0, s2)],
-        *[BlockEvent("allocate", 1, s3), BlockEvent("evict", 2, s3), BlockEvent("allocate", 2, s3)],
-        BlockEvent("register", 1, s3),
+        *[BlockEvent("hit", 0, s2), BlockEvent("allocate", 1, s2), BlockEvent("register", 1, s2)],
+        *[BlockEvent("free", 1, s2), BlockEvent("free", 0, s2)],
+        *[BlockEvent("allocate", 2, s3), BlockEvent("evict", 1, s3), BlockEvent("allocate", 1, s3)],
+        BlockEvent("register", 2, s3),
     ]

@@ -26,12 +26,13 @@ class Node:
 class RadixTree:
     """Prefix cache as a tree, evicting the least recently released leaf (RadixAttention, arXiv:2312.07104).
 
-    A block that was never cached (the partly filled end of a sequence, or one never used) hangs in the tree as a leaf
-    of its own once it is free. Recency is the time of release.
+    Memory that holds nothing findable (the partly filled end of a sequence, or a block never used) is a leaf of its own
+    once it is free. Under "unnamed_first" it is taken before any cached leaf, as SGLang takes its free pages before it
+    evicts; under "release" it waits its turn among them. Recency is the time of release.
     """
 
-    def __init__(self, num_blocks: int, block_size: int):
-        self.block_size = block_size
+    def __init__(self, num_blocks: int, block_size: int, free_order: str):
+        self.block_size, self.free_order = block_size, free_order
         self.root = Node((), None)
         self.clock = 0
         self.leaves = [Node(("never used", i), self.root, users=0, released=i - num_blocks) for i in range(num_blocks)]
@@ -88,16 +89,21 @@ class RadixTree:
 
     def _take(self) -> Node:
         evictable = [n for n in self.nodes if n.users == 0 and not n.children]
-        victim = min(evictable, key=lambda n: n.released)
+        unnamed_first = self.free_order == "unnamed_first"
+        victim = min(evictable, key=lambda n: (unnamed_first and self._is_cached(n), n.released))
         self.nodes.remove(victim)
-        if victim.parent.children.get(victim.key) is victim:
+        if self._is_cached(victim):
             del victim.parent.children[victim.key]
             self.evictions += 1
         fresh = Node((), None)
         self.nodes.append(fresh)
         return fresh
 
+    def _is_cached(self, node: Node) -> bool:
+        return node.parent.children.get(node.key) is node
 
+
+FREE_ORDERS = st.sampled_from(["unnamed_first", "release"])
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["admit", "admit", "continue", "decode", "decode", "release"]),
@@ -109,8 +115,8 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(actions=ACTIONS, block_size=st.sampled_from([1, 2, 3]), num_blocks=st.integers(4, 14))
-def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_blocks):
+@given(actions=ACTIONS, block_size=st.sampled_from([1, 2, 3]), num_blocks=st.integers(4, 14), free_order=FREE_ORDERS)
+def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_blocks, free_order):
     """Equal, operation by operation, on any workload in which no two running sequences fill the same block.
 
     That condition is needed: the tree keeps one node for a content, while two sequences that compute the same tokens
@@ -119,7 +125,8 @@ def test_hits_misses_and_evictions_equal_a_radix_trees(actions, block_size, num_
     first has registered the block. Here: prompts are registered as they are admitted, sampled tokens are unique, and
     a sequence that continues another one repeats only tokens whose K/V is computed.
     """
-    manager, tree = BlockManager(num_blocks, block_size), RadixTree(num_blocks, block_size)
+    manager = BlockManager(num_blocks, block_size, free_order=free_order)
+    tree = RadixTree(num_blocks, block_size, free_order)
     running: list[tuple[Sequence, list[Node]]] = []
     history: list[list[int]] = [[]]
     unique = 1000
@@ -173,10 +180,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
     The oracle knows the content of a cached block as its whole prefix, so it needs no hashes.
     """
 
-    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4))
-    def start(self, num_blocks, block_size):
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), free_order=FREE_ORDERS)
+    def start(self, num_blocks, block_size, free_order):
         self.size = block_size
-        self.manager = BlockManager(num_blocks, block_size)
+        self.manager = BlockManager(num_blocks, block_size, free_order=free_order)
         self.queue = list(range(num_blocks))
         self.content: dict[int, tuple] = {}  # cached block -> (salt, prefix up to its end), in order of registration
         self.running: list[Sequence] = []
@@ -247,7 +254,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def release(self, pick, preempt):
         seq = self.running.pop(pick % len(self.running))
         in_use = {b for other in self.running for b in other.block_table}
-        self.queue += [b for b in reversed(seq.block_table) if b not in in_use]
+        for block_id in reversed([b for b in seq.block_table if b not in in_use]):
+            if self.manager.free_order == "release" or block_id in self.content:
+                self.queue.append(block_id)
+            else:
+                self.queue.insert(0, block_id)
         self.manager.free(seq)
         if preempt:
             seq.num_computed_tokens = 0

@@ -266,7 +266,7 @@ def appends_named_blocks(append_slots: Any, bench: Bench) -> None:
 
 def frees_a_sequence(free: Any, bench: Bench) -> None:
     """all blocks of a sequence come back, and its table is empty"""
-    manager = pool(4)
+    manager = pool(4, caching=True)
     seq = running(manager, 10)
     free(manager, seq)
     counts = [block.ref_count for block in manager.blocks]
@@ -277,11 +277,14 @@ def frees_a_sequence(free: Any, bench: Bench) -> None:
 
 
 def frees_the_last_first(free: Any, bench: Bench) -> None:
-    """at the tail of the queue, the last block of the table first"""
-    manager = pool(6, first=2)
-    seq = running(manager, 12)  # blocks 2 3 4
-    free(manager, seq)
+    """named blocks at the tail of the queue, the last of the table first; an unnamed one at its head"""
+    manager = pool(6, first=2, caching=True)
+    free(manager, running(manager, 12))  # blocks 2 3 4, all full
     expect([5, 0, 1, 4, 3, 2], list(manager.free_blocks), "the queue must be what it was (5 0 1), then 4, 3, 2")
+    manager = pool(6, first=2, caching=True)
+    free(manager, running(manager, 10))  # block 4 has 2 tokens and no name
+    hint = "block 4 has no name, so it must be at the head; then the queue as it was (5 0 1), then 3 and 2"
+    expect([4, 5, 0, 1, 3, 2], list(manager.free_blocks), hint)
 
 
 def frees_shared_blocks(free: Any, bench: Bench) -> None:
@@ -291,10 +294,10 @@ def frees_shared_blocks(free: Any, bench: Bench) -> None:
     free(manager, first)
     counts = [block.ref_count for block in manager.blocks[:4]]
     expect([1, 1, 0, 1], counts, "blocks 0 and 1 are in another table, too: one reference goes, one stays")
-    expect([4, 5, 6, 7, 2], list(manager.free_blocks), "only a block that nobody holds goes into the free queue")
+    expect([2, 4, 5, 6, 7], list(manager.free_blocks), "only a block that nobody holds goes into the free queue")
     expect([0, 1, 3], second.block_table, "the other sequence's table must stay as it is")
     free(manager, second)
-    expect([4, 5, 6, 7, 2, 3, 1, 0], list(manager.free_blocks), "with the last reference a block goes into the queue")
+    expect([3, 2, 4, 5, 6, 7, 1, 0], list(manager.free_blocks), "with the last reference a block goes into the queue")
     expect_sane(manager)
 
 

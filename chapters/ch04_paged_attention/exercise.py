@@ -6,9 +6,9 @@ Edit this file, then
 
 puts each function into the real engine in place of ours, tries it on small pools, and at last lets a model generate
 with it. What you may use: manager.blocks (a list, index == block_id), manager.free_blocks (popleft(), append(block),
-len(), iteration over the ids from the head), manager.block_size, manager.remove_name(block); block.block_id and
-block.ref_count; the fields of the sequence. Dividing and rounding up is your part. Statistics and events
-(manager.stats, manager.on_event) are not your concern.
+appendleft(block), len(), iteration over the ids from the head), manager.block_size, manager.remove_name(block);
+block.block_id, block.ref_count and block.block_hash; the fields of the sequence. Dividing and rounding up is your part.
+Statistics and events (manager.stats, manager.on_event) are not your concern.
 """
 
 from nanovllm.core.block_manager import BlockManager
@@ -64,13 +64,14 @@ def free(manager: BlockManager, seq: Sequence) -> None:
     This takes the place of BlockManager.free.
 
     - Each block of seq.block_table loses one reference.
-    - A block that now has none goes to the tail of manager.free_blocks (append). One that others still hold does not.
+    - A block that now has none goes into manager.free_blocks. One that others still hold does not.
+    - With a name (block.block_hash is not None) it goes to the tail (append): the prefix cache can still find it, so it
+      should be taken last. Names stay. Without a name it goes to the head (appendleft): nothing is lost with it.
     - The last block of the table goes first, the first block last: the queue is taken from the head, so that the end of
       a text is lost before its beginning, which more requests may have in common.
-    - Names stay: a block in the queue can still be found by the prefix cache.
     - seq.block_table is empty afterwards. A sequence without blocks may be given to this function: nothing happens.
 
-    Example: block_table [5, 0, 3], free queue 1; block 5 is also in another sequence's table. Afterwards the queue is
-    1 3 0, and block 5 has ref_count 1.
+    Example: block_table [5, 0, 4, 3], free queue 1; block 5 is also in another sequence's table, and all but block 3
+    have names. Afterwards the queue is 3 1 4 0, and block 5 has ref_count 1.
     """
     raise NotImplementedError

@@ -180,7 +180,7 @@ def tell_growing(story: Story) -> None:
     others = [Sequence([1] * num_tokens) for num_tokens in (4, 48, 8, 20, 4, 40)]
     for other in others:
         manager.allocate_with_prefix(other)
-    for index in (0, 4, 2, 5, 3, 1):
+    for index in (1, 3, 5, 2, 0, 4):
         manager.free(others[index])
     seq = Sequence([1] * 7)
     manager.allocate_with_prefix(seq)
@@ -326,7 +326,10 @@ def tell_sharing(story: Story) -> None:
         refs = [str(block.ref_count) for block in world.manager.blocks[:5]]
         table.add_row(what, *refs, " ".join(map(str, world.manager.free_blocks)))
     story.show(table)
-    story.say("Blocks 0 and 1 came last into the queue and still have their names: a later request can find them.")
+    story.say(
+        "Blocks 0 and 1 still have their names: a later request can find them. So they went to the tail, to be taken "
+        "last; the others have no name, and went to the head."
+    )
     story.show(draw_pool(world.manager, [], world.names))
 
 

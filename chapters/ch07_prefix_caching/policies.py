@@ -1,12 +1,15 @@
 """Other orders of forgetting, to compare the engine's free queue with."""
 
+import random
 from collections.abc import Callable
 from itertools import count
 
 from chapters.patching import replaced
 from chapters.stage import compute
+from nanovllm import SamplingParams
 from nanovllm.core import block_manager
 from nanovllm.core.block_manager import Block, BlockManager, FreeBlockQueue
+from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 
 BLOCK_SIZE = 4
@@ -63,3 +66,35 @@ def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
         manager.free(seq)
     manager.check_integrity()
     return manager.stats.hits
+
+
+NUM_USERS, NUM_TURNS, MAX_RUNNING = 16, 6, 4
+POOL_TOKENS = 13_440  # 60 % of what the conversations below say in all
+
+
+def play_conversations(free_order: str, block_size: int, pool_tokens: int) -> tuple[float, int]:
+    """Sixteen conversations with one system prompt, four at a time, on the real scheduler.
+
+    Whose turn is next is drawn by lot, always alike. Returns the hit rate and the number of computed tokens.
+    """
+    rng, fresh = random.Random(7), count(1000)
+    manager = BlockManager(pool_tokens // block_size, block_size, free_order=free_order)
+    scheduler = Scheduler(manager, max_num_seqs=MAX_RUNNING, max_num_batched_tokens=2048, max_model_len=4096)
+    system = [next(fresh) for _ in range(300)]
+    history = dict.fromkeys(range(NUM_USERS), system)
+    turns = [user for user in history for _ in range(NUM_TURNS)]
+    rng.shuffle(turns)
+    talking: dict[int, int] = {}  # seq_id -> user
+    num_computed = 0
+    while turns or scheduler.has_unfinished():
+        while turns and len(talking) < MAX_RUNNING and turns[-1] not in talking.values():
+            user = turns.pop()
+            question, answer_len = [next(fresh) for _ in range(rng.randint(40, 200))], rng.randint(20, 200)
+            seq = Sequence(history[user] + question, SamplingParams(max_tokens=answer_len))
+            scheduler.add(seq)
+            talking[seq.seq_id] = user
+        output = scheduler.schedule()
+        num_computed += output.num_tokens
+        for seq in scheduler.update(output, [next(fresh) for chunk in output.chunks if chunk.samples]):
+            history[talking.pop(seq.seq_id)] = seq.tokens
+    return manager.stats.hit_rate, num_computed

@@ -7,9 +7,9 @@ KEEPER = "you keep a small lighthouse answer in short clear words"
 SCENES = [
     Scene(
         "The worked example of vLLM's document",
-        "/x7",
+        "/x9",
         "Ten blocks of four tokens, three requests. Watch the order of the queue: what was released longest ago is "
-        "taken first, and of one request its last block first.",
+        "taken first, and of one request its last block first. The last two steps play it again in the engine's order.",
     ),
     Scene(
         "One system prompt, four requests",

@@ -72,9 +72,9 @@ class Simulator:
         self.workload, self.salt, self.fault = workload, SALTS[0], ""
         self._start(num_blocks)
 
-    def _start(self, num_blocks: int) -> None:
+    def _start(self, num_blocks: int, free_order: str = "unnamed_first") -> None:
         with FAULTS[self.fault]():
-            self.manager = BlockManager(num_blocks, BLOCK_SIZE)
+            self.manager = BlockManager(num_blocks, BLOCK_SIZE, free_order=free_order)
         self.manager.on_event = self._note
         self.evicted: list[str] = []  # since the last action
         self.events: list[BlockEvent] = []  # the same of all kinds, in order; a face that shows them empties the list
@@ -128,7 +128,7 @@ class Simulator:
         self.answers.append(self.text(request.seq.generated_token_ids))
         self.manager.free(request.seq)
         self._check()
-        return f"{request.name} ends. Its blocks go to the tail of the free queue, the last one first."
+        return f"{request.name} ends: blocks with a name go to the tail of the free queue, the others to its head."
 
     def next_workload(self) -> str:
         """Another kind of requests: a system prompt, a conversation, pages, strangers in turn."""
@@ -164,7 +164,6 @@ class Simulator:
         """The next step of the worked example of vLLM's document; after any other action it begins anew."""
         if self._example is None:
             self.salt, self.fault = None, ""
-            self._start(10)
             self._example = self._play_example()
         steps = self._example
         said = next(steps, None)
@@ -174,28 +173,44 @@ class Simulator:
         return said
 
     def _play_example(self) -> Iterator[str]:
-        """Ten blocks of four, three requests. Yields what each step shows, after it was done."""
+        """Ten blocks of four, three requests. Yields what each step shows, after it was done.
+
+        First as in the document, where every freed block goes to the tail; then the end of it in the engine's order.
+        """
         text = "one cold morning the harbour lay silent under fog while two gulls circled above a red boat".split()
-        yield "Ten blocks, all free. The head of the queue is taken next."
-        self.typed(" ".join(text[:15]))
+        a, b = " ".join(text[:15]), " ".join([*text[:10], "a dog began to"])
+        rest = "then rain fell on every roof in town while we ran home and shut the door fast again"
+        c = " ".join([*text[:12], rest])
+        self._start(10, "release")
+        yield "Ten blocks, all free. The head of the queue is taken next, and every freed block goes to the tail."
+        self.typed(a)
         yield (
             "A: 15 tokens, nothing is known. Blocks 0 to 2 are full and get names; block 3 has 3 of 4 tokens, and none."
         )
         self._append(self.running[0], text[15])
         self._append(self.running[0], text[16])
         yield "A generates two tokens. The first fills block 3, which gets its name; the second needs block 4."
-        self.typed(" ".join([*text[:10], "a dog began to"]))
+        self.typed(b)
         yield "B: 14 tokens, 10 as in A. Blocks 0 and 1 are found; the third agrees in 2 of 4 tokens, which is no hit."
         self.end_oldest()
         yield "A ends: 4, 3 and 2 go to the tail, and 2 and 3 keep their names. 0 and 1 stay, B uses them."
         self.end_oldest()
         yield "B ends: 6, 5, 1, 0. All ten are in the queue, and five of them can still be found."
-        rest = "then rain fell on every roof in town while we ran home and shut the door fast again"
-        self.typed(" ".join([*text[:12], rest]))
+        self.typed(c)
         yield (
             "C: 29 tokens, 12 as in A. 0, 1, 2 are found and leave the queue first; 7 8 9 4 3 are taken. "
             "3 is forgotten."
         )
+        self._start(10)
+        self.typed(a)
+        self._append(self.running[0], text[15])
+        self._append(self.running[0], text[16])
+        self.typed(b)
+        self.end_oldest()
+        self.end_oldest()
+        yield "The same in the engine's order, until B has ended: 4 and 6 have no name and went to the queue's head."
+        self.typed(c)
+        yield "C again: 6 4 7 8 9 are taken. None of them has a name, so nothing is forgotten."
 
     # -- what the actions and the faces ask -----------------------------------------------------------------------
 

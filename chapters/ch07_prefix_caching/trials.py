@@ -19,9 +19,9 @@ from nanovllm.core.sequence import Sequence
 # -- small pools ------------------------------------------------------------------------------------------------------
 
 
-def pool(num_blocks: int, caching: bool = True) -> BlockManager:
+def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first") -> BlockManager:
     """Blocks of 4, in which misuse is noticed where it happens."""
-    manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching)
+    manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching, free_order=free_order)
     name_block, remove = manager.name_block, manager.free_blocks.remove
 
     def watched_name_block(seq: Sequence, index: int) -> tuple[bytes, Content]:
@@ -93,7 +93,7 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
 
 def worked_example(function: Any, bench: Bench) -> None:
     """the worked example of vLLM's documents: ten blocks of 4, three requests"""
-    manager = pool(10)
+    manager = pool(10, free_order="release")
     first = list(range(100, 115))
 
     def see(when: str, seq: Sequence, table: list[int], num_cached: int, queue: list[int], named: list[int]) -> None:

@@ -2,15 +2,21 @@
 
 The pool is a list of blocks, made once. A block is *referenced* (some running sequence has it in its table),
 *unreferenced* (in the free queue, but still named: its K/V can be found and reused until the block is taken) or *free*
-(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next,
-named or not. The order of the queue is the eviction policy. Freed blocks enter at the tail, the last block of a
-sequence first, so the head is the block that was released longest ago and, of those released together, the deepest.
-A radix tree that evicts its least recently used leaf (RadixAttention, arXiv:2312.07104) evicts the same blocks, except
-where two running sequences fill blocks with the same content: one node there, two blocks here
-(tests/test_prefix_properties.py compares the two, operation by operation).
+(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next.
+The order of the queue is the eviction policy. A sequence gives its blocks back last block first; a block without a name
+goes to the head, a block with one to the tail:
+
+    head: taken next                                                                     tail
+    [ free: no name, nothing is lost | unreferenced: released longest ago ... released last ]
+
+So no name is lost while an unnamed block is free, and of names released together the deepest goes first. A radix tree
+that takes unused memory first and then evicts the leaf released longest ago (SGLang's, RadixAttention,
+arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with the same content: one node
+there, two blocks here (tests/test_prefix_properties.py compares the two, operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;
+- in the free queue the unnamed blocks come before the named ones (free_order="release": mixed, as they were released);
 - hash_to_block holds exactly the named blocks, and all blocks under one name have the same content;
 - a named block is full and is never written again: this is why sharing needs no copy-on-write;
 - a named block's parent is named too (some copy of it), so that probing from the front finds all there is to find.
@@ -83,10 +89,15 @@ class FreeBlockQueue:
             block = block.next_free
 
     def append(self, block: Block) -> None:
-        last = self._ring.prev_free
+        self._insert(self._ring.prev_free, block, self._ring)
+
+    def appendleft(self, block: Block) -> None:
+        self._insert(self._ring, block, self._ring.next_free)
+
+    def _insert(self, before: Block, block: Block, after: Block) -> None:
         assert block.next_free is None, f"block {block.block_id} is in the free queue already"
-        last.next_free, block.prev_free = block, last
-        block.next_free, self._ring.prev_free = self._ring, block
+        before.next_free, block.prev_free = block, before
+        block.next_free, after.prev_free = after, block
         self._len += 1
 
     def remove(self, block: Block) -> None:
@@ -129,16 +140,26 @@ class BlockManager:
     blocks          the pool; index == block_id
     free_blocks     the free queue
     hash_to_block   name -> {block_id: Block}, the blocks that hold it
+    free_order      "unnamed_first", or "release": every freed block goes to the tail (vLLM's order until 2026)
     on_event        observer of BlockEvents, called in the middle of an operation: it must not change anything
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, hash_algo: str = "xxh64"
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_algo: str = "xxh64",
+        free_order: str = "unnamed_first",
     ) -> None:
+        if free_order not in ("unnamed_first", "release"):
+            raise ValueError(f'free_order must be "unnamed_first" or "release", found {free_order!r}')
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of one token, found {num_blocks} x {block_size}")
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.free_order = free_order
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free_blocks = FreeBlockQueue(self.blocks)
         self.hash_to_block: dict[bytes, dict[int, Block]] = {}
@@ -213,7 +234,10 @@ class BlockManager:
             block = self.blocks[block_id]
             block.ref_count -= 1
             if block.ref_count == 0:
-                self.free_blocks.append(block)
+                if block.block_hash is None and self.free_order == "unnamed_first":
+                    self.free_blocks.appendleft(block)
+                else:
+                    self.free_blocks.append(block)
                 if self.on_event is not None:
                     self.on_event(BlockEvent("free", block_id, seq.seq_id))
         seq.block_table = []

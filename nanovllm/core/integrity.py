@@ -13,6 +13,9 @@ def check_manager(manager: "BlockManager") -> None:
     queue = list(manager.free_blocks)
     assert len(queue) == len(manager.free_blocks) == len(set(queue)), "the free queue's length is wrong"
     free = set(queue)
+    has_name = [manager.blocks[block_id].block_hash is not None for block_id in queue]
+    in_order = manager.free_order == "release" or has_name == sorted(has_name)
+    assert in_order, "in the free queue a named block is before an unnamed one"
     named = {}
     for index, block in enumerate(manager.blocks):
         assert block.block_id == index, f"block {index} says it is {block.block_id}"

@@ -127,6 +127,12 @@ WRONG = {
         ),
         Edit("free_counts_nothing", "block.ref_count -= 1", "pass", "all reference counts must be 0"),
         Edit(
+            "free_puts_all_at_the_tail",
+            "manager.free_blocks.appendleft(block)",
+            "manager.free_blocks.append(block)",
+            "block 4 has no name, so it must be at the head",
+        ),
+        Edit(
             "free_leaks",
             "manager.free_blocks.append(block)",
             "pass",

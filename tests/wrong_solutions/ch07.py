@@ -403,7 +403,7 @@ WRONG = {
             POP,
             "min((manager.blocks[i] for i in manager.free_blocks), key=lambda block: block.block_hash is not None)\n"
             "manager.free_blocks.remove(block)",
-            "the head is taken, whatever it is",
+            "worked example, request 2",
         ),
         Edit(
             "counts_every_block",
