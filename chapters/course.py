@@ -1,6 +1,6 @@
 """The chapters there are, and what a student has done of them."""
 
-import importlib.util
+import importlib
 import json
 import os
 from contextlib import suppress
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from chapters.submission import NotLoaded, load_submission
 
 ROOT = Path(__file__).parent
 PART_TWO = 12  # its first chapter
@@ -44,14 +46,12 @@ class Chapter:
         return importlib.import_module(f"chapters.{self.folder.name}.{name}")
 
     def submission(self, path: Path) -> ModuleType:
-        """A student's exercise.py from anywhere. Raises FileNotFoundError."""
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not a file")
-        spec = importlib.util.spec_from_file_location(f"submission_{self.number}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        """A student's exercise.py from anywhere. Raises NotLoaded."""
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise NotLoaded(f"{path} cannot be read: {error.strerror}") from error
+        return load_submission(source, str(path), f"chapters.{self.folder.name}.submission")
 
 
 def all_chapters() -> list[Chapter]:

@@ -1,14 +1,27 @@
 """Expect: what a check says when the student's code did something else than it should. Needs nothing but Python."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+F = TypeVar("F", bound=Callable[..., None])
 
 
 class Wrong(Exception):
-    """The student's code did something else than it should."""
+    """The student's code did something else than it should. section: heading to read again, if not the check's."""
 
-    def __init__(self, hint: str, *, expected: Any = None, got: Any = None) -> None:
+    def __init__(self, hint: str, *, expected: Any = None, got: Any = None, section: str | None = None) -> None:
         super().__init__(hint)
-        self.hint, self.expected, self.got = hint, expected, got
+        self.hint, self.expected, self.got, self.section = hint, expected, got, section
+
+
+def read_again(section: str) -> Callable[[F], F]:
+    """Of a check: the heading of the chapter that helps whoever fails it, if it is not the task's."""
+
+    def name(check: F) -> F:
+        check.section = section  # type: ignore[attr-defined]
+        return check
+
+    return name
 
 
 class Checkable(Protocol):
@@ -17,9 +30,9 @@ class Checkable(Protocol):
     def check_integrity(self) -> None: ...
 
 
-def expect(expected: Any, got: Any, hint: str) -> None:
+def expect(expected: Any, got: Any, hint: str, section: str | None = None) -> None:
     if expected != got:
-        raise Wrong(hint, expected=expected, got=got)
+        raise Wrong(hint, expected=expected, got=got, section=section)
 
 
 def expect_answer(expected: bool, got: Any, when: str) -> None:

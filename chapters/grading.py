@@ -6,27 +6,33 @@ check is a function of that function and a Bench, with a docstring that names it
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """
 
-import signal
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
 from typing import Any
 
 from chapters.expect import Wrong
+from chapters.submission import describe, readable
 from nanovllm import LLM, SamplingParams
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
-TIME_LIMIT_S = 120
 
 
 class Bench:
-    """What checks work with: an engine on a real checkpoint, loaded when it is first asked for."""
+    """What checks work with: an engine on a real checkpoint, loaded when it is first asked for.
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    Without a model (None), a check that asks for the engine gets NoModel.
+    """
+
+    def __init__(self, model: str | None) -> None:
+        self._model = model
+
+    @property
+    def model(self) -> str:
+        if self._model is None:
+            raise NoModel
+        return self._model
 
     @cached_property
     def llm(self) -> LLM:
@@ -43,11 +49,21 @@ class Bench:
         outputs = self.llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), False)
         return [output.outputs[0].token_ids for output in outputs]
 
+    def prepare(self) -> None:
+        """Do what takes long and is not the student's: load, and ask our own engine what is expected."""
+        if self._model is not None:
+            _ = self.expected_tokens, self.llm
+        self.clean()
+
     def clean(self) -> None:
         """Empty the cache. An engine in which a failed check has left requests, sequences or blocks is given up."""
         if "llm" in vars(self):
-            engine, all_free = self.llm.engine, self.llm.reset_prefix_cache()
-            if engine.has_unfinished_requests() or engine.scheduler.has_unfinished() or not all_free:
+            try:
+                engine, all_free = self.llm.engine, self.llm.reset_prefix_cache()
+                sound = all_free and not engine.has_unfinished_requests() and not engine.scheduler.has_unfinished()
+            except Exception:  # what has been left there does not even work
+                sound = False
+            if not sound:
                 del self.llm
 
     def same_tokens(self) -> None:
@@ -71,15 +87,7 @@ class BenchWithoutModel(Bench):
     """For a browser: checks that work without a model are run, the others are left open."""
 
     def __init__(self) -> None:
-        super().__init__("")
-
-    @property
-    def llm(self) -> LLM:
-        raise NoModel
-
-    @property
-    def expected_tokens(self) -> list[list[int]]:
-        return []
+        super().__init__(None)
 
 
 Check = Callable[[Any, Bench], None]
@@ -87,8 +95,9 @@ Check = Callable[[Any, Bench], None]
 
 @dataclass(frozen=True)
 class Task:
-    """name: of the function in exercise.py. section: heading of the chapter to read again. use(function): a context in
-    which the engine runs with it. checks: from easy to hard; each runs inside that context."""
+    """name: of the function in exercise.py. section: heading of the chapter to read again, if a check or what it says
+    names no other (expect.py). use(function): a context in which the engine runs with it. checks: from easy to hard; each
+    runs inside that context."""
 
     name: str
     section: str
@@ -102,79 +111,60 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """num_passed: checks before the first that failed. Those in `open` could not be run without a model."""
+    """num_passed: checks before the first that failed. Those in `open` could not be run without a model.
+    section: heading of the chapter to read again."""
 
     task: Task
     num_passed: int
     problem: str = ""  # what the first check that failed says; empty when all passed
     not_started: bool = False
     open: tuple[int, ...] = ()  # indexes of checks
+    section: str = ""
 
     @property
     def passed(self) -> bool:
         return self.num_passed == len(self.task.checks) and not self.open
 
 
-def grade(task: Task, function: Any, bench: Bench, begins: Callable[[int], None] = lambda number: None) -> Result:
-    """Run the checks of one task until one fails. Each begins with an engine that has nothing in it.
+def grade(
+    task: Task,
+    function: Any,
+    bench: Bench,
+    begins: Callable[[int], None] = lambda number: None,
+    file: str | None = None,
+) -> Result:
+    """Run the checks of one task until one fails, in this process: nothing here ends a check that never ends.
 
-    begins(number) is called before each check.
+    Each begins with an engine that has nothing in it. begins(number) is called before each check. file: the submission's
+    name as load_submission() got it, whose lines are quoted; by default the one where the function is defined.
     """
-    _ = bench.expected_tokens
-    bench.clean()
+    file = file or getattr(getattr(function, "__code__", None), "co_filename", "")
     no_model: list[int] = []
     for number, check in enumerate(task.checks):
+        bench.prepare()
         begins(number)
+        section, not_started = getattr(check, "section", task.section), False
         try:
-            with _time_limit(), task.use(function):
+            with task.use(function):
                 check(function, bench)
+            continue
         except NoModel:
             no_model.append(number)
+            continue
         except NotImplementedError:
-            problem = "not started: it still raises NotImplementedError"
-            return Result(task, number, problem, not_started=True, open=tuple(no_model))
+            problem, not_started = "not started: it still raises NotImplementedError", True
         except Wrong as wrong:
-            return Result(task, number, _explain(wrong), open=tuple(no_model))
-        except Exception as error:
-            return Result(task, number, _explain_crash(error, function), open=tuple(no_model))
+            problem, section = _explain(wrong), wrong.section or section
+        except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
+            problem = f"your code led to {describe(error, file)}"
         finally:
             bench.clean()
+        return Result(task, number, problem, not_started, tuple(no_model), section)
     return Result(task, len(task.checks), open=tuple(no_model))
 
 
 def _explain(wrong: Wrong) -> str:
-    lines = [wrong.hint]
-    lines += [f"expected: {wrong.expected}"] if wrong.expected is not None else []
-    lines += [f"got:      {wrong.got}"] if wrong.got is not None else []
+    lines = [readable(wrong.hint)]
+    lines += [f"expected: {readable(wrong.expected)}"] if wrong.expected is not None else []
+    lines += [f"got:      {readable(wrong.got)}"] if wrong.got is not None else []
     return "\n".join(lines)
-
-
-def _explain_crash(error: Exception, function: Any) -> str:
-    """What was raised, and the line of the student's file that led to it."""
-    frames, file = traceback.extract_tb(error.__traceback__), getattr(function, "__code__", compile("", "", "exec"))
-    where = next((frame for frame in reversed(frames) if frame.filename == file.co_filename), frames[-1])
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"your code led to {what}\n{where.filename.rsplit('/', 1)[-1]}, line {where.lineno}: {where.line}"
-
-
-class _TooLong(Exception):
-    pass
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """A loop that never ends is a mistake like any other."""
-    if not hasattr(signal, "setitimer"):  # in a browser, whose page ends the worker instead
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise _TooLong(f"it was not done after {TIME_LIMIT_S} s of computing: is there a loop that never ends?")
-
-    before = signal.signal(signal.SIGPROF, stop)  # of this process's computing, whatever else the machine does
-    signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)

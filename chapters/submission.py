@@ -1,0 +1,112 @@
+"""Submission: a student's exercise.py as a module, and what is said when it, or an error that it raises, is odd.
+
+Nothing here trusts the file: it may be no Python, end the program while it is imported, or raise errors whose own
+methods fail. What takes for ever is for the caller's clock. This file needs the standard library only, so that a browser
+can grade, too.
+"""
+
+import io
+import linecache
+import sys
+import tokenize
+import traceback
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any
+
+MOST_CHARACTERS = 2000  # of one text that a student's code has made
+
+
+class NotLoaded(Exception):
+    """The submission has nothing to grade. The message says why."""
+
+
+def load_submission(source: bytes | str, name: str, module_name: str = "submission") -> ModuleType:
+    """The module that this source is, imported anew. `name`: its file's, for messages. Raises NotLoaded."""
+    try:
+        text = source if isinstance(source, str) else _decode(source)
+        lines = io.StringIO(text, newline=None).readlines()
+        linecache.cache[name] = (len(text), None, lines, name)  # tracebacks quote this text, whatever the disk has
+        module = module_from_spec(ModuleSpec(module_name, None))
+        module.__file__ = name
+        sys.modules[module_name] = module  # where dataclasses look their module up
+        exec(compile(text, name, "exec", dont_inherit=True), vars(module))
+    except BaseException as error:  # SystemExit, too: it is the student's file
+        raise NotLoaded(f"{_file(name)} cannot be loaded: {describe(error, name)}") from None
+    return module
+
+
+def find_function(module: ModuleType, name: str) -> Callable[..., Any]:
+    """The submission's function of this name. Raises NotLoaded."""
+    function = vars(module).get(name)
+    if function is None:
+        raise NotLoaded(f"{_file(str(module.__file__))} has no function {name}")
+    if not callable(function):
+        raise NotLoaded(f"{name} in {_file(str(module.__file__))} is no function: it is of type {_type(function)}")
+    return function
+
+
+def describe(error: BaseException, name: str) -> str:
+    """What was raised, and the last line of the file of this name that led to it, else the last line of all.
+
+    Never raises, whatever the error's own methods do.
+    """
+    try:
+        return "\n".join(filter(None, (_what(error), _where(error, name))))
+    except BaseException:
+        return "an error that fails itself when it is asked what it is"
+
+
+def readable(value: Any) -> str:
+    """str(value) for any terminal: cut, without control characters and lone surrogates. Never raises."""
+    try:
+        text = str.__str__(str(value))  # not a class made from str, whose methods are the student's
+    except BaseException as error:
+        text = f"<{_type(error)} when it was made into text>"
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _decode(source: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    except SyntaxError:  # it says nothing of the line
+        encoding = "utf-8"
+    try:
+        return source.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        found = f"byte 0x{source[error.start]:02x} in line {line}"
+        raise SyntaxError(f"it is not {encoding} text ({found}); save the file as UTF-8") from None
+
+
+def _what(error: BaseException) -> str:
+    message = readable(error.msg if isinstance(error, SyntaxError) else error)
+    what = f"{_type(error)}: {message}" if message else _type(error)
+    return f"{what}\na solution returns; it does not end the program" if isinstance(error, SystemExit) else what
+
+
+def _where(error: BaseException, name: str) -> str:
+    file, number = "", 0
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        file, number = error.filename, error.lineno
+    else:
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == name or file != name:
+                file, number = frame.f_code.co_filename, line
+    if file == __file__ or not file:  # the file itself could not be read
+        return ""
+    text = linecache.getline(file, number).strip()[:200]
+    return f"{_file(file)}, line {number}" + (f": {readable(text)}" if text else "")
+
+
+def _file(name: str) -> str:
+    return readable(name.replace("\\", "/").rsplit("/", 1)[-1])
+
+
+def _type(value: object) -> str:
+    name = type.__dict__["__name__"].__get__(type(value))  # a metaclass may have one of its own
+    return readable(str.__str__(name))
