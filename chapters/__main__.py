@@ -1,6 +1,7 @@
 """python -m chapters: the course in the terminal."""
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -13,9 +14,10 @@ from rich.table import Table
 
 from chapters import quiz
 from chapters.course import PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
-from chapters.grading import Bench
-from chapters.report import grade_all
+from chapters.examine import LIMIT_S
+from chapters.report import record, report
 from chapters.story import Story
+from chapters.submission import readable
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 
@@ -38,7 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         if name == "check":
             which = command.add_mutually_exclusive_group()
             which.add_argument("--solution", action="store_true", help="grade our solution instead")
-            which.add_argument("--file", type=Path, help="grade this file instead (for teachers)")
+            files = "grade these files instead, and all .py files of these folders (for teachers)"
+            which.add_argument("--file", type=Path, nargs="+", metavar="PATH", help=files)
+            command.add_argument("--json", action="store_true", help="print one JSON record a file, on a line")
+            limit = f"for one check, of wall time (default: {LIMIT_S:g})"
+            command.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
     site = commands.add_parser(
@@ -148,15 +154,51 @@ def run_site(args: argparse.Namespace) -> int:
 
 
 def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    if args.file is not None:
-        module = chapter.submission(args.file)
-    else:
-        module = chapter.module("solution" if args.solution else "exercise")
-    bench = Bench(args.model or str(demo_model_path()))
-    results = grade_all(chapter.module("checks").TASKS, module, bench, console)
-    if not args.solution and args.file is None:
+    own = chapter.folder / f"{'solution' if args.solution else 'exercise'}.py"
+    files = find_files(args.file) if args.file else [own]
+    model, why_not = find_model(args.model)
+    if model is None:
+        print(f"Checks that need a model stay open: {why_not}", file=sys.stderr)
+    num_passed = 0
+    for file in files:
+        if len(files) > 1 and not args.json:
+            console.print(f"\n{readable(file)}", style="bold", markup=False, soft_wrap=True)
+        results = report(chapter, file, model, args.limit, None if args.json else console)
+        num_passed += all(result.passed for result in results)
+        if args.json:
+            print(json.dumps(record(chapter, file, results)), flush=True)
+    if len(files) > 1 and not args.json:
+        console.print(f"\n{num_passed} of {len(files)} files passed")
+    if not args.solution and not args.file:
         progress.note(chapter, solved=[result.task.name for result in results if result.passed])
-    return 0 if all(result.passed for result in results) else 1
+    return 0 if num_passed == len(files) else 1
+
+
+def find_files(paths: list[Path]) -> list[Path]:
+    """These files, and of a folder all that a shell's *.py names. Raises ValueError if there is nothing."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("[!.]*.py")) if path.is_dir() else [path] if path.exists() else []
+        if not found:
+            raise ValueError(f"{readable(path)} is {'a folder without .py files' if path.is_dir() else 'not a file'}")
+        files += found
+    return files
+
+
+def find_model(name: str | None) -> tuple[str | None, str]:
+    """A checkpoint, or why there is none."""
+    if find_spec("torch") is None:
+        return None, "torch is not installed"
+    try:
+        return name or str(demo_model_path()), ""
+    except DemoModelError as error:
+        return None, str(error)
+
+
+def seconds(text: str) -> float:
+    if not 0 < (value := float(text)) <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from above 0 to 86,400")
+    return value
 
 
 if __name__ == "__main__":

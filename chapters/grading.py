@@ -95,9 +95,9 @@ Check = Callable[[Any, Bench], None]
 
 @dataclass(frozen=True)
 class Task:
-    """name: of the function in exercise.py. section: heading of the chapter to read again, if a check or what it says
-    names no other (expect.py). use(function): a context in which the engine runs with it. checks: from easy to hard; each
-    runs inside that context."""
+    """name: of the function in exercise.py. section: heading of the chapter to read again, where a check names no other
+    (expect.py). use(function): a context in which the engine runs with it. checks: from easy to hard; each runs inside
+    that context."""
 
     name: str
     section: str
@@ -112,7 +112,7 @@ class Task:
 @dataclass(frozen=True)
 class Result:
     """num_passed: checks before the first that failed. Those in `open` could not be run without a model.
-    section: heading of the chapter to read again."""
+    section: heading of the chapter to read again. seconds, printed: of the task's own process (examine.py)."""
 
     task: Task
     num_passed: int
@@ -120,6 +120,8 @@ class Result:
     not_started: bool = False
     open: tuple[int, ...] = ()  # indexes of checks
     section: str = ""
+    seconds: float = 0.0
+    printed: str = ""
 
     @property
     def passed(self) -> bool:
@@ -135,13 +137,13 @@ def grade(
 ) -> Result:
     """Run the checks of one task until one fails, in this process: nothing here ends a check that never ends.
 
-    Each begins with an engine that has nothing in it. begins(number) is called before each check. file: the submission's
-    name as load_submission() got it, whose lines are quoted; by default the one where the function is defined.
+    Each begins with an engine that has nothing in it. begins(number) is called before each check. file: the name that
+    load_submission() got, so that the student's lines are quoted; by default the file that defines the function.
     """
-    file = file or getattr(getattr(function, "__code__", None), "co_filename", "")
+    name: str = file or getattr(getattr(function, "__code__", None), "co_filename", "")
     no_model: list[int] = []
+    bench.prepare()
     for number, check in enumerate(task.checks):
-        bench.prepare()
         begins(number)
         section, not_started = getattr(check, "section", task.section), False
         try:
@@ -156,7 +158,7 @@ def grade(
         except Wrong as wrong:
             problem, section = _explain(wrong), wrong.section or section
         except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
-            problem = f"your code led to {describe(error, file)}"
+            problem = f"your code led to {describe(error, name)}"
         finally:
             bench.clean()
         return Result(task, number, problem, not_started, tuple(no_model), section)

@@ -1,24 +1,63 @@
-"""Report: what python -m chapters check prints."""
+"""Report: what python -m chapters check prints, for people and (--json) for whoever collects marks."""
 
-from types import ModuleType
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from chapters.grading import Bench, Result, Task, grade
+from chapters.course import Chapter
+from chapters.examine import examine
+from chapters.grading import Result
+from chapters.submission import readable
 
 
-def grade_all(tasks: list[Task], module: ModuleType, bench: Bench, console: Console) -> list[Result]:
-    results = []
-    for task in tasks:
-        with console.status(f"checking {task.name}"):
-            result = grade(task, getattr(module, task.name), bench)
-        results.append(result)
-        mark = "[green]passed[/]" if result.passed else "[yellow]not started[/]" if result.not_started else "[red]no[/]"
-        console.print(f"[bold]{task.name}[/]: {mark}, {result.num_passed} of {len(task.checks)} checks")
-        for number, title in enumerate(task.titles[: result.num_passed + 1]):
-            console.print(f"  {'[red]x' if number == result.num_passed else '[green]+'}[/] {escape(title)}")
-        if not result.passed:
-            console.print(escape(f"    {result.problem}").replace("\n", "\n    "), soft_wrap=True)
-            console.print(f"    [dim]Read again: {task.section}[/]")
+def report(chapter: Chapter, file: Path, model: str | None, limit_s: float, console: Console | None) -> list[Result]:
+    """Grade a file and, where there is a console, show each task when it is done."""
+    results: list[Result] = []
+    with ExitStack() as stack:
+        examined = stack.enter_context(closing(examine(chapter, file, model, limit_s)))
+        if console:
+            stack.enter_context(console.status(f"checking {escape(readable(file))}"))
+        for result in examined:
+            results.append(result)
+            if console:
+                show(result, console)
     return results
+
+
+def show(result: Result, console: Console) -> None:
+    num_checks, num_open = len(result.task.checks), len(result.open)
+    mark = "[green]passed[/]" if result.passed else "[yellow]not started[/]" if result.not_started else "[red]no[/]"
+    if num_open and not result.problem:
+        mark = "[yellow]passed as far as it goes without a model[/]"
+    console.print(f"[bold]{result.task.name}[/]: {mark}, {result.num_passed - num_open} of {num_checks} checks")
+    for number, title in enumerate(result.task.titles[: result.num_passed + 1]):
+        sign = "[yellow]?" if number in result.open else "[red]x" if number == result.num_passed else "[green]+"
+        console.print(f"  {sign}[/] {escape(title)}")
+    if result.problem:
+        console.print(escape(f"    {result.problem}").replace("\n", "\n    "), soft_wrap=True)
+    if result.section:
+        console.print(f"    [dim]Read again: {result.section}[/]")
+    if result.printed:
+        printed = escape(result.printed.rstrip("\n")).replace("\n", "\n      ")
+        console.print(f"    [dim]Printed:\n      {printed}[/]", soft_wrap=True)
+
+
+def record(chapter: Chapter, file: Path, results: list[Result]) -> dict[str, Any]:
+    """One submission: did it pass, and of each task how many checks there are, how many passed, and what was wrong."""
+    tasks = [
+        {
+            "task": result.task.name,
+            "passed": result.passed,
+            "checks": len(result.task.checks),
+            "checks_passed": result.num_passed - len(result.open),
+            "message": result.problem or (f"{len(result.open)} checks need a model" if result.open else ""),
+            "seconds": round(result.seconds, 3),
+        }
+        for result in results
+    ]
+    passed, seconds = all(result.passed for result in results), sum(result.seconds for result in results)
+    outcome = {"passed": passed, "seconds": round(seconds, 3), "tasks": tasks}
+    return {"file": str(file), "chapter": chapter.number} | outcome

@@ -1,8 +1,7 @@
 """Submission: a student's exercise.py as a module, and what is said when it, or an error that it raises, is odd.
 
 Nothing here trusts the file: it may be no Python, end the program while it is imported, or raise errors whose own
-methods fail. What takes for ever is for the caller's clock. This file needs the standard library only, so that a browser
-can grade, too.
+methods fail. What takes for ever is for the caller's clock. Standard library only: a browser uses this file, too.
 """
 
 import io
@@ -15,8 +14,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
-
-MOST_CHARACTERS = 2000  # of one text that a student's code has made
 
 
 class NotLoaded(Exception):
@@ -34,7 +31,7 @@ def load_submission(source: bytes | str, name: str, module_name: str = "submissi
         sys.modules[module_name] = module  # where dataclasses look their module up
         exec(compile(text, name, "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # SystemExit, too: it is the student's file
-        raise NotLoaded(f"{_file(name)} cannot be loaded: {describe(error, name)}") from None
+        raise NotLoaded(f"{file_of(name)} cannot be loaded: {describe(error, name)}") from None
     return module
 
 
@@ -42,9 +39,9 @@ def find_function(module: ModuleType, name: str) -> Callable[..., Any]:
     """The submission's function of this name. Raises NotLoaded."""
     function = vars(module).get(name)
     if function is None:
-        raise NotLoaded(f"{_file(str(module.__file__))} has no function {name}")
+        raise NotLoaded(f"{file_of(str(module.__file__))} has no function {name}")
     if not callable(function):
-        raise NotLoaded(f"{name} in {_file(str(module.__file__))} is no function: it is of type {_type(function)}")
+        raise NotLoaded(f"{name} in {file_of(str(module.__file__))} is no function: it is of type {_type(function)}")
     return function
 
 
@@ -59,14 +56,14 @@ def describe(error: BaseException, name: str) -> str:
         return "an error that fails itself when it is asked what it is"
 
 
-def readable(value: Any) -> str:
+def readable(value: Any, most_characters: int = 2000) -> str:
     """str(value) for any terminal: cut, without control characters and lone surrogates. Never raises."""
     try:
         text = str.__str__(str(value))  # not a class made from str, whose methods are the student's
     except BaseException as error:
         text = f"<{_type(error)} when it was made into text>"
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
+    if len(text) > most_characters:
+        text = f"{text[:most_characters]}... ({len(text):,} characters)"
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -100,10 +97,11 @@ def _where(error: BaseException, name: str) -> str:
     if file == __file__ or not file:  # the file itself could not be read
         return ""
     text = linecache.getline(file, number).strip()[:200]
-    return f"{_file(file)}, line {number}" + (f": {readable(text)}" if text else "")
+    return f"{file_of(file)}, line {number}" + (f": {readable(text)}" if text else "")
 
 
-def _file(name: str) -> str:
+def file_of(name: str) -> str:
+    """The last part of a file's name."""
     return readable(name.replace("\\", "/").rsplit("/", 1)[-1])
 
 
