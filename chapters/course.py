@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from chapters.submission import NotLoaded, load_submission
+from chapters.submission import NotLoaded, file_of, load_submission
 
 ROOT = Path(__file__).parent
 PART_TWO = 12  # its first chapter
@@ -50,7 +50,7 @@ class Chapter:
         try:
             source = path.read_bytes()
         except OSError as error:
-            raise NotLoaded(f"{path} cannot be read: {error.strerror}") from error
+            raise NotLoaded(f"{file_of(path)} cannot be read: {error.strerror}") from error
         return load_submission(source, str(path), f"chapters.{self.folder.name}.submission")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from chapters.course import ROOT, Chapter
 from chapters.grading import Result, Task
-from chapters.submission import file_of, readable
+from chapters.submission import RETURNS, file_of, readable
 
 LIMIT_S = 120.0  # for one check, and for the import of the submission
 PREPARING_LIMIT_S = 900.0  # for what is not the student's: loading the engine
@@ -156,7 +156,7 @@ class _Child:
         except subprocess.TimeoutExpired:
             return "the grader's own pipe was closed"
         if code >= 0:
-            return f"the program was ended with exit code {code} before it was done"
+            return f"the program was ended with exit code {code} before it was done; {RETURNS}"
         memory = "; perhaps it needed too much memory" if code == -signal.SIGKILL else ""
         return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
 

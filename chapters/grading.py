@@ -140,7 +140,7 @@ def grade(
     Each begins with an engine that has nothing in it. begins(number) is called before each check. file: the name that
     load_submission() got, so that the student's lines are quoted; by default the file that defines the function.
     """
-    name: str = file or getattr(getattr(function, "__code__", None), "co_filename", "")
+    name: str = getattr(getattr(function, "__code__", None), "co_filename", "") if file is None else file
     no_model: list[int] = []
     bench.prepare()
     for number, check in enumerate(task.checks):

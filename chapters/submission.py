@@ -15,6 +15,8 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
+RETURNS = "a solution returns, and does not end the program"
+
 
 class NotLoaded(Exception):
     """The submission has nothing to grade. The message says why."""
@@ -39,9 +41,9 @@ def find_function(module: ModuleType, name: str) -> Callable[..., Any]:
     """The submission's function of this name. Raises NotLoaded."""
     function = vars(module).get(name)
     if function is None:
-        raise NotLoaded(f"{file_of(str(module.__file__))} has no function {name}")
+        raise NotLoaded(f"{file_of(module.__file__)} has no function {name}")
     if not callable(function):
-        raise NotLoaded(f"{name} in {file_of(str(module.__file__))} is no function: it is of type {_type(function)}")
+        raise NotLoaded(f"{name} in {file_of(module.__file__)} is no function: it is of type {_type(function)}")
     return function
 
 
@@ -83,7 +85,7 @@ def _decode(source: bytes) -> str:
 def _what(error: BaseException) -> str:
     message = readable(error.msg if isinstance(error, SyntaxError) else error)
     what = f"{_type(error)}: {message}" if message else _type(error)
-    return f"{what}\na solution returns; it does not end the program" if isinstance(error, SystemExit) else what
+    return f"{what}\n{RETURNS}" if isinstance(error, SystemExit) else what
 
 
 def _where(error: BaseException, name: str) -> str:
@@ -100,9 +102,9 @@ def _where(error: BaseException, name: str) -> str:
     return f"{file_of(file)}, line {number}" + (f": {readable(text)}" if text else "")
 
 
-def file_of(name: str) -> str:
-    """The last part of a file's name."""
-    return readable(name.replace("\\", "/").rsplit("/", 1)[-1])
+def file_of(path: object) -> str:
+    """The last part of a path."""
+    return readable(str(path).replace("\\", "/").rsplit("/", 1)[-1])
 
 
 def _type(value: object) -> str:
