@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 from chapters.course import find_chapter
@@ -22,7 +22,8 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
     """Grade this file, from this task on."""
     process, channel = os.getpid(), os.dup(1)
     os.dup2(2, 1)
-    Thread(target=end_with_parent, args=(os.dup(0),), daemon=True).start()
+    go_on = Semaphore(0)
+    Thread(target=listen, args=(os.dup(0), go_on), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with suppress(OSError):  # where there is such a thing: if memory runs out, this process is to go, and no other
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -57,11 +58,13 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
             result = Result(task, 0, str(error))
         done = {name: value for name, value in vars(result).items() if name not in ("task", "seconds", "printed")}
         say(result=done)
+        go_on.acquire()
 
 
-def end_with_parent(stdin: int) -> None:
-    """The parent never closes its end. It is closed when the parent is gone, however it went."""
-    os.read(stdin, 1)
+def listen(stdin: int, go_on: Semaphore) -> None:
+    """The parent says when to go on. It never closes its end: that is closed when the parent is gone, however it went."""
+    while os.read(stdin, 1):
+        go_on.release()
     os.killpg(0, signal.SIGKILL)
 
 

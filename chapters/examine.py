@@ -63,23 +63,22 @@ def _follow(child: "_Child", tasks: list[Task], file: Path, limit_s: float) -> G
                     raise ValueError(message["refused"])
                 if phase == "loading":  # what our own code has to say: a warning
                     print(child.take_printed(), end="", file=sys.stderr)
+                    begun = time.monotonic()
                 phase, number = message["phase"], message.get("check", 0)
-                begun = begun if number else time.monotonic()
         except _Lost as lost:
             if phase == "loading":
                 raise ValueError(f"the engine cannot be loaded: {lost}\n{child.take_printed()}") from None
+            failed, problem, section = [task], str(lost), getattr(task.checks[number], "section", task.section)
             if phase == "importing":
-                for each in tasks[position:]:
-                    yield Result(
-                        each, 0, f"{file_of(str(file))} cannot be loaded: {lost}", printed=child.take_printed()
-                    )
-                return
-            section = getattr(task.checks[number], "section", task.section)
-            seconds = time.monotonic() - begun
-            yield Result(task, number, str(lost), section=section, seconds=seconds, printed=child.take_printed())
+                failed, problem, section = tasks[position:], f"{file_of(file)} cannot be loaded: {lost}", ""
+            for each in failed:
+                seconds, begun = time.monotonic() - begun, time.monotonic()
+                yield Result(each, number, problem, section=section, seconds=seconds, printed=child.take_printed())
             return
-        phase, seconds = "preparing", time.monotonic() - begun
-        yield Result(task, **message["result"], seconds=seconds, printed=child.take_printed())
+        phase, number, seconds = "preparing", 0, time.monotonic() - begun
+        result = Result(task, **message["result"], seconds=seconds, printed=child.take_printed())
+        child.go_on()
+        yield result
 
 
 class _Lost(Exception):
@@ -107,9 +106,7 @@ class _Child:
         for fd in (self.channel, self.stderr):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ)
-        with suppress(BrokenPipeError):  # it has ended already, which read() finds out
-            self.process.stdin.write(f"{json.dumps(orders | {'token': self.token})}\n".encode())
-            self.process.stdin.flush()
+        self._write(json.dumps(orders | {"token": self.token}))
 
     def read(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises _Lost if none comes within this time."""
@@ -121,15 +118,22 @@ class _Child:
                 raise _Lost(f"it was not done after {limit_s:g} s: {why}")
             for key, _ in self.selector.select(left):
                 self._take(key.fd)
-        for _ in range(16):  # what was printed before this message; more than that comes from a process left behind
-            if not self._take(self.stderr):
-                break
         line, self.said = self.said.split(b"\n", 1)
         with suppress(ValueError, TypeError):
             token, message = json.loads(line)
             if token == self.token:
                 return message
         raise _Lost("something was written into the grader's own pipe")
+
+    def go_on(self) -> None:
+        """What was printed up to now is taken: the next task may begin."""
+        self._write("")
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it has ended, which read() finds out
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
 
     def _take(self, fd: int) -> bool:
         """Read what is there; False if there is nothing now."""
@@ -162,6 +166,9 @@ class _Child:
 
     def take_printed(self) -> str:
         """What has been printed since it was last asked for."""
+        for _ in range(16):  # what a pipe can hold; more comes from what is running on
+            if not self._take(self.stderr):
+                break
         cut = f"... ({self.num_printed:,} bytes in all)\n" if self.num_printed > len(self.printed) else ""
         text = cut + readable(self.printed.decode("utf-8", "replace"), 2 * MOST_PRINTED_BYTES)
         self.printed, self.num_printed = b"", 0
