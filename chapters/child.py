@@ -42,6 +42,7 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
     except Exception as error:
         return say(refused=f"the engine cannot be loaded: {readable(error)}")
     say(phase="importing")
+    go_on.acquire()
     problem = ""
     try:
         module = chapter.submission(Path(file))
@@ -62,7 +63,7 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
 
 
 def listen(stdin: int, go_on: Semaphore) -> None:
-    """The parent says when to go on. It never closes its end: that is closed when the parent is gone, however it went."""
+    """The parent says when to go on. The pipe is closed only when the parent is gone, however it went."""
     while os.read(stdin, 1):
         go_on.release()
     os.killpg(0, signal.SIGKILL)

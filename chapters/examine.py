@@ -63,6 +63,7 @@ def _follow(child: "_Child", tasks: list[Task], file: Path, limit_s: float) -> G
                     raise ValueError(message["refused"])
                 if phase == "loading":  # what our own code has to say: a warning
                     print(child.take_printed(), end="", file=sys.stderr)
+                    child.go_on()
                     begun = time.monotonic()
                 phase, number = message["phase"], message.get("check", 0)
         except _Lost as lost:
