@@ -1,7 +1,7 @@
 """python -m chapters: progress, quizzes and grading from the command line."""
 
-import io
-import sys
+import json
+from dataclasses import replace
 
 import pytest
 from course_text import CHAPTERS
@@ -9,8 +9,6 @@ from rich.console import Console
 
 from chapters.__main__ import main
 from chapters.course import Progress, find_chapter
-from chapters.grading import Bench
-from chapters.report import grade_all
 
 
 @pytest.fixture(autouse=True)
@@ -42,34 +40,44 @@ def test_progress_survives_a_spoiled_file(tmp_path):
     assert Progress().get(CHAPTERS[0]) == {}
 
 
-CRASH = """
-
-def free(manager, seq):
-    return 1 / 0
-"""
-
-
-def test_exercise_of_a_student(tmp_path, checkpoint, monkeypatch, capsys):
-    """The whole way: a student's file in place of the skeleton, graded by the command, remembered."""
+def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
+    """The whole way: a student's exercise.py in place of the skeleton, graded by the command, remembered."""
     chapter = find_chapter(4)
-    monkeypatch.setitem(sys.modules, f"chapters.{chapter.folder.name}.exercise", chapter.module("solution"))
-    assert main(["check", str(chapter.number), "--model", str(checkpoint())]) == 0
-    assert Progress().get(chapter)["solved"] == [task.name for task in chapter.module("checks").TASKS]
-    # And by a teacher, from a file of any name, with a crash in it.
-    handed_in = tmp_path / "ada.py"
-    handed_in.write_text((chapter.folder / "solution.py").read_text("utf-8").replace("def free(", "def free_(") + CRASH)
-    assert main(["check", "4", "--file", str(handed_in), "--model", str(checkpoint())]) == 1
+    theirs = replace(chapter, folder=tmp_path / chapter.folder.name)
+    theirs.folder.mkdir()
+    source = (chapter.folder / "solution.py").read_text("utf-8").replace("def free(", "def free_(")
+    (theirs.folder / "exercise.py").write_text(
+        f"{source}\n\ndef free(manager, seq):\n    print('so')\n    return 1 / 0\n"
+    )
+    monkeypatch.setattr("chapters.__main__.find_chapter", lambda number: theirs)
+    assert main(["check", "4", "--model", str(checkpoint())]) == 1
+    assert Progress().get(chapter)["solved"] == ["allocate", "append_slots"]
     shown = capsys.readouterr().out
-    assert "ada.py, line" in shown and "ZeroDivisionError" in shown and "allocate: passed" in shown
-    assert main(["check", "4", "--file", "nowhere.py", "--model", str(checkpoint())]) == 2
+    assert (
+        "allocate: passed, 8 of 8 checks" in shown
+        and "free: no, 0 of 8 checks" in shown
+        and "Printed:\n      so" in shown
+    )
+    assert "ZeroDivisionError: division by zero\n    exercise.py, line" in shown
+    assert "Read again: Giving blocks back" in shown
 
 
-def test_report(checkpoint):
-    console = Console(file=io.StringIO(), width=100)
-    chapter = CHAPTERS[0]
-    results = grade_all(chapter.module("checks").TASKS, chapter.module("exercise"), Bench(str(checkpoint())), console)
-    assert not any(result.passed for result in results)
-    assert "Read again: " in console.file.getvalue() and "0 of" in console.file.getvalue()
+def test_files_of_a_class(tmp_path, checkpoint, capsys):
+    """By a teacher: files of any names, as a report and as records. The exit code says whether all passed."""
+    good, bad = tmp_path / "ada.py", tmp_path / "bob[1].py"
+    good.write_text((find_chapter(4).folder / "solution.py").read_text("utf-8"), "utf-8")
+    bad.write_text("1 / 0", "utf-8")
+    command = ["check", "4", "--model", str(checkpoint()), "--file", str(good)]
+    assert main([*command, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["file"], record["chapter"], record["passed"]) == (str(good), 4, True)
+    task = record["tasks"][2]
+    assert 0 < task.pop("seconds") < record["seconds"]
+    assert task == {"task": "free", "passed": True, "checks": 8, "checks_passed": 8, "message": ""}
+    assert main([*command, str(bad)]) == 1
+    shown = capsys.readouterr().out
+    assert "1 of 2 files passed" in shown and shown.count("bob[1].py cannot be loaded: ZeroDivisionError") == 3
+    assert Progress().get(find_chapter(4)) == {}, "these are not the teacher's"
 
 
 def test_solutions_are_checked_by_the_command(checkpoint, capsys):

@@ -1,11 +1,14 @@
 """Grading itself: what is run, what is put back afterwards, and what is said of code that is wrong."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from chapters.grading import Bench, Task, Wrong, grade
+from chapters.expect import read_again
+from chapters.grading import Bench, BenchWithoutModel, Task, Wrong, grade
 from chapters.patching import replaced
+from chapters.submission import RETURNS, NotLoaded, load_submission
 from nanovllm import LLM, SamplingParams
 
 
@@ -26,13 +29,86 @@ def test_grading(checkpoint, monkeypatch):
     assert grade(make_task(check), lambda n: n, bench).problem == "one more\nexpected: 4\ngot:      3"
     crash = grade(make_task(check), lambda n: n / 0, bench).problem
     assert "ZeroDivisionError" in crash and f"{Path(__file__).name}, line" in crash
-
-    def endless(n):
-        while True:
-            pass
-
-    assert "a loop that never ends" in grade(make_task(check), endless, bench).problem
+    for error in (SystemExit(0), KeyboardInterrupt(), GeneratorExit()):  # of the student's code
+        [function] = [lambda n, error=error: exec("raise error", {"error": error})]
+        assert type(error).__name__ in grade(make_task(check), function, bench).problem
+    assert grade(make_task(check), lambda n: Odd(), bench).problem.endswith(
+        "got:      <RuntimeError when it was made into text>"
+    )
     assert Bench.num is None, "the engine is ours again"
+
+
+class Odd(str):
+    def __str__(self):
+        raise RuntimeError
+
+
+def test_the_heading_to_read_again():
+    """What is wrong may name one, else the check may, else it is the task's."""
+
+    def check(section, bench):
+        if section != "nothing is wrong":
+            raise Wrong("no", section=section)
+
+    def section_of(argument) -> str:
+        task = Task("f", "the task's", lambda f: nullcontext(), (check,))
+        return grade(task, argument, BenchWithoutModel()).section
+
+    assert section_of("nothing is wrong") == ""
+    assert section_of(None) == "the task's"
+    read_again("the check's")(check)
+    assert section_of(None) == "the check's" and section_of("its own") == "its own"
+
+
+# -- submissions ------------------------------------------------------------------------------------------------------
+
+ERROR, NO_TEXT = "class E(Exception):\n", "when it was made into text>"
+NOT_LOADED = {
+    "def broken(:": "SyntaxError: invalid syntax\nada.py, line 1: def broken(:",
+    "x = 1\ny = 1 / 0": "ZeroDivisionError: division by zero\nada.py, line 2: y = 1 / 0",
+    "import sys\nsys.exit(0)": f"SystemExit: 0\n{RETURNS}\nada.py, line 2: sys.exit(0)",
+    "raise KeyboardInterrupt": "KeyboardInterrupt\nada.py, line 1: raise KeyboardInterrupt",
+    "x = '\ud800'": "surrogates not allowed",
+    "x = '\0'": "null bytes",
+    "(" * 10_000: "too many nested parentheses",
+    "def f(): f()\nf()": "RecursionError: maximum recursion depth exceeded\nada.py, line 1: def f(): f()",
+    "from . import ada": "no known parent package\nada.py, line 1",
+    "x = 1\n# é".encode("latin-1"): "SyntaxError: it is not utf-8 text (byte 0xe9 in line 2); save the file as UTF-8",
+    "x = 1".encode("utf-16"): "not utf-8 text (byte 0xff in line 1)",
+    b"# coding: rot13\n": "'rot13' is not a text encoding",
+    "raise SyntaxError('a', ())": "TypeError: function takes",
+    # Errors whose own methods fail, lie or find no end.
+    f"{ERROR}    def __str__(self): 1 / 0\nraise E": f"E: <ZeroDivisionError {NO_TEXT}\nada.py",
+    f"{ERROR}    def __str__(self): return 5\nraise E": f"E: <TypeError {NO_TEXT}",
+    f"{ERROR}    def __str__(self): return str(self)\nraise E": f"E: <RecursionError {NO_TEXT}",
+    f"{ERROR}    def __str__(self): raise SystemExit(0)\nraise E": f"E: <SystemExit {NO_TEXT}",
+    f"{ERROR}    __traceback__ = property(lambda self: 1 / 0)\nraise E": "an error that fails itself",
+    f"{ERROR}    __class__ = property(lambda self: 1 / 0)\nraise E": "an error that fails itself",
+    "class M(type):\n    __name__ = 5\nclass E(Exception, metaclass=M): 0\nraise E('so')": "E: so\nada.py, line 4",
+    "raise ValueError('\\ud800\\x1b[2J\\t')": "ValueError: \\ud800\\x1b[2J\t\nada.py, line 1",
+    "raise ValueError('x' * 10**7)": "xxx... (10,000,000 characters)\nada.py, line 1",
+    "x = SyntaxError('so')\nx.filename = x.lineno = 'odd'\nraise x": "an error that fails itself",
+}
+
+
+@pytest.mark.parametrize("source", NOT_LOADED)
+def test_not_loaded(source):
+    with pytest.raises(NotLoaded) as error:
+        load_submission(source, "some folder/ada.py")
+    message = str(error.value)
+    assert message.startswith("ada.py cannot be loaded: ") and NOT_LOADED[source] in message
+    assert len(message) < 3000 and message.encode()
+
+
+def test_loaded():
+    """A newer text under the same name is quoted as it is now; a dataclass finds its module."""
+    for source in ("# é\nx = 'é'", "# coding: latin-1\nx = 'é'".encode("latin-1"), b"\xef\xbb\xbfx = '\xc3\xa9'\r\n"):
+        assert load_submission(source, "ada.py").x == "é"
+    source = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+    assert load_submission(source, "ada.py").A(5).x == 5
+    for text in ("a = 1 / 0", "bcd = 1 / 0"):
+        with pytest.raises(NotLoaded, match=f"line 1: {text}$"):
+            load_submission(text, "ada.py")
 
 
 def test_replaced_puts_back_what_was_there():
