@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of, rows_of
+from chapters.expect import read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -153,6 +154,7 @@ def grouped_heads(function: Attention, bench: Bench) -> None:
         compare(function, *random_qkv(2, 5, num_heads, num_kv_heads), hint)
 
 
+@read_again("The loop that writes")
 def large_scores(function: Attention, bench: Bench) -> None:
     """large dot products: no overflow"""
     q, k, v = random_qkv(n=3, m=3, num_heads=2, num_kv_heads=1)
@@ -174,6 +176,7 @@ def arguments_kept(function: Attention, bench: Bench) -> None:
             )
 
 
+@read_again("Attention in the engine")
 def in_the_engine(function: Attention, bench: Bench) -> None:
     """the real model answers as before, with your attention in every layer"""
     _ = bench.expected_tokens

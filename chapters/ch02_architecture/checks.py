@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from chapters.expect import read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import RequestOutput, SamplingParams
@@ -103,6 +104,7 @@ def one_request(step: Any, bench: Bench) -> None:
     same("why it ended", "length", completion.finish_reason)
 
 
+@read_again("The second step, and company")
 def batch(step: Any, bench: Bench) -> None:
     """three requests in one batch, which end at different steps"""
     engine = bench.llm.engine
@@ -137,6 +139,7 @@ def counters(step: Any, bench: Bench) -> None:
     )
 
 
+@read_again("From a prompt to a queue")
 def two_samples(step: Any, bench: Bench) -> None:
     """n=2: one output, when the last sample has ended"""
     engine = bench.llm.engine
@@ -249,6 +252,7 @@ def assert_rolled_back(engine: LLMEngine, error: BaseException, num_waiting: int
         raise Wrong(f"the scheduler is not sane after {name}: {broken}") from broken
 
 
+@read_again(ERRORS_SECTION)
 def failed_steps(step: Any, bench: Bench) -> None:
     """a model runner that fails: the step is rolled back, and the next ones give the same tokens"""
     engine = bench.llm.engine
@@ -273,6 +277,7 @@ def failed_steps(step: Any, bench: Bench) -> None:
     same("tokens of requests that lived through two failed steps", expected, tokens(steps_until_done(engine)))
 
 
+@read_again(ERRORS_SECTION)
 def failed_schedule(step: Any, bench: Bench) -> None:
     """schedule() itself fails: rolled back as well"""
     engine = bench.llm.engine
@@ -286,6 +291,7 @@ def failed_schedule(step: Any, bench: Bench) -> None:
     steps_until_done(engine)
 
 
+@read_again(ERRORS_SECTION)
 def ctrl_c(step: Any, bench: Bench) -> None:
     """Ctrl-C, or a runner that returns too few tokens: rolled back as well"""
     engine = bench.llm.engine
@@ -331,6 +337,7 @@ def writing(engine: LLMEngine, text: str) -> Iterator[int]:
         yield len(token_ids)
 
 
+@read_again(STEP_SECTION)
 def joined(stream_text: Any, bench: Bench) -> None:
     """the pieces joined are the text, and each piece is new text"""
     engine = bench.llm.engine
@@ -367,6 +374,7 @@ def at_once(stream_text: Any, bench: Bench) -> None:
             pass
 
 
+@read_again(STEP_SECTION)
 def whole_characters(stream_text: Any, bench: Bench) -> None:
     """characters of several tokens come whole, and a stop string never shows"""
     engine = bench.llm.engine
@@ -427,6 +435,7 @@ def early_end(stream_text: Any, bench: Bench) -> None:
     assert_gone(engine, "after a step that failed")
 
 
+@read_again("The second step, and company")
 def with_others(stream_text: Any, bench: Bench) -> None:
     """another request in the engine is neither shown nor disturbed"""
     engine = bench.llm.engine
@@ -441,6 +450,7 @@ def with_others(stream_text: Any, bench: Bench) -> None:
         raise Wrong("the other request was still running, and is gone", expected="other", got="no request")
 
 
+@read_again(STEP_SECTION)
 def same_text(stream_text: Any, bench: Bench) -> None:
     """for every prompt, the text that generate() gives"""
     params = SamplingParams(max_tokens=12, **GREEDY)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chapters.expect import read_again
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -166,6 +167,7 @@ def check_middle(function: Slots, bench: Bench) -> None:
     _check_slots(function, hint, [6, 2, 9], 9, 10, 9, 4)
 
 
+@read_again("Slot -1")
 def check_write_start(function: Slots, bench: Bench) -> None:
     """positions before write_start get -1 and keep their place"""
     hint = "positions before write_start get slot -1, write_start itself is written"
@@ -185,11 +187,13 @@ def check_random(function: Slots, bench: Bench) -> None:
         _check_slots(function, "work this one out by hand", table, start, end, write, size)
 
 
+@read_again("Slot -1")
 def check_fully_cached(function: Slots, bench: Bench) -> None:
     """in the engine: a prompt that is fully cached computes one token and writes nothing"""
     _ask_twice(bench)
 
 
+@read_again("The same in a real generation")
 def check_slots_generation(function: Slots, bench: Bench) -> None:
     """generation in the engine with your slots: the same tokens"""
     bench.same_tokens()
@@ -250,6 +254,7 @@ def check_scattered(function: Write, bench: Bench) -> None:
     _check_write(function, "each row of k and v goes to its own slot, and nothing else changes", [15, 16, 30, 0, 7, 8])
 
 
+@read_again("Slot -1")
 def check_minus_one(function: Write, bench: Bench) -> None:
     """slot -1: that token is not written, the others are"""
     hint = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
@@ -269,6 +274,7 @@ def check_dtype(function: Write, bench: Bench) -> None:
             raise Wrong("with bfloat16 the wrong numbers are in the cache", expected=new[0, 0], got=cache[0, 3, 0])
 
 
+@read_again("Slot -1")
 def check_pool_untouched(function: Write, bench: Bench) -> None:
     """in the engine: a prompt that is fully cached computes one token and writes nothing"""
     _ask_twice(bench)

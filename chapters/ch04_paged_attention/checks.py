@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.expect import Wrong, expect, expect_answer, expect_sane, read_again
 from chapters.grading import PROMPTS, Bench, Task
 from chapters.patching import our_engine, replaced, use_manager
 from chapters.stage import Stage, compute
@@ -250,6 +250,7 @@ def appends_in_a_full_pool(append_slots: Any, bench: Bench) -> None:
     expect_unchanged(before, manager, seq)
 
 
+@read_again("Taking blocks: all or nothing")
 def appends_named_blocks(append_slots: Any, bench: Bench) -> None:
     """a block that still has a name loses it when it is taken"""
     manager = pool(2, caching=True)

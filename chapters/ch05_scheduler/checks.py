@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any
 
-from chapters.expect import Wrong, expect
+from chapters.expect import Wrong, expect, read_again
 from chapters.grading import PROMPTS, Bench, Task
 from chapters.patching import our_engine, replaced
 from chapters.stage import EOS, Stage, compare_with_ours
@@ -219,6 +219,7 @@ def running_first(function: Any, bench: Bench) -> None:
     stage.expect_step("A 6..7, B 3..4, C 0..5", "running sequences first, oldest first; newcomers in the same step")
 
 
+@read_again("Four states and one chase")
 def cached_prefix(function: Any, bench: Bench) -> None:
     """what is found in the cache is not computed again"""
     stage = Stage()
@@ -273,6 +274,7 @@ def nobody_overtakes(function: Any, bench: Bench) -> None:
     expect("running: A; waiting: B C", stage.describe_queues(), "who is not admitted keeps its place")
 
 
+@read_again("When the paper runs out")
 def youngest_gives_way(function: Any, bench: Bench) -> None:
     """no block is free: the youngest gives way"""
     stage = Stage(6)
@@ -285,6 +287,7 @@ def youngest_gives_way(function: Any, bench: Bench) -> None:
     expect("running: A; waiting: B", stage.describe_queues(), hint)
 
 
+@read_again("When the paper runs out")
 def itself(function: Any, bench: Bench) -> None:
     """the youngest asks first: it gives way itself"""
     stage = Stage(4)
@@ -296,6 +299,7 @@ def itself(function: Any, bench: Bench) -> None:
     stage.expect_step("A 7..8; preempted: B", hint)
 
 
+@read_again("When the paper runs out")
 def admits_nobody(function: Any, bench: Bench) -> None:
     """a step that preempted admits nobody"""
     stage = Stage(4)

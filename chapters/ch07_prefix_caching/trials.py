@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-from chapters.expect import Wrong, expect, expect_answer, expect_sane
+from chapters.expect import Wrong, expect, expect_answer, expect_sane, read_again
 from chapters.grading import Bench
 from chapters.patching import our_engine, replaced, use_manager
 from chapters.stage import Stage, compute
@@ -91,6 +91,7 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
     }
 
 
+@read_again("The worked example, step by step")
 def worked_example(function: Any, bench: Bench) -> None:
     """the worked example of vLLM's documents: ten blocks of 4, three requests"""
     manager = pool(10, free_order="release")

@@ -16,6 +16,7 @@ from chapters.ch01_inference.lab import next_logits_of
 from chapters.ch08_sampling.choices import choices_by
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.theory import compare
+from chapters.expect import read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -245,12 +246,14 @@ def check_border(function: Callable, bench: Bench) -> None:
         compare_top_p(function, [0.09375, 0.25, 0.125, 0.5, 0.03125], top_p, "top_p=1 keeps whatever is not 0")
 
 
+@read_again("One bar for three filters")
 def check_ties(function: Callable, bench: Bench) -> None:
     """Equals pass together"""
     for probs, top_p in (([0.125, 0.5, 0.0, 0.25, 0.125], 0.8), ([0.25, 0.25, 0.25, 0.25], 0.3)):
         compare_top_p(function, probs, top_p, "equals pass together")
 
 
+@read_again("One bar for three filters")
 def check_not_normalised(function: Callable, bench: Bench) -> None:
     """Other filters were there before: zeros, and a sum below 1"""
     for top_p in (0.6, 0.5, 0.9, 1.0):
@@ -297,6 +300,7 @@ def same_samples(bench: Bench, params: list[SamplingParams], names: tuple[str, s
             raise Wrong(hint, expected=text(expected), got=text(got))
 
 
+@read_again("One bar for three filters")
 def check_top_p_generates(function: Callable, bench: Bench) -> None:
     """A model samples the same tokens with it, also behind top_k and min_p"""
     same_samples(bench, TOP_P_PARAMS, ("top_p", "top_k"))
@@ -350,6 +354,7 @@ def compare_min_p(function: Callable, logits: list[float], temperature: float, m
     raise Wrong(f"{settings}: {hint}", expected=next(shown), got=next(shown))
 
 
+@read_again("Temperature: the same order, other distances")
 def check_min_p_plain(function: Callable, bench: Bench) -> None:
     """min_p=0: a softmax and nothing else"""
     compare_min_p(function, [1.0, 3.0, 2.0, -1.0], 1.0, 0.0)
@@ -369,6 +374,7 @@ def check_min_p_temperature(function: Callable, bench: Bench) -> None:
         compare_min_p(function, [2.0, 4.0, 3.0, 1.0], temperature, min_p)
 
 
+@read_again("One bar for three filters")
 def check_min_p_border(function: Callable, bench: Bench) -> None:
     """min_p=1, ties, and a token that must not come"""
     compare_min_p(function, [2.0, 5.0, 5.0, 1.0], 1.0, 1.0)
@@ -401,6 +407,7 @@ def flat(num_rows: int, vocab_size: int = 10_000) -> Tensor:
     return torch.full((num_rows, vocab_size), 1 / vocab_size, dtype=torch.float64)
 
 
+@read_again("One number, one token")
 def check_where_it_falls(function: Callable, bench: Bench) -> None:
     """One token that can be; tokens with probability 0; a row that does not add up to 1"""
     for probs, allowed in (([0.0, 0.0, 1.0, 0.0], {2}), ([0.0, 0.25, 0.0, 0.25, 0.0], {1, 3}), ([0.001, 0.0], {0})):
@@ -482,6 +489,7 @@ def check_no_seed(function: Callable, bench: Bench) -> None:
         raise Wrong(hint, expected="about 20 different tokens", got=found)
 
 
+@read_again("Does it draw what it should?")
 def check_distribution(function: Callable, bench: Bench) -> None:
     """6,000 draws are spread as they should be, over seeds and over positions"""
     probs = [0.05, 0.0, 0.2, 0.4, 0.02, 0.08, 0.05]  # adds up to 0.8
@@ -585,26 +593,31 @@ def walk(function: Callable, *choices: list[int]) -> None:
             compare_choices(function, [list(each) for each in choices], choice[:num_generated])
 
 
+@read_again("Where a mask comes from")
 def check_one_choice(function: Callable, bench: Bench) -> None:
     """One choice: its tokens one by one, then EOS"""
     walk(function, [7, 8, 9])
 
 
+@read_again("Where a mask comes from")
 def check_alike(function: Callable, bench: Bench) -> None:
     """Choices that begin alike, and choices that meet again"""
     walk(function, [7, 8, 9], [7, 8, 4], [3, 8, 5], [6, 1, 9, 4])
 
 
+@read_again("Where a mask comes from")
 def check_beginning_of_another(function: Callable, bench: Bench) -> None:
     """One choice is the beginning of another: the output may end, and may go on"""
     walk(function, [7], [7, 8], [7, 8, 9, 5], [3])
 
 
+@read_again("Where a mask comes from")
 def check_twice(function: Callable, bench: Bench) -> None:
     """A token twice in a choice, a choice twice, and token 0"""
     walk(function, [5, 6, 5, 7], [5, 5], [0, 5, 0, 0], [5, 5])
 
 
+@read_again("Where a mask comes from")
 def check_random_choices(function: Callable, bench: Bench) -> None:
     """100 random sets of choices"""
     rng = random.Random(8)
@@ -676,6 +689,7 @@ def check_renormalised(function: Callable, bench: Bench) -> None:
         raise Wrong(hint, expected=[round(n * share) for share in shares], got=[counts[i] for i in range(len(TEXTS))])
 
 
+@read_again("Where a mask comes from")
 def check_choices_preempted(function: Callable, bench: Bench) -> None:
     """Preempted: the tokens that are there already count, and the answer is the same as alone"""
     sizes = {"max_model_len": 40, "max_num_seqs": 4, "num_gpu_blocks_override": 5, "block_size": 8}

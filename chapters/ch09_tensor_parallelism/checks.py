@@ -25,6 +25,7 @@ from chapters.ch09_tensor_parallelism.ranks import (
     possible_sizes,
     together,
 )
+from chapters.expect import read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -535,6 +536,7 @@ def check_inputs(function: ReadShare, bench: Bench) -> None:
     compare_share(function, [LAYER + "self_attn.o_proj.weight", LAYER + "mlp.down_proj.weight"], 2)
 
 
+@read_again("What is cut, and what is not")
 def check_whole(function: ReadShare, bench: Bench) -> None:
     """Norms, and biases of row-parallel layers: whole"""
     names = [LAYER + name for name in ("input_layernorm.weight", "self_attn.o_proj.bias", "mlp.down_proj.bias")]
@@ -547,12 +549,14 @@ def check_biases(function: ReadShare, bench: Bench) -> None:
     compare_share(function, names, 6)
 
 
+@read_again("What is cut, and what is not")
 def check_kv(function: ReadShare, bench: Bench) -> None:
     """KV heads, one for each rank"""
     names = [f"{LAYER}self_attn.{name}" for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias")]
     compare_share(function, names, 2)
 
 
+@read_again("What is cut, and what is not")
 def check_few_kv(function: ReadShare, bench: Bench) -> None:
     """6 ranks and 2 KV heads"""
     names = [f"{LAYER}self_attn.{name}" for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "q_proj.weight")]

@@ -12,6 +12,7 @@ from typing import Any
 import nanovllm.engine
 from chapters.ch11_benchmarks import solution
 from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing, timing_of
+from chapters.expect import read_again
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -237,6 +238,7 @@ def check_single_tokens(function: Summarize, bench: Bench) -> None:
     compare(function, "two requests with one token each", [Timing(1.0, (2.0,)), Timing(1.5, (2.0,))], tpot_s=0.0)
 
 
+@read_again("What a mean hides")
 def check_percentiles(function: Summarize, bench: Bench) -> None:
     """Percentiles of 1, 2, 10, 100 and 250 requests"""
     for n in (1, 2, 10, 100, 250):
@@ -255,6 +257,7 @@ def check_given_up(function: Summarize, bench: Bench) -> None:
     compare(function, what, timings, (math.inf, math.inf), **given)
 
 
+@read_again("What a mean hides")
 def check_goodput(function: Summarize, bench: Bench) -> None:
     """Goodput: both limits, and exactly at a limit"""
     timings = [

@@ -6,7 +6,7 @@ MLP's to 4 bits with a minimum.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chapters.ch12_fewer_bits import solution
 from chapters.ch12_fewer_bits.rounding import in_groups_of
-from chapters.expect import expect
+from chapters.expect import expect, read_again
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
@@ -154,12 +154,14 @@ def check_sign(function: Quantize, bench: Bench) -> None:
     compare_quantize(function, torch.tensor([[-254, 100.0, 3.0, 0.0]]), Q8_0, hint)
 
 
+@read_again("Four bits, and a minimum")
 def check_q4_0(function: Quantize, bench: Bench) -> None:
     """4 bits without a minimum: 7 steps up, 7 steps down"""
     hint = "top is 2**(bits-1) - 1, and zero is format.zero"
     compare_quantize(function, torch.tensor([[7, -3.4, 0.6, -7]]), Q4_0, hint)
 
 
+@read_again("Four bits, and a minimum")
 def check_minimum(function: Quantize, bench: Bench) -> None:
     """4 bits with a minimum: 16 codes from the smallest number to the largest"""
     hint = "minimum = smallest, scale = (largest - minimum) / 15, code = round((number - minimum) / scale)"
@@ -186,6 +188,7 @@ def check_stored(function: Quantize, bench: Bench) -> None:
     compare_quantize(function, groups, Q8_0, hint)
 
 
+@read_again("Where it sits in the engine")
 def check_quantize_generates(function: Quantize, bench: Bench) -> None:
     """The engine generates with weights that you have rounded: the same tokens"""
     check_tokens(bench, quantize=function)
@@ -227,6 +230,7 @@ def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
         raise Wrong(f"{hint} ({where})", expected=e, got=g)
 
 
+@read_again("A group and its scale")
 def check_q8_0(function: Restore, bench: Bench) -> None:
     """8 bits: code 128 stands for 0"""
     codes = torch.tensor([[[128, 129, 127, 255, 1] + [128] * 27]], dtype=torch.uint8)
@@ -252,12 +256,14 @@ def check_ragged(function: Restore, bench: Bench) -> None:
         compare_restore(function, random_groups(format), "leave out the places behind k")
 
 
+@read_again("A group and its scale")
 def check_large(function: Restore, bench: Bench) -> None:
     """Scales with which a product does not fit into float16"""
     hint = "float16 ends at 65,504: make float32 of the scale before you multiply"
     compare_restore(function, random_groups(Q8_0, scale=60_000.0), hint)
 
 
+@read_again("Where it sits in the engine")
 def check_restore_generates(function: Restore, bench: Bench) -> None:
     """The engine restores its weights with your function: the same tokens"""
     check_tokens(bench)
@@ -371,26 +377,35 @@ def compare_linear(
     off = (expected.float() - got.float()).norm(dim=-1) / size
     if not bool((off < tolerance).all()):
         row = int(off.nan_to_num(1e9).argmax())
-        hint = _why_linear(x, groups, bias, got) or hint
-        raise Wrong(f"{hint} (row {row})", expected=show(expected[row].float()), got=show(got[row].float()))
+        why = _why_linear(function, x, groups, bias, got, row, tolerance)
+        section = "Activations are harder" if why else None
+        numbers = {"expected": show(expected[row].float()), "got": show(got[row].float())}
+        raise Wrong(f"{why or hint} (row {row})", **numbers, section=section)
 
 
-def _why_linear(x: Tensor, groups: Groups, bias: Tensor | None, got: Tensor) -> str:
+def _why_linear(
+    function: QuantizedLinear, x: Tensor, groups: Groups, bias: Tensor | None, got: Tensor, row: int, tolerance: float
+) -> str:
     """The likely mistake; empty where none of these explains it."""
-    in_groups, weight = in_groups_of(x, 32), OUR_DEQUANTIZE(groups)
-    scales = {
-        "that is the product with x as it came: round each row of x to whole numbers first": None,
-        "a scale for each group of 32 activations, not one for the row": (1, 2),
-        "each row has scales of its own; these are common to the rows of a step": (0, 2),
-    }
-    for why, dims in scales.items():
-        rounded = in_groups
-        if dims is not None:
-            scale = in_groups.abs().amax(dims, keepdim=True).clamp_min(1e-30) / 127
-            rounded = (in_groups / scale).round() * scale
-        y = rounded.flatten(1)[:, : x.shape[1]] @ weight.T + (0 if bias is None else bias)
-        if torch.allclose(got.float(), y, rtol=1e-4, atol=1e-4 * float(y.abs().max())):
-            return why
+    plain = x.float() @ OUR_DEQUANTIZE(groups).T + (0 if bias is None else bias)
+    if torch.allclose(got.float(), plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max())):
+        return "that is the product with x as it came: round each row of x to whole numbers first"
+    alone, constant = x[row : row + 1], 0 if bias is None else bias
+    expected = our_linear(alone, merge([groups]), None)[0].float()
+
+    def is_right(parts: list[Tensor]) -> bool:
+        """These parts of the row, each a step of its own, add up to the row's product."""
+        total = sum((function(part, groups, bias)[0].float() - constant for part in parts), torch.zeros_like(expected))
+        return float((total - expected).norm()) < tolerance * float(expected.norm())
+
+    lonely = [torch.zeros_like(alone) for _ in range(0, x.shape[1], 32)]
+    for start, part in zip(range(0, x.shape[1], 32), lonely, strict=True):
+        part[:, start : start + 32] = alone[:, start : start + 32]
+    with suppress(Exception):  # of code that is wrong anyway, and gets other shapes here
+        if is_right([alone.clone()]):
+            return "a scale is shared by rows: each row has scales of its own, and alone this row is right"
+        if is_right(lonely):
+            return "a scale is shared by groups: take a scale for each group of 32 activations; alone, each is right"
     return ""
 
 
@@ -398,9 +413,12 @@ def check_one_row(function: QuantizedLinear, bench: Bench) -> None:
     """One row, a weight of 8 bits"""
     torch.manual_seed(1)
     groups = random_groups(Q8_0, n=40, k=64)
-    compare_linear(function, torch.randn(1, 64), groups, "round each group of the row, then multiply")
+    compare_linear(
+        function, torch.randn(1, 64), groups, "round each group of 32 with its own scale, largest / 127, then multiply"
+    )
 
 
+@read_again("Whole numbers times whole numbers")
 def check_formats(function: QuantizedLinear, bench: Bench) -> None:
     """Weights of 4 bits, without a minimum and with one"""
     torch.manual_seed(2)
@@ -440,6 +458,7 @@ def check_neighbours(function: QuantizedLinear, bench: Bench) -> None:
         raise Wrong("a row's result depends on its neighbours", expected=show(alone), got=show(together))
 
 
+@read_again("Where it sits in the engine")
 def check_linear_generates(function: QuantizedLinear, bench: Bench) -> None:
     """The engine generates with your layer: the same tokens"""
 

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from chapters.ch13_guess_and_check.world import Always, guessing, steps_watched
-from chapters.expect import expect, expect_answer, expect_sane
+from chapters.expect import expect, expect_answer, expect_sane, read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -26,6 +26,7 @@ Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
 TakeTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
 ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
 
+CACHE_SECTION = "What a cache must not keep"
 REPEATING = [*PROMPTS, "one two three four one two three four one two", "a b a b a b a b"]
 PARAMS = [
     SamplingParams(temperature=t, seed=s, max_tokens=24, ignore_eos=s != 3, frequency_penalty=0.2 * (s == 1))
@@ -172,6 +173,7 @@ def check_growing(function: Guess, bench: Bench) -> None:
             tokens += rng.choices(range(3), k=rng.randint(1, 4))
 
 
+@read_again(CACHE_SECTION)
 def check_fails(function: Guess, bench: Bench) -> None:
     """A step has failed: the last tokens are gone, and others come"""
     memory: dict = {}
@@ -283,9 +285,9 @@ def one_step(guesses: list[int], sampled: list[int], hint: str, num_prompt: int 
     expect(reason, seq.finish_reason, f"{said} (the finish reason)")
     if reason is None:
         expect(SequenceStatus.DECODE, seq.status, "the sequence's status")
-        expect(len(seq.tokens) - 1, seq.num_computed_tokens, f"{said} (num_computed_tokens)")
+        expect(len(seq.tokens) - 1, seq.num_computed_tokens, f"{said} (num_computed_tokens)", CACHE_SECTION)
         num_named = sum(manager_block.block_hash is not None for manager_block in scheduler.block_manager.blocks)
-        expect(seq.num_computed_tokens // BLOCK_SIZE, num_named, f"{said} (blocks that have a name)")
+        expect(seq.num_computed_tokens // BLOCK_SIZE, num_named, f"{said} (blocks that have a name)", CACHE_SECTION)
     expect_sane(scheduler, f"{said}: ")
     return scheduler
 
@@ -308,6 +310,7 @@ def check_refused(function: TakeTokens, bench: Bench) -> None:
     one_step([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three hold, so K/V of three guesses is right")
 
 
+@read_again(CACHE_SECTION)
 def check_ends(function: TakeTokens, bench: Bench) -> None:
     """The sequence ends within an accepted run"""
     one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS ends the sequence, even where the guesses behind it hold")
@@ -316,6 +319,7 @@ def check_ends(function: TakeTokens, bench: Bench) -> None:
     one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS may be ignored", ignore_eos=True)
 
 
+@read_again(CACHE_SECTION)
 def check_blocks_back(function: TakeTokens, bench: Bench) -> None:
     """A sequence that ends gives its blocks back, and what was right can be found"""
     scheduler = one_step([21, 22, 23, 24, EOS], [21, 22, 23, 24, EOS, 1], "it ends", num_prompt=5)
@@ -379,6 +383,7 @@ class SometimesRight:
         return found
 
 
+@read_again(CACHE_SECTION)
 def check_many(function: TakeTokens, bench: Bench) -> None:
     """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
@@ -402,6 +407,7 @@ def check_many(function: TakeTokens, bench: Bench) -> None:
         expect(tokens[seq.num_prompt_tokens :], seq.generated_token_ids, "a request's tokens")
 
 
+@read_again("Why the output is exactly the same")
 def check_take_generates(function: TakeTokens, bench: Bench) -> None:
     """The engine generates: the same tokens with guesses as without"""
     with engine_of(bench) as other:
@@ -472,6 +478,7 @@ def compare_shares(
     return got
 
 
+@read_again("How long a run is")
 def check_share_example(function: ShareGuesses, bench: Bench) -> None:
     """One sequence: the example, and a step that costs nothing more"""
     hint = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"

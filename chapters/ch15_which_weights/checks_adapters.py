@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters.ch15_which_weights.tuning import random_adapter
-from chapters.expect import Wrong, expect
+from chapters.expect import Wrong, expect, read_again
 from chapters.grading import PROMPTS, Bench
 from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
@@ -109,6 +109,7 @@ def ask(function: AddAdapters, slots: list[int], weights: LoRAWeights, hint: str
     return products
 
 
+@read_again("A correction of low rank")
 def check_one_adapter(function: AddAdapters, bench: Bench) -> None:
     """One adapter, one part: y += B (A x)"""
     ask(function, [0], make_weights((6,), 16, [1]), "one row, rank 1", 16)
@@ -167,7 +168,8 @@ def check_work(function: AddAdapters, bench: Bench) -> None:
     most = num_meeting * rank * (len(out_sizes) * in_size + sum(out_sizes))
     if products.num_multiplications > 1.01 * most:
         hint = "first x with A, then the few numbers with B; and only the rows and the adapters that belong together"
-        raise Wrong(hint, expected=f"{most} multiplications", got=products.num_multiplications)
+        most_shown, section = f"{most} multiplications", "A correction of low rank"
+        raise Wrong(hint, expected=most_shown, got=products.num_multiplications, section=section)
 
 
 class AdapterBench(Bench):

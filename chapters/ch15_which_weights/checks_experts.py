@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch15_which_weights.sparse import load_sparse
-from chapters.expect import Wrong, expect
+from chapters.expect import Wrong, expect, read_again
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -100,6 +100,7 @@ def logs(*rows: list[float]) -> Tensor:
     return torch.tensor(rows).log()
 
 
+@read_again("An expert for every token")
 def check_one_row(function: MeetExperts, bench: Bench) -> None:
     """One row meets its best experts"""
     row = torch.tensor([[1.0, 2.0]])
@@ -112,6 +113,7 @@ def check_one_row(function: MeetExperts, bench: Bench) -> None:
         ask(function, row, scores, f"{hint} {given}", num_chosen, compute=times)
 
 
+@read_again("An expert for every token")
 def check_not_normalized(function: MeetExperts, bench: Bench) -> None:
     """Weights are probabilities over all experts; they are scaled only if that is wanted"""
     row, scores = torch.tensor([[1.0, -1.0]]), logs([0.1, 0.5, 0.1, 0.3])
@@ -147,6 +149,7 @@ def check_grouped(function: MeetExperts, bench: Bench) -> None:
             expect(wanted, len(found[0]), f"expert {e} was chosen by {wanted} rows; how many does it get?")
 
 
+@read_again("An expert for every token")
 def check_bfloat16(function: MeetExperts, bench: Bench) -> None:
     """In bf16 the probabilities are computed in float32, and the result is bf16"""
     generator = torch.Generator().manual_seed(6)

@@ -165,7 +165,7 @@ WRONG = {
             "(groups / activation_scales[..., None])",
             "a group of zeros stays zero",
         ),
-        Edit("forgets_zero", TOTAL, "", "round each group of the row, then multiply"),
+        Edit("forgets_zero", TOTAL, "", "round each group of 32 with its own scale"),
         Edit(
             "forgets_the_minimum",
             "group_y += activation_sums[:, g, None] * weight.minimums[:, g].float()",
