@@ -74,6 +74,7 @@ def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
     assert not result.passed and not result.not_started
     assert hint in result.problem, result.problem
     assert result.section in headings(chapter)
+    assert not is_edit or not wrong.section or result.section == wrong.section
 
 
 @for_each_chapter

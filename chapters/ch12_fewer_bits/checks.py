@@ -221,13 +221,15 @@ def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
         hint = "return [n, k] in float32: the rows' groups side by side, without the places behind k"
         raise Wrong(hint, expected=f"{list(expected.shape)}, {expected.dtype}", got=found)
     if not torch.allclose(expected, got, rtol=1e-5, atol=1e-6 * float(expected.abs().amax())):
+        section = None
         if torch.allclose(expected, got, rtol=5e-3, atol=1e-3 * float(expected.abs().amax())):
             hint = "nearly: make float32 of codes, scale and minimum before you compute; float16 has 11 bits"
+            section = "A group and its scale"
         row = int((expected - got).abs().amax(-1).argmax())
         column = int((expected - got).abs()[row].argmax()) // 8 * 8
         where = f"row {row}, numbers {column} to {column + 5}, in {groups.format.name}"
         e, g = (show(x[row, column : column + 6]) for x in (expected, got))
-        raise Wrong(f"{hint} ({where})", expected=e, got=g)
+        raise Wrong(f"{hint} ({where})", expected=e, got=g, section=section)
 
 
 @read_again("A group and its scale")

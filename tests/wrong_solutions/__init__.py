@@ -20,13 +20,15 @@ class Edit:
     """One change of the solution.
 
     old and new are a part of one line, or whole lines at any indentation. old occurs exactly once: in the task's
-    function, or, if the function has none of it, in the file (its helpers, its constants).
+    function, or, if the function has none of it, in the file (its helpers, its constants). section: what the student is
+    told to read again, where that is another heading than the task's.
     """
 
     name: str
     old: str
     new: str
     hint: str
+    section: str = ""
 
     def apply(self, source: str, task_name: str) -> str:
         """The source of the wrong solution. Raises AssertionError if it is not clear which text is meant."""

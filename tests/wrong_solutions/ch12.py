@@ -58,7 +58,13 @@ WRONG = {
             "(codes - groups.format.zero)",
             "127 - 128 is 255",
         ),
-        Edit("forgets_zero", "(codes.float() - groups.format.zero)", "codes.float()", "subtract zero from the code"),
+        Edit(
+            "forgets_zero",
+            "(codes.float() - groups.format.zero)",
+            "codes.float()",
+            "subtract zero from the code",
+            "A group and its scale",
+        ),
         Edit(
             "neighbours_in_a_byte",
             "torch.cat((codes & 15, codes >> 4), dim=-1)",
@@ -103,6 +109,7 @@ WRONG = {
             "(codes.float() - groups.format.zero) * groups.scales.float()[..., None]",
             "((codes.half() - groups.format.zero) * groups.scales[..., None]).float()",
             "float16",
+            "A group and its scale",
         ),
     ],
     "group_dot": [
@@ -157,7 +164,14 @@ WRONG = {
             "a_scale_a_step",
             "activation_scales = groups.abs().amax(-1) / 127",
             "activation_scales = groups.abs().amax((0, -1)).expand(groups.shape[:2]) / 127",
-            "each row has scales of its own",
+            "a scale is shared by rows",
+            "Activations are harder",
+        ),
+        Edit(
+            "a_scale_for_all",
+            "activation_scales = groups.abs().amax(-1) / 127",
+            "activation_scales = groups.abs().amax().expand(groups.shape[:2]) / 127",
+            "a scale is shared by groups",
         ),
         Edit(
             "nan_for_zeros",
@@ -171,6 +185,7 @@ WRONG = {
             "group_y += activation_sums[:, g, None] * weight.minimums[:, g].float()",
             "pass",
             "zero and the minimum meet the sum",
+            "Whole numbers times whole numbers",
         ),
         Edit(
             "bias_in_every_group",

@@ -85,11 +85,18 @@ WRONG = {
                 weights = weights / weights.sum(-1, keepdim=True)
             """,
             "what is missing to 1 is missing",
+            "An expert for every token",
         ),
         Edit(
             "never_scales", "\nif normalize:\n    weights = weights / weights.sum(-1, keepdim=True)\n", "", "weight 1"
         ),
-        Edit("the_worst_experts", "topk(num_chosen)", "topk(num_chosen, largest=False)", "the best expert alone"),
+        Edit(
+            "the_worst_experts",
+            "topk(num_chosen)",
+            "topk(num_chosen, largest=False)",
+            "the best expert alone",
+            "An expert for every token",
+        ),
         Edit("scores_as_weights", "scores.float().softmax(-1)", "scores.float()", "0.625 and 0.375"),
         Edit("sigmoid", "softmax(-1)", "sigmoid()", "0.625 and 0.375"),
         Edit("softmax_over_rows", "softmax(-1)", "softmax(0)", "row 0 of 1"),
@@ -101,7 +108,13 @@ WRONG = {
         ),
         Edit("last_expert_wins", ADDS, ADDS.replace("+=", "="), "experts 1 and 3"),
         Edit("weights_of_others", "weights[rows, places, None]", "weights[rows, 0, None]", "experts 1 and 3"),
-        Edit("stays_grouped", ADDS, ADDS.replace("out[rows]", "out[: len(rows)]"), "go back to the places"),
+        Edit(
+            "stays_grouped",
+            ADDS,
+            ADDS.replace("out[rows]", "out[: len(rows)]"),
+            "go back to the places",
+            "One batch, many weights",
+        ),
         Edit("all_rows", ADDS, ADDS.replace("expert(hidden[rows])", "expert(hidden)[rows]"), "how many does it get"),
         Edit(
             "row_by_row",
