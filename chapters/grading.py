@@ -66,9 +66,15 @@ class Bench:
             if not sound:
                 del self.llm
 
-    def same_tokens(self) -> None:
-        """Generate with what is installed now and compare with our tokens. Raises Wrong."""
-        for prompt, expected, got in zip(PROMPTS, self.expected_tokens, self.generate(), strict=True):
+    def same_tokens(self, expected_tokens: list[list[int]] | None = None) -> None:
+        """Generate with what is installed now and compare with our tokens. Raises Wrong.
+
+        Where steps are not the usual ones (smaller, in other company), expected_tokens must come from steps like them: in
+        bf16, rounding may tip the choice of a token.
+        """
+        for prompt, expected, got in zip(
+            PROMPTS, expected_tokens or self.expected_tokens, self.generate(), strict=True
+        ):
             if expected != got:
                 at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), len(got))
                 text = self.llm.get_tokenizer().decode
