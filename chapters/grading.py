@@ -69,8 +69,8 @@ class Bench:
     def same_tokens(self, expected_tokens: list[list[int]] | None = None) -> None:
         """Generate with what is installed now and compare with our tokens. Raises Wrong.
 
-        Where steps are not the usual ones (smaller, in other company), expected_tokens must come from steps like them: in
-        bf16, rounding may tip the choice of a token.
+        Where steps are not the usual ones (smaller, in other company), expected_tokens must come from steps like them:
+        rounding in bf16 may tip the choice of a token.
         """
         for prompt, expected, got in zip(
             PROMPTS, expected_tokens or self.expected_tokens, self.generate(), strict=True

@@ -53,7 +53,7 @@ def record(chapter: Chapter, file: Path, results: list[Result]) -> dict[str, Any
             "passed": result.passed,
             "checks": len(result.task.checks),
             "checks_passed": result.num_passed - len(result.open),
-            "message": result.problem or (f"{len(result.open)} checks need a model" if result.open else ""),
+            "message": result.problem or (f"left open without a model: {len(result.open)}" if result.open else ""),
             "seconds": round(result.seconds, 3),
         }
         for result in results
