@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, closing
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -36,13 +37,13 @@ def show(result: Result, console: Console) -> None:
     for number, title in enumerate(result.task.titles[: result.num_passed + 1]):
         sign = "[yellow]?" if number in result.open else "[red]x" if number == result.num_passed else "[green]+"
         console.print(f"  {sign}[/] {escape(title)}")
+    theirs: dict[str, Any] = {"markup": False, "emoji": False, "soft_wrap": True}  # of texts that are not ours
     if result.problem:
-        console.print(escape(f"    {result.problem}").replace("\n", "\n    "), soft_wrap=True)
+        console.print(indent(result.problem, "    "), **theirs)
     if result.section:
         console.print(f"    [dim]Read again: {result.section}[/]")
     if result.printed:
-        printed = escape(result.printed.rstrip("\n")).replace("\n", "\n      ")
-        console.print(f"    [dim]Printed:\n      {printed}[/]", soft_wrap=True)
+        console.print("    Printed:", indent(result.printed.rstrip("\n"), "      "), sep="\n", style="dim", **theirs)
 
 
 def record(chapter: Chapter, file: Path, results: list[Result]) -> dict[str, Any]:
