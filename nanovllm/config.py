@@ -7,69 +7,47 @@ from typing import Any
 
 from nanovllm.option_checks import OPTIMIZATIONS, check_option
 from nanovllm.speculative_config import SpeculativeConfig
+from nanovllm.validation import option
 from nanovllm.vllm_names import Named
 
 
 @dataclass(frozen=True)
 class EngineConfig(metaclass=Named):
-    """Options of an LLM, with vLLM's names. None is the default.
+    """Options of an LLM, with vLLM's names. None is the default."""
 
-    model:                    a directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B"
-                              ("owner/name:Q8_0": of its GGUF files the one of this quantization)
-    tokenizer:                another checkpoint's directory or hub id, to take the tokenizer from
-    revision:                 branch, tag or commit of the hub's repository
-    load_format:              "auto", "safetensors", "gguf", or "dummy": random weights, no file of weights is read
-    hf_overrides:             fields of config.json, replaced
-    generation_config:        "auto" (the checkpoint's), "vllm" (none: vLLM's defaults), or a directory that has one
-    dtype:                    "auto" (the checkpoint's), "float32", "bfloat16" or "float16"
-    quantization:             None (as in the checkpoint), "int8" or "int4": bits of the weights (worker/quantize.py)
-    max_model_len:            tokens of one sequence, prompt and output, "8k" is 8,000 and "8K" 8,192; None or -1: as
-                              many as model and KV pool allow
-    max_num_seqs:             sequences that run at a time
-    max_num_batched_tokens:   tokens computed in one step; a longer prompt is computed in chunks
-    block_size:               tokens in a block of the KV pool; None: what the attention backend works best with
-    enable_prefix_caching:    reuse the K/V of shared prefixes
-    prefix_caching_hash_algo: "xxh64" (fast) or "sha256" (for tenants who do not trust each other)
-    gpu_memory_utilization:   share of a GPU's memory to use; on a CPU, share of half of the available memory
-    kv_cache_memory_bytes:    size of each rank's KV pool in bytes; overrides gpu_memory_utilization
-    num_gpu_blocks_override:  size of the KV pool in blocks; overrides kv_cache_memory_bytes
-    tensor_parallel_size:     ranks to split the model over, each a process (on a GPU of its own, if there are GPUs)
-    enforce_eager:            plain PyTorch operations only, on any device: the same as optimizations=()
-    optimizations:            which to use: on a CPU "reordered_weights" (layers.py), "c_kernels" (cpu/kernels.py), on
-                              a GPU "triton" and "flash_attn" (cuda/kernels.py) and "cuda_graphs" (cuda/graphs.py)
-    enable_lora:              requests may choose adapters (lora/request.py)
-    max_loras:                adapters in memory, and so among the sequences that run at a time
-    max_lora_rank:            the largest rank of an adapter
-    speculative_config:       who guesses tokens that a step checks together: {"method": "ngram"}, {"model": "..."} or
-                              {"method": "self"} (speculative_config.py); None: nobody
-    seed:                     requests without a seed of their own derive theirs from it
-    """
-
+    # A directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B" ("owner/name:Q8_0": of its
+    # GGUF files the one of this quantization).
     model: str
-    tokenizer: str | None = None
-    revision: str | None = None
-    load_format: str = "auto"
-    hf_overrides: dict[str, Any] | None = None
-    generation_config: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    block_size: int | None = None
-    enable_prefix_caching: bool = True
-    prefix_caching_hash_algo: str = "xxh64"
-    gpu_memory_utilization: float = 0.9
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    tensor_parallel_size: int = 1
-    enforce_eager: bool = False
-    optimizations: tuple[str, ...] = OPTIMIZATIONS
-    enable_lora: bool = False
-    max_loras: int = 4
-    max_lora_rank: int = 16
-    speculative_config: SpeculativeConfig | dict[str, Any] | None = None
-    seed: int = 0
+    tokenizer: str | None = option(None, "another checkpoint's directory or hub id, to take the tokenizer from")
+    revision: str | None = option(None, "branch, tag or commit of the hub's repository")
+    load_format: str = option("auto", '"safetensors", "gguf", or "dummy": random weights, no file of weights is read')
+    hf_overrides: dict[str, Any] | None = option(None, "fields of config.json, replaced")
+    generation_config: str = option("auto", '"auto" (the checkpoint\'s), "vllm" (none), or a directory that has one')
+    dtype: str = option("auto", '"auto" (the checkpoint\'s), "float32", "bfloat16" or "float16"')
+    quantization: str | None = option(None, '"int8" or "int4": bits of the weights; None: as in the checkpoint')
+    max_model_len: int | None = option(
+        None, 'tokens of a sequence, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what model and KV pool allow'
+    )
+    max_num_seqs: int = option(256, "sequences that run at a time")
+    max_num_batched_tokens: int = option(2048, "tokens computed in one step; a longer prompt is computed in chunks")
+    block_size: int | None = option(None, "tokens in a block of the KV pool; None: what attention works best with")
+    enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
+    prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
+    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory to use; on a CPU, of half of what is free")
+    kv_cache_memory_bytes: int | None = option(None, "bytes of each rank's KV pool; overrides gpu_memory_utilization")
+    num_gpu_blocks_override: int | None = option(None, "blocks of the KV pool; overrides kv_cache_memory_bytes")
+    tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
+    enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
+    optimizations: tuple[str, ...] = option(
+        OPTIMIZATIONS, "which to use; on a CPU the first two (layers.py, cpu/kernels.py), on a GPU the others (cuda/)"
+    )
+    enable_lora: bool = option(False, "requests may choose adapters (lora/request.py)")
+    max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
+    max_lora_rank: int = option(16, "the largest rank of an adapter")
+    speculative_config: SpeculativeConfig | dict[str, Any] | None = option(
+        None, 'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (speculative_config.py)'
+    )
+    seed: int = option(0, "requests without a seed of their own derive theirs from it")
 
     def __post_init__(self) -> None:
         for f in fields(self):

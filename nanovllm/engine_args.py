@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from ast import literal_eval
 from collections.abc import Iterable
 from dataclasses import Field, fields
@@ -24,7 +23,7 @@ class EngineArgs(EngineConfig):
         """Flags for all options. Those of vLLM's that this engine lacks are there, too, and judged by their value."""
         group = parser.add_argument_group("engine")
         group.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint directory, GGUF file or hub id")
-        add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
+        add_flags(group, (f for f in fields(EngineConfig) if f.name != "model"))
         for name in ENGINE:
             kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True}
             group.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -40,13 +39,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_flags(group: Any, cls: type, chosen: Iterable[Field], *, show_defaults: bool = True) -> None:
-    """A flag for each field of a dataclass, described by the class's docstring; one not given leaves no attribute."""
-    texts = re.findall(r"^    ([a-z_, ]+):\s+((?:.+\n)(?:     +.+\n)*)", (cls.__doc__ or "") + "\n", re.MULTILINE)
-    described = {name: " ".join(text.split()) for names, text in texts for name in names.split(", ")}
+def add_flags(group: Any, chosen: Iterable[Field], *, show_defaults: bool = True) -> None:
+    """A flag for each of a dataclass's fields, which are option()s; one not given leaves no attribute."""
     for f in chosen:
         default = f" (default: {f.default})" if show_defaults and f.default not in (None, ()) else ""
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": described[f.name] + default}
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"] + default}
         kind = next((t for t in get_args(f.type) if t is not NoneType), f.type)
         if f.type is bool:
             options["action"] = argparse.BooleanOptionalAction

@@ -9,6 +9,7 @@ from typing import Any
 
 from nanovllm.option_checks import check_parameter
 from nanovllm.structured_outputs import StructuredOutputsParams
+from nanovllm.validation import option
 from nanovllm.vllm_names import Named, accepted
 
 
@@ -19,59 +20,37 @@ class SamplingParams(metaclass=Named):
     Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, penalties, temperature, min_p,
     top_k, top_p.
 
-    n:                   samples per prompt; they share the prompt's K/V through the prefix cache
-    temperature:         0 is greedy (the most likely token, always); less than 1e-5 counts as 0
-    top_p:               probability mass to keep
-    min_p:               least probability to keep, as a share of the largest
-    top_k:               number of tokens to keep; 0 or -1 keeps all
-    seed:                same seed, same tokens, whatever else is in the batch; None or -1: the engine chooses
-    max_tokens:          most tokens to generate; None: as many as fit in max_model_len
-    min_tokens:          what ends the sequence comes after so many tokens
-    stop:                strings that end the text (they are not part of it)
-    stop_token_ids:      token ids that end the sequence, beside the checkpoint's EOS
-    include_stop_str_in_output: what ended the text is part of it: a stop string, a stop token's text
-    ignore_eos:          generate on past EOS
-    logprobs:            how many top tokens to report a position, of the raw logits (structured_outputs apart); 0: the
-                         chosen one alone; -1: all
-    prompt_logprobs:     the same for the tokens of the prompt; it is then computed anew, for a cache has no logits
-    repetition_penalty:  > 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)
-    presence_penalty:    subtracted from the logits of tokens that the output has
-    frequency_penalty:   subtracted from them once for each time
-    logit_bias:          {token id: what is added to its logit}
-    allowed_token_ids:   no other token is chosen
-    bad_words:           texts that are not generated: the token that would complete one is not chosen
-    structured_outputs:  what the text has to fit: a JSON schema, a regex, a choice, a grammar (structured_outputs.py)
-    detokenize:          False: the output has token ids and no text
-    skip_special_tokens: special tokens are not part of the text
-    spaces_between_special_tokens: where they are, spaces stand between them (of tokenizers in pure Python)
-
     Raises ValueError for an unknown name, a wrong type or a value out of range, when a field is assigned, too.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | Iterable[str] | None = None
-    stop_token_ids: Iterable[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: Iterable[str] | None = None
-    structured_outputs: StructuredOutputsParams | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    n: int = option(1, "samples per prompt; they share the prompt's K/V through the prefix cache")
+    temperature: float = option(1.0, "0 is greedy (the most likely token, always); less than 1e-5 counts as 0")
+    top_p: float = option(1.0, "probability mass to keep")
+    top_k: int = option(0, "number of tokens to keep; 0 or -1 keeps all")
+    min_p: float = option(0.0, "least probability to keep, as a share of the largest")
+    seed: int | None = option(None, "same seed, same tokens, whatever else is in the batch; -1: the engine chooses")
+    max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len")
+    min_tokens: int = option(0, "what ends the sequence comes after so many tokens")
+    stop: str | Iterable[str] | None = option(None, "strings that end the text (they are not part of it)")
+    stop_token_ids: Iterable[int] | None = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
+    include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
+    ignore_eos: bool = option(False, "generate on past EOS")
+    logprobs: int | None = option(
+        None, "top tokens to report a position, of raw logits (structured_outputs apart); 0: the chosen one; -1: all"
+    )
+    prompt_logprobs: int | None = option(None, "the same for the prompt, computed anew then: a cache has no logits")
+    repetition_penalty: float = option(1.0, "> 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)")
+    presence_penalty: float = option(0.0, "subtracted from the logits of tokens that the output has")
+    frequency_penalty: float = option(0.0, "subtracted from them once for each time")
+    logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
+    allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
+    bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
+    structured_outputs: StructuredOutputsParams | None = option(
+        None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar (structured_outputs.py)"
+    )
+    detokenize: bool = option(True, "False: the output has token ids and no text")
+    skip_special_tokens: bool = option(True, "special tokens are not part of the text")
+    spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__ or accepted({name: value}, self.__dataclass_fields__, "SamplingParams"):

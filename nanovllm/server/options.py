@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
-from nanovllm.validation import Bounds, check_field
+from nanovllm.validation import Bounds, check_field, option
 
 BOUNDS: dict[str, Bounds] = {
     "port": (Integral, 0, 65_535),
@@ -16,33 +16,29 @@ BOUNDS: dict[str, Bounds] = {
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `nanovllm serve`, beside the engine's.
+    """Options of `nanovllm serve`, beside the engine's."""
 
-    host:              address to listen at; the default is for programs on this machine only
-    port:              0 takes any that is free
-    api_key:           who asks for /v1 must send one of these (may be given several times); tenants with different keys
-                       never share a prefix
-    served_model_name: names under which requests may ask for the model, the first one is shown (default: MODEL)
-    lora_modules:      adapters, NAME=PATH, that requests may ask for by their names
-    max_waiting:       sequences that may wait; requests beyond them are answered by 429
-    request_timeout:   seconds that a request may take, waiting included; then it is dropped, and answered by 504
-    shutdown_timeout:  seconds that running requests get to finish after SIGTERM or Ctrl-C
-    max_body_bytes:    of a request
-    allowed_origins:   web pages elsewhere that may use this server, such as http://localhost:3000, or *
-    classroom:         the page at / may pause the engine, step it and slow it down
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: tuple[str, ...] = ()
-    served_model_name: tuple[str, ...] = ()
-    lora_modules: tuple[str, ...] = ()
-    max_waiting: int = 256
-    request_timeout: float | None = None
-    shutdown_timeout: float = 30.0
-    max_body_bytes: int = 2_000_000
-    allowed_origins: tuple[str, ...] = ()
-    classroom: bool = False
+    host: str = option("127.0.0.1", "address to listen at; the default is for programs on this machine only")
+    port: int = option(8000, "0 takes any that is free")
+    api_key: tuple[str, ...] = option(
+        (),
+        "who asks for /v1 must send one of these (may be given several times); tenants with different keys never share "
+        "a prefix",
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "names under which requests may ask for the model, the first one is shown (default: MODEL)"
+    )
+    lora_modules: tuple[str, ...] = option((), "adapters, NAME=PATH, that requests may ask for by their names")
+    max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429")
+    request_timeout: float | None = option(
+        None, "seconds that a request may take, waiting included; then it is dropped, and answered by 504"
+    )
+    shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM or Ctrl-C")
+    max_body_bytes: int = option(2_000_000, "of a request")
+    allowed_origins: tuple[str, ...] = option(
+        (), "web pages elsewhere that may use this server, such as http://localhost:3000, or *"
+    )
+    classroom: bool = option(False, "the page at / may pause the engine, step it and slow it down")
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -205,17 +205,17 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
     serve = commands.add_parser("serve", description=SERVE, formatter_class=raw)
     serve.add_argument("model", nargs="?", help=MODEL_HELP)
-    add_flags(serve.add_argument_group("server"), ServeOptions, fields(ServeOptions))
+    add_flags(serve.add_argument_group("server"), fields(ServeOptions))
 
     for command in (chat, generate, batch, analyze, bench):
         command.add_argument("--model", help=MODEL_HELP)
     for command in (chat, generate):
         group = command.add_argument_group("sampling (default: what the checkpoint says, else greedy)")
         chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
-        add_flags(group, SamplingParams, chosen, show_defaults=False)
+        add_flags(group, chosen, show_defaults=False)
     for command in (serve, chat, generate, batch, bench):
         group = command.add_argument_group("engine")
-        add_flags(group, EngineConfig, (f for f in fields(EngineConfig) if f.name != "model"))
+        add_flags(group, (f for f in fields(EngineConfig) if f.name != "model"))
     return parser
 
 
