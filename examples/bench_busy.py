@@ -37,9 +37,9 @@ def main() -> None:
     parser.add_argument("--be", choices=list(NEIGHBOURS), help=argparse.SUPPRESS)
     args = parser.parse_args()
 
-    from nanovllm.tools.demo_model import demo_model_path
+    from nanovllm.tools.demo_model import model_or_demo
 
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     if args.be:
         NEIGHBOURS[args.be](model)
         return

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 NUM_PROMPT, NUM_OUTPUT = 32, 64
 EXPERTS: dict[str, Any] = dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=384, norm_topk_prob=True)
@@ -42,7 +42,7 @@ def make_checkpoint(folder: Path) -> Path:
     config = Qwen3MoeConfig(vocab_size=49152, intermediate_size=3072, tie_word_embeddings=True, **SIZES, **EXPERTS)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    for file in demo_model_path().glob("tokenizer*"):
+    for file in Path(model_or_demo()).glob("tokenizer*"):
         (folder / file.name).symlink_to(file)
     return folder
 

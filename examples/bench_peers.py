@@ -64,9 +64,9 @@ def main() -> None:
 
     from rich.console import Console
 
-    from nanovllm.tools.demo_model import demo_model_path
+    from nanovllm.tools.demo_model import model_or_demo
 
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     console, results = Console(), {}
     for name in args.only:
         with console.status(f"{name} ..."):

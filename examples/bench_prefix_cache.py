@@ -23,7 +23,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 BLOCK_SIZE = 16
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="requests of each workload")
     parser.add_argument("--blocks", type=int, default=1_000_000, help="of the large pool in part 3")
     args = parser.parse_args()
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     cached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048)
     uncached = LLM(model, block_size=BLOCK_SIZE, max_model_len=2048, enable_prefix_caching=False)
     prefill_s_per_block = measure_workloads(cached, uncached, args.requests)

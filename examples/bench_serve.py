@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 
 from nanovllm.server.load import Timing, run_load, running_server, stream
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 NAME = "served"
 MAX_MODEL_LEN = 1024
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--page", action="store_true", help="measure what an open page costs instead")
     args = parser.parse_args()
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     console = Console(stderr=True)
     with ExitStack() as stack:
         options = ("--dtype", args.dtype, "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", NAME)

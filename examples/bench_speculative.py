@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 CODE = """\
@@ -107,7 +107,7 @@ def main() -> None:
 def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
     weights = {"quantization": dtype} if dtype.startswith("int") else {"dtype": dtype}
     options = dict(max_model_len=1024, max_num_seqs=32, **weights)
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     plain, guessing = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
     loads = workloads(plain)
     table = Table(title=f"{dtype}, {json.dumps(args.speculative)}", title_justify="left")

@@ -18,7 +18,7 @@ from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from nanovllm import LLM, SamplingParams  # noqa: E402
-from nanovllm.tools.demo_model import demo_model_path  # noqa: E402
+from nanovllm.tools.demo_model import model_or_demo  # noqa: E402
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    path = args.model or str(demo_model_path())
+    path = model_or_demo(args.model)
     llm = LLM(path, dtype=args.dtype, max_model_len=args.max_input + args.max_output)
     start_s = time.perf_counter() - _started
 

@@ -6,9 +6,9 @@ python examples/chat.py [MODEL]        Ctrl-D leaves (`nanovllm chat` is the sam
 import sys
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
-llm = LLM(sys.argv[1] if len(sys.argv) > 1 else str(demo_model_path()))
+llm = LLM(model_or_demo(*sys.argv[1:2]))
 messages = []
 print("you > ", end="", flush=True)
 for question in sys.stdin:

@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def demo_model() -> str:
-    from nanovllm.tools.demo_model import demo_model_path
+    from nanovllm.tools.demo_model import model_or_demo
 
-    return str(demo_model_path())
+    return model_or_demo()
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this file

@@ -29,7 +29,7 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker.batch import Batch
 
 console = Console(highlight=False)
@@ -51,7 +51,7 @@ def main() -> None:
     source = args.text or f"the language reference of Python {sys.version_info.major}.{sys.version_info.minor}"
 
     with TemporaryDirectory() as folder:
-        model = args.model or str(demo_model_path())
+        model = model_or_demo(args.model)
         if args.shuffle:
             model = str(shuffled(Path(model), Path(folder)))
         table = Table(title_justify="left")

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
 from nanovllm.worker.layers import Linear, RowParallelLinear
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--contexts", action="store_true")
     args = parser.parse_args()
     llm = LLM(
-        args.model or str(demo_model_path()),
+        model_or_demo(args.model),
         dtype=args.dtype,
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 GUIDE = """You answer visitors of the Harbour Museum in one short sentence. This is the visitor guide.
 Opening hours: the museum is open from Tuesday to Sunday, 10 in the morning to 6 in the evening. On Thursdays it stays
@@ -57,7 +57,7 @@ def main() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     console = Console()
     started = time.perf_counter()
-    model = sys.argv[1] if len(sys.argv) > 1 else str(demo_model_path())
+    model = model_or_demo(*sys.argv[1:2])
     llm = LLM(model)
     console.print(f"Loaded {model} in {time.perf_counter() - started:.1f} s.\n")
 

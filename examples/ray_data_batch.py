@@ -20,7 +20,7 @@ import ray
 from ray.data.datasource import BlockBasedFileDatasink, SaveMode
 
 from nanovllm import LLM
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.tools.lines import parse_json, read_lines, to_json
 from nanovllm.tools.openai_batch import answer_lines, read_custom_id
 from nanovllm.tools.run_batch import CustomIds
@@ -111,7 +111,7 @@ def main() -> None:
     options = {"kv_cache_memory_bytes": args.kv_cache_memory_bytes, "max_model_len": args.max_model_len}
     answers = rows.repartition(num_blocks).map_batches(
         Engine,
-        fn_constructor_args=[args.model or str(demo_model_path()), options],
+        fn_constructor_args=[model_or_demo(args.model), options],
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(size=args.num_engines),
         num_cpus=math.floor(share) or share,

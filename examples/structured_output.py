@@ -17,7 +17,7 @@ from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 2100}
 NAME = {"type": "string", "minLength": 1, "maxLength": 24}
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="directory or hub id (default: the demo checkpoint)")
     parser.add_argument("--cost", action="store_true", help="measure the masks' share of a step")
     args = parser.parse_args()
-    llm = LLM(args.model or str(demo_model_path()), max_num_seqs=32)
+    llm = LLM(model_or_demo(args.model), max_num_seqs=32)
     (measure_cost if args.cost else extract)(llm, Console())
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker.group import shard_config
 
 PROMPTS = ["The capital of France is", "To make a cup of tea, first", "Two plus two is"]
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
 
     # float32, so that the order in which the ranks' parts are added cannot tip the choice of a token.
     options = dict(dtype="float32", max_model_len=256, max_num_seqs=len(PROMPTS))

@@ -1,8 +1,6 @@
 """EngineConfig: what the caller chooses, checked before any work. What the checkpoint says is in checkpoint.py."""
 
-import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from nanovllm.option_checks import OPTIMIZATIONS, check_option
@@ -57,8 +55,3 @@ class EngineConfig(metaclass=Named):
             object.__setattr__(self, f.name, check_option(f.name, value, f.type))
         if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
             object.__setattr__(self, "optimizations", ())
-
-
-def cache_folder() -> Path:
-    """Where this project keeps what it downloads and compiles: nanovllm/ in XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm"

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: a directory, a GGUF file, or a hub's repository that is downloaded. No torch."""
+"""Where files are: a checkpoint's (a directory, a GGUF file, a hub's repository), and this project's own. No torch."""
 
 import os
 import re
@@ -9,6 +9,19 @@ from nanovllm.tokenizer import TOKENIZER_FILES
 
 WEIGHTS = ["*.safetensors"]
 REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """nanovllm/ in the folder that an environment variable names, else in ~/`default`. OSError if there is no home."""
+    try:
+        return Path(os.environ.get(variable) or Path.home() / default) / "nanovllm"
+    except RuntimeError:
+        raise OSError(f"there is no home directory; set {variable} to a folder that can be written") from None
+
+
+def cache_folder() -> Path:
+    """Where this project keeps what it downloads and compiles."""
+    return user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def resolve_tokenizer(name: str) -> Path:

