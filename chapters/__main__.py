@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from chapters import quiz
-from chapters.course import PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
+from chapters.course import EXERCISES, PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
 from chapters.examine import LIMIT_S
 from chapters.report import record, report
 from chapters.story import Story
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     site.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
     site.add_argument("--offline", action="store_true", help="put the labs' runtime beside the pages, for no network")
     site.add_argument("--serve", action="store_true", help="show it on this machine")
-    site.add_argument("--port", type=int, default=8000)
+    site.add_argument("--port", type=int, default=8000, help="with --serve (default: 8000)")
     site.add_argument(
         "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
     )
@@ -65,19 +65,26 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "site":
             return run_site(args)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
+    except ModuleNotFoundError as error:
+        what = f"this needs {error.name}, which is not installed here"
+        print(f'python -m chapters: {what}:  pip install -e ".[demo,labs]"', file=sys.stderr)
+        return 2
     except (ValueError, OSError, DemoModelError) as error:
         print(f"python -m chapters: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):
         console.print()
         return 130
+    finally:
+        if progress.problem:
+            print(f"python -m chapters: what you do is not remembered: {progress.problem}", file=sys.stderr)
 
 
 def show_progress(console: Console, progress: Progress) -> int:
     table = Table("", "chapter", "read", "quiz", "exercises")
     todo: list[str] = []
     for chapter in all_chapters():
-        done, tasks = progress.get(chapter), [task.name for task in chapter.module("checks").TASKS]
+        done, tasks = progress.get(chapter), EXERCISES[chapter.number]
         if chapter.number == PART_TWO:
             table.add_section()
             table.add_row("", "Part two: beyond the walkthrough")
@@ -134,8 +141,7 @@ def serve(chapter: Chapter, model: str | None) -> int:
 
 def run_quiz(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
     num_right, num_questions = quiz.run(chapter, console, console.input)
-    best = progress.get(chapter).get("quiz", [0])[0]
-    progress.note(chapter, quiz=[max(num_right, best), num_questions])
+    progress.note(chapter, quiz=[num_right, num_questions])
     return 0 if num_right == num_questions else 1
 
 
@@ -204,4 +210,7 @@ def seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
+    if sys.flags.optimize:  # without assertions, check_integrity() finds nothing wrong
+        os.environ.pop("PYTHONOPTIMIZE", None)
+        os.execv(sys.executable, [sys.executable, "-m", "chapters", *sys.argv[1:]])
     sys.exit(main())

@@ -3,13 +3,15 @@
 import importlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from chapters.submission import NotLoaded, file_of, load_submission
+from nanovllm.hub import user_folder
 
 ROOT = Path(__file__).parent
 PART_TWO = 12  # its first chapter
@@ -29,6 +31,23 @@ TITLES = {
     13: "Guess and check",
     14: "Many users",
     15: "Which weights does a token meet?",
+}
+EXERCISES = {  # the TASKS of each checks.py, which often needs torch, by name
+    1: "causal_attention greedy_loop".split(),
+    2: "engine_step stream_text".split(),
+    3: "kv_bytes_per_token slot_mapping write_kv".split(),
+    4: "allocate append_slots free".split(),
+    5: "finish_reason preempt_last schedule".split(),
+    6: "step_cost pack token_budget".split(),
+    7: "name_block allocate_with_prefix register_prefix take_fresh".split(),
+    8: "keep_top_p min_p_probs draw allowed_tokens".split(),
+    9: "row_parallel_forward embed read_share".split(),
+    10: "fold attend pad_decode".split(),
+    11: "summarize audit serve".split(),
+    12: "quantize restore group_dot quantized_linear".split(),
+    13: "guess take_tokens share_guesses".split(),
+    14: "abort admit route".split(),
+    15: "add_adapters slot_for meet_experts".split(),
 }
 
 
@@ -67,23 +86,72 @@ def find_chapter(number: int) -> Chapter:
 
 
 class Progress:
-    """What has been read, answered and solved, in the user's data folder."""
+    """What has been read, answered and solved, in the user's data folder.
+
+    problem: why it cannot be kept; empty while it can. Nothing else depends on it, so nothing is raised.
+    """
 
     def __init__(self) -> None:
-        data_folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-        self.path = data_folder / "nanovllm" / "course.json"
+        self.problem = ""
         self._chapters: dict[str, dict[str, Any]] = {}
-        with suppress(OSError, ValueError):  # none yet, or spoiled: begin anew
-            self._chapters = dict(json.loads(self.path.read_text("utf-8")))
+        try:
+            self.path = user_folder("XDG_DATA_HOME", ".local/share") / "course.json"
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._chapters = read_progress(self.path)
+        except OSError as error:
+            self.problem = str(error)
 
     def get(self, chapter: Chapter) -> dict[str, Any]:
         """read (bool), quiz ([right, of]) and solved (names of exercises); each may be missing."""
         return self._chapters.get(str(chapter.number), {})
 
     def note(self, chapter: Chapter, **what: Any) -> None:
-        """Remember; written to another file first, so that no moment has half a file."""
-        self._chapters[str(chapter.number)] = self.get(chapter) | what
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(self._chapters, indent=1), "utf-8")
-        temporary.replace(self.path)
+        """Remember, beside what other terminals have noted meanwhile. Of quizzes the best is kept."""
+        if self.problem:
+            return
+        try:
+            with locked(self.path.with_suffix(".lock")):
+                self._chapters = read_progress(self.path)
+                before = self.get(chapter)
+                if "quiz" in what and "quiz" in before:
+                    what["quiz"] = [max(what["quiz"][0], before["quiz"][0]), what["quiz"][1]]
+                self._chapters[str(chapter.number)] = before | what
+                temporary = self.path.with_suffix(f".{os.getpid()}")  # so that no moment has half a file
+                temporary.write_text(json.dumps(self._chapters, indent=1), "utf-8")
+                temporary.replace(self.path)
+        except OSError as error:
+            self.problem = str(error)
+
+
+def read_progress(path: Path) -> dict[str, dict[str, Any]]:
+    """What of this file is as Progress writes it, entry by entry; the rest is as if it were not there."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {number: _known(entry) for number, entry in found.items() if isinstance(entry, dict)}
+
+
+def _known(entry: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    read, quiz, solved = (entry.get(name) for name in ("read", "quiz", "solved"))
+    if isinstance(read, bool):
+        kept["read"] = read
+    if isinstance(quiz, list) and len(quiz) == 2 and all(type(n) is int and 0 <= n < 1000 for n in quiz):
+        kept["quiz"] = quiz
+    if isinstance(solved, list) and all(isinstance(name, str) for name in solved):
+        kept["solved"] = solved
+    return kept
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process is in here. Where a file system has no locks, this waits for nobody."""
+    with path.open("w") as file:
+        with suppress(ImportError, OSError):
+            import fcntl  # a browser's Python has none
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

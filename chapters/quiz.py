@@ -27,6 +27,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MOST_TRIES = 5  # then what is typed is no answer, and counts as a wrong one
+
 
 def load(chapter: Chapter) -> list[dict[str, Any]]:
     return tomllib.loads((chapter.folder / "quiz.toml").read_text("utf-8"))["question"]
@@ -61,23 +63,26 @@ def _ask_option(question: dict, number: int, console: Console, read: Callable[[s
     for letter, option in zip("abcdef", options, strict=False):
         console.print(Markdown(f"{letter}) {option['text']}"))
     letters = "abcdef"[: len(options)]
-    while (answer := read(f"{letters[0]}-{letters[-1]}: ").strip().lower()) not in list(letters):
-        console.print(f"Type one of the letters {', '.join(letters)}.")
-    chosen = options[letters.index(answer)]
-    if chosen.get("right"):
-        return True, question["why"]
     right = letters[next(i for i, option in enumerate(options) if option.get("right"))]
-    return False, f"{chosen['why']} The answer is {right}: {question['why']}"
+    for _ in range(MOST_TRIES):
+        answer = read(f"{letters[0]}-{letters[-1]}: ").strip().lower()
+        if answer == right:
+            return True, question["why"]
+        if answer in list(letters):
+            return False, f"{options[letters.index(answer)]['why']} The answer is {right}: {question['why']}"
+        console.print(f"Type one of the letters {', '.join(letters)}.")
+    return False, f"The answer is {right}: {question['why']}"
 
 
 def _ask_number(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
-    while True:
+    for _ in range(MOST_TRIES):
         try:
             given = float(read(f"a number ({question['unit']}): ").replace(",", "").strip())
-            break
         except ValueError:
             console.print("Type a number.")
-    if given == question["answer"]:
-        return True, question["why"]
-    hint = next((text for value, text in question.get("wrong", {}).items() if float(value) == given), "")
-    return False, f"{hint} It is {question['answer']:,}: {question['why']}"
+            continue
+        if given == question["answer"]:
+            return True, question["why"]
+        hint = next((text for value, text in question.get("wrong", {}).items() if float(value) == given), "")
+        return False, f"{hint} It is {question['answer']:,}: {question['why']}"
+    return False, f"It is {question['answer']:,}: {question['why']}"

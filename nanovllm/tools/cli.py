@@ -59,7 +59,7 @@ MAX_BENCH = 65_536
 
 
 # A person's mistake, or a machine's state. What else is raised is ours, and its traceback says where.
-ERRORS = (ValueError, ArithmeticError, OSError, RuntimeError, MemoryError, sqlite3.Error)
+ERRORS = (ValueError, ArithmeticError, OSError, RuntimeError, MemoryError, ModuleNotFoundError, sqlite3.Error)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -200,7 +200,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", description="Random prompts, greedy, EOS ignored; a batch of each size is submitted at once."
     )
-    bench.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
+    sizes = [1, 2, 4, 8, 16, 32]
+    bench.add_argument("--batch-sizes", type=int, nargs="+", default=sizes, metavar="N", help="(default: 1 to 32)")
     bench.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
     bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
     serve = commands.add_parser("serve", description=SERVE, formatter_class=raw)

@@ -1,23 +1,11 @@
-"""The control plane runs where torch and numpy cannot be imported, and `import nanovllm` does not load them."""
+"""What runs where torch and numpy cannot be imported, and that `import nanovllm` does not load them."""
 
 import subprocess
 import sys
+from pathlib import Path
 
-SCHEDULE_WITHOUT_TORCH = """
-import sys
-for name in ("torch", "numpy", "transformers"):
-    sys.modules[name] = None  # importing it raises ImportError
-from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.sequence import Sequence
-manager = BlockManager(8, 4)
-scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=32)
-scheduler.add(Sequence(list(range(10))))
-output = scheduler.schedule()
-scheduler.update(output, [1])
-scheduler.check_integrity()
-print(output.num_tokens)
-"""
+import pytest
+
 STAGE_WITHOUT_TERMINAL = """
 import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
@@ -48,19 +36,21 @@ print(sorted({"torch", "numpy", "transformers", "rich"} & set(sys.modules)))
 """
 
 
-def run(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def run(*arguments: str) -> str:
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
-def test_core_schedules_where_torch_cannot_be_imported():
-    assert run(SCHEDULE_WITHOUT_TORCH) == "10"
+@pytest.mark.parametrize("options", [[], ["-OO"]], ids=["plain", "OO"])
+def test_what_needs_no_torch(options):
+    """As tests/every_python.py tries it on other Pythons."""
+    run(*options, str(Path(__file__).with_name("without_torch.py")))
 
 
 def test_the_stage_plays_where_neither_torch_nor_rich_can_be_imported():
-    assert run(STAGE_WITHOUT_TERMINAL) == "3"
+    assert run("-c", STAGE_WITHOUT_TERMINAL) == "3"
 
 
 def test_import_nanovllm_is_light():
-    assert run(IMPORT_IS_LIGHT) == "[]"
+    assert run("-c", IMPORT_IS_LIGHT) == "[]"
