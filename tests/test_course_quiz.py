@@ -2,7 +2,7 @@
 
 import io
 
-from course_text import for_each_chapter
+from course_text import CHAPTERS, for_each_chapter
 from rich.console import Console
 
 from chapters import quiz
@@ -62,3 +62,12 @@ def test_quiz_is_asked(chapter, capsys):
     assert play(right)[0] == len(questions)
     num_right, shown = play(wrong)
     assert num_right == 0 and shown.count("The answer is") + shown.count("It is ") >= len(questions)
+
+
+def test_a_quiz_without_answers_ends():
+    """Five tries a question; then it is said what is right."""
+    console, questions = Console(file=io.StringIO(), width=200), quiz.load(CHAPTERS[0])
+    tries = iter(["", "z", "\x00", "abc", "?"] * len(questions))
+    assert quiz.run(CHAPTERS[0], console, lambda prompt: next(tries)) == (0, len(questions))
+    said = console.file.getvalue()
+    assert next(tries, None) is None and said.count("The answer is") + said.count("It is ") >= len(questions)
