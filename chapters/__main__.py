@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     finally:
         if progress.problem:
-            print(f"python -m chapters: what you do is not remembered: {progress.problem}", file=sys.stderr)
+            what = f"what you do is not remembered: {progress.problem}; XDG_DATA_HOME can name another folder"
+            print(f"python -m chapters: {what}", file=sys.stderr)
 
 
 def show_progress(console: Console, progress: Progress) -> int:

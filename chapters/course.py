@@ -32,7 +32,7 @@ TITLES = {
     14: "Many users",
     15: "Which weights does a token meet?",
 }
-EXERCISES = {  # the TASKS of each checks.py, which often needs torch, by name
+EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
     2: "engine_step stream_text".split(),
     3: "kv_bytes_per_token slot_mapping write_kv".split(),
@@ -88,7 +88,7 @@ def find_chapter(number: int) -> Chapter:
 class Progress:
     """What has been read, answered and solved, in the user's data folder.
 
-    problem: why it cannot be kept; empty while it can. Nothing else depends on it, so nothing is raised.
+    problem: why it cannot be kept; empty while it can. The course goes on without, so nothing is raised.
     """
 
     def __init__(self) -> None:

@@ -22,15 +22,15 @@ from rich.markdown import Markdown
 
 from chapters.course import Chapter
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 MOST_TRIES = 5  # then what is typed is no answer, and counts as a wrong one
 
 
 def load(chapter: Chapter) -> list[dict[str, Any]]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # not there for everybody
+
     return tomllib.loads((chapter.folder / "quiz.toml").read_text("utf-8"))["question"]
 
 

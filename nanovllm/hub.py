@@ -16,7 +16,7 @@ def user_folder(variable: str, default: str) -> Path:
     try:
         return Path(os.environ.get(variable) or Path.home() / default) / "nanovllm"
     except RuntimeError:
-        raise OSError(f"there is no home directory; set {variable} to a folder that can be written") from None
+        raise OSError(f"there is no home directory, and {variable} names no folder instead") from None
 
 
 def cache_folder() -> Path:

@@ -19,7 +19,7 @@ from nanovllm.tools import cli
 from nanovllm.tools.bench import measure
 
 
-@pytest.mark.parametrize("command", ["chat", "generate", "run-batch", "analyze", "bench"])
+@pytest.mark.parametrize("command", ["chat", "generate", "run-batch", "analyze", "bench", "serve"])
 def test_help(command, capsys):
     """Every command is named by the overview; every flag says what it does."""
     for arguments in (["--help"], [command, "--help"]):

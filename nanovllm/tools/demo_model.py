@@ -59,7 +59,7 @@ def demo_model_path(name: str | None = None) -> Path:
             if not target.exists():  # somebody else may have made it while we waited
                 _make(target)
     except OSError as error:
-        hint = "make room, or set XDG_CACHE_HOME to a folder that can be written"
+        hint = "XDG_CACHE_HOME can name another folder"
         raise DemoModelError(f"cannot write the demo model to {target}: {error}; {hint}") from error
     return target
 
