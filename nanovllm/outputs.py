@@ -19,8 +19,13 @@ class CompletionOutput:
     """One sample of a request.
 
     token_ids includes the token that ended the sequence, text does not. finish_reason is None while running, then
-    "stop" (stop_reason: the stop string or token id; None for EOS), "length" or "abort". logprobs holds one dict per
-    generated token, {token_id: Logprob}, and cumulative_logprob their sum over the chosen tokens.
+    "stop" (stop_reason: the stop string or token id; None for EOS), "length", "abort" or "error". logprobs holds one
+    dict per generated token, {token_id: Logprob}, and cumulative_logprob their sum over the chosen tokens.
+
+    "error" ends a sample that cannot go on: its logits hold NaN or infinity (damaged weights, an adapter with huge
+    numbers), no token is allowed, or its grammar has grown beyond llguidance's limits. The tokens before are here, a
+    warning in the log says why, and other samples and requests go on. The server answers such a request by an error
+    (status 500; 400 for a grammar), a batch job by an error record.
     """
 
     index: int

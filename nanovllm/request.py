@@ -3,6 +3,7 @@
 A request owns its samples; a sample owns its sequence, its text and its logprobs. Neither knows the scheduler.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from nanovllm.detokenizer import Detokenizer
 from nanovllm.logprobs import MAX_BYTES, make_entries
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
+
+logger = logging.getLogger("nanovllm")
 
 
 @dataclass
@@ -89,7 +92,9 @@ class Request:
         num_taken = len(seq.tokens) - chunk.known_end
         for found in filter(None, logprobs[:num_taken]):
             sample.take_logprobs(found)
-        if seq.sample_index == 0:
+        if seq.error:
+            logger.warning("request %s ends with an error: %s", self.request_id, seq.error.splitlines()[0])
+        if seq.sample_index == 0 and num_taken:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.guesses), num_taken)

@@ -23,7 +23,7 @@ class GuessRates:
         """A step has checked guesses and given tokens. sign: -1 takes it back."""
         self.num_output_tokens += sign * num_taken
         self.num_guessed_tokens += sign * num_guesses
-        self.num_accepted_tokens += sign * (num_taken - 1)
+        self.num_accepted_tokens += sign * max(num_taken - 1, 0)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -71,7 +71,7 @@ class EngineStats(GuessRates):
         for chunk in output.chunks:
             if chunk.samples:
                 num_taken = len(chunk.seq.tokens) - chunk.known_end
-                self.num_decode_tokens += num_taken - 1
+                self.num_decode_tokens += max(num_taken - 1, 0)
                 self.count(len(chunk.guesses), num_taken)
 
 

@@ -6,7 +6,6 @@ rejected guess need no word from anybody. `pip install nanovllm[structured]`.
 """
 
 import json
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,8 +14,6 @@ from typing import Any
 
 from nanovllm.validation import list_of, shorten
 from nanovllm.vllm_names import Named
-
-logger = logging.getLogger("nanovllm")
 
 JSON = "start: %json "
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -128,9 +125,7 @@ class Grammar:
         """Can nothing but EOS follow these tokens, the whole output so far?"""
         with self._lock:
             self._follow(token_ids)
-            if not self.error and (error := self._matcher.get_error()):
-                self.error = error
-                logger.warning("a grammar is given up, and the answer with it: %s", error.splitlines()[0])
+            self.error = self.error or self._matcher.get_error()
             return self._matcher.is_stopped()
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 from test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
 
@@ -185,3 +186,13 @@ def test_a_guessed_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, qu
     found = [output for request in requests for output in generate(guessing, [request])]
     assert guessing.stats()["num_accepted_tokens"] > 20
     assert [o.outputs for o in found] == [o.outputs for o in expected]
+
+
+def test_a_draft_without_a_token_guesses_nothing(checkpoint, eager):
+    llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [expected] = llm.generate([[5, 6, 7]], params)
+    llm.engine.scheduler.speculation.proposer.runner.model.embed_tokens.data[:] = torch.nan
+    [found] = llm.generate([[5, 6, 7]], params)
+    assert expected.metrics.num_guessed_tokens > 0 == found.metrics.num_guessed_tokens
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from errors import expect
 
 from nanovllm import LLM, SamplingParams
@@ -103,3 +104,29 @@ def test_all_bad_prompts_are_listed_and_nothing_is_started(llm):
     )
     expect("logprobs must be a whole number between 0 and 320", llm.generate, "a", SamplingParams(logprobs=321))
     assert llm.stats()["num_steps"] == 0 and not llm.engine.scheduler.waiting
+
+
+@pytest.mark.parametrize("options", [dict(), dict(enforce_eager=True)], ids=["C", "PyTorch"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+def test_nan_in_the_cache_reaches_nobody_else(checkpoint, variant, options):
+    """Requests beside a token whose keys and values are NaN, before it in a shared prefix, later in its blocks."""
+    sizes = dict(block_size=4, num_gpu_blocks_override=40, max_model_len=64)
+    llm = LLM(str(checkpoint(variant)), dtype="float32", **sizes, **options)
+    greedy, prefix = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), list(range(20, 43))
+    sound = [[*prefix, 9], [9, 8], [5]]
+    expected = [output.outputs[0].token_ids for output in llm.generate(sound, greedy)]
+    assert llm.reset_prefix_cache()
+    llm.engine.model_runner.model.embed_tokens.data[7] = torch.nan
+
+    def check(bad: list[list[int]]) -> None:
+        outputs = llm.generate(bad + sound, greedy)
+        assert [o.outputs[0].finish_reason for o in outputs[: len(bad)]] == ["error"] * len(bad)
+        assert [o.outputs[0].token_ids for o in outputs[len(bad) :]] == expected
+
+    check([[*prefix, 7]])  # in one step, with blocks in common
+    check([])  # from the cache
+    assert llm.reset_prefix_cache()
+    check([[7] * 6])  # block 0, with which tables are padded
+    check([[7, 3] * 24, [7, 4] * 24, [7, 5] * 24])  # all blocks
+    assert llm.reset_prefix_cache()
+    check([])  # in the places where NaN was

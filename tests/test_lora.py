@@ -408,3 +408,22 @@ def test_vllms_names():
     lora = LoRARequest("a", 1, Path("p"), base_model_name="x", load_inplace=False, tensorizer_config_dict=None)
     assert lora == LoRARequest(lora_name="a", lora_int_id=1, lora_path="p")
     expect("load_inplace=True asks for another adapter under the same id", LoRARequest, "a", 1, "p", load_inplace=True)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(enforce_eager=True), dict(quantization="int8")], ids=str)
+@pytest.mark.parametrize("modules", [["v_proj"], ["q_proj", "k_proj"], ["down_proj"]], ids=str)
+def test_numbers_that_are_too_large_end_their_request_only(base, tmp_path, caplog, modules, options):
+    """Finite weights whose products are not: no arbitrary token, in whatever layer numbers become infinite."""
+    adapter = make_adapter(tmp_path / "huge", base, r=4, target_modules=modules, lora_alpha=1e30)
+    llm = LLM(str(base), dtype="float32", enable_lora=True, **options)
+    prompts, huge = [SHARED, SHARED, [5, 6, 7]], LoRARequest("huge", 1, str(adapter))
+    params = [GREEDY, SamplingParams(n=2, seed=1, max_tokens=12, ignore_eos=True, logprobs=1), GREEDY]
+    alone = llm.generate(prompts, GREEDY)
+    for _ in ("cold", "warm"):
+        outputs = llm.generate(prompts, params, lora_request=[None, huge, None])
+        assert [o.outputs[0].token_ids for o in outputs[::2]] == [o.outputs[0].token_ids for o in alone[::2]]
+        for sample in outputs[1].outputs:
+            assert sample.finish_reason == "error" and len(sample.token_ids) == len(sample.logprobs) < 12
+    assert "ends with an error: there is no token to choose" in caplog.text
+    llm.engine.scheduler.check_integrity()
+    assert not llm.engine.has_unfinished_requests()

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from nanovllm import LLM, SamplingParams, vllm_names
 from nanovllm.tools import openai_batch, openai_request
@@ -507,3 +508,11 @@ def test_numbers_of_numpy(llm):
     raws, ids = [line(str(i), prompt=FOX, max_tokens=1) for i in range(2)], CustomIds()
     found = [a for step in answer_lines(llm, zip(np.arange(2), raws, strict=True), claim_id=ids.claim) for a in step]
     assert [json.loads(to_json(a.record("x")))["error"] for a in found] == [None, None]
+
+
+def test_a_sample_that_fails_is_an_error_record(llm):
+    llm.engine.model_runner.model.embed_tokens.data[7] = torch.nan
+    lines = [line("bad", prompt=[5, 7], n=2), line("good", prompt=[5, 6])]
+    bad, good = answer_all(llm, lines).values()
+    assert bad.body is None and bad.error.startswith("line 1: SampleFailed: there is no token to choose")
+    assert good.error is None

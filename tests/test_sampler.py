@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, logit_threshold, sample, uniform_noise
 
@@ -179,3 +179,42 @@ def test_logprobs_are_of_the_raw_logits():
     assert (found.rank, found.top_token_ids) == (2, [0, 3, 6])
     assert found.logprob == pytest.approx(float(exact[3]))
     assert found.top_logprobs == pytest.approx(exact[[0, 3, 6]].tolist())
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("vocab_size", [8, 7, 1024])
+@pytest.mark.parametrize(
+    "options",
+    [dict(temperature=0), dict(), dict(top_p=0.9), dict(top_k=2), dict(min_p=0.1), dict(repetition_penalty=1.5)],
+    ids=str,
+)
+def test_logits_that_are_no_numbers_give_no_token(options, vocab_size):
+    """NaN or +infinity anywhere, or nothing but -infinity. Rows beside such a row get what they get without it."""
+    torch.manual_seed(0)
+    bad = torch.randn(7, vocab_size)
+    bad[0, 0] = bad[1, -1] = bad[2] = NAN
+    bad[3, 3] = bad[4] = INF
+    bad[5] = -INF
+    bad[6, 2], bad[6, 4] = INF, NAN
+    good = torch.randn(3, vocab_size)
+    good[0, 2:] = -INF
+    logits = torch.cat([good[:1], bad, good[1:]])
+    seqs = [Sequence([1, 3], SamplingParams(**options, seed=i, logprobs=2)) for i in range(10)]
+    sound = [*draw(good[:1].clone(), seqs[:1]), *draw(good[1:].clone(), seqs[8:])]
+    assert draw(logits, seqs) == [sound[0], *[NO_TOKEN] * 7, *sound[1:]] and NO_TOKEN not in sound
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("options", [dict(allowed_token_ids=[1, 2]), dict(bad_words=["x"])], ids=str)
+def test_masks_do_not_hide_it(options, bad):
+    seq = Sequence([0], SamplingParams(temperature=0, **options))
+    seq.bad_word_ids = [[4]]
+    assert draw([[1.0, 2.0, 3.0, 0.0, 5.0]], [seq]) == [2]
+    assert draw([[1.0, 2.0, 3.0, 0.0, bad]], [seq]) == [NO_TOKEN]
+
+
+def test_logits_too_large_for_their_temperature():
+    seqs = [Sequence([0], SamplingParams(temperature=1e-3)), Sequence([0], SamplingParams(temperature=0))]
+    assert draw([[1e36, 0.0, -1e38], [1e36, 0.0, -1e38]], seqs) == [NO_TOKEN, 0]

@@ -16,6 +16,7 @@ from servers import PATIENCE_S, raw_post, serving
 from starlette.requests import Request
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.core.sequence import NO_TOKEN
 from nanovllm.server.options import ServeOptions
 from nanovllm.server.pictures import draw_block, holders
 from nanovllm.tools.openai_answer import COMPLETIONS
@@ -322,6 +323,16 @@ def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch
         with pytest.raises(openai.InternalServerError, match="planted"):
             client.completions.create(model="tiny", prompt=FOX, stream=streams)
     assert client.completions.create(model="tiny", prompt=FOX, max_tokens=3).usage.completion_tokens == 3
+
+
+def test_a_sample_that_fails_is_500(server, client, monkeypatch):
+    run = server.engine.model_runner.run
+    monkeypatch.setattr(server.engine.model_runner, "run", lambda output: ([NO_TOKEN] * len(run(output)[0]), []))
+    for streams in (False, True):
+        with pytest.raises(openai.APIError, match="there is no token to choose") as error:
+            list(client.completions.create(model="tiny", prompt=FOX, stream=streams))
+        assert streams or (error.value.status_code, error.value.code) == (500, "sample_failed")
+    server.assert_at_rest()
 
 
 def test_keys_are_tenants(checkpoint):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from test_scheduler import CacheModel, make, next_token, sequence
 
 from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.ngrams import NgramIndex
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.core.speculation import MIN_GAIN, Speculation, choose_num_guesses
 from nanovllm.core.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -605,3 +606,29 @@ def test_guesses_are_made_where_they_pay():
     most_hold = of(32, arithmetic_bound, hold=lambda n: next((i for i in range(n) if rng.random() > 0.6), n))
     assert sum(n > 0 for n in most_hold) < 10, "a row costs as much as it brings"
     assert sum(of(32, bytes_bound, hold=lambda n: n)[-100:]) > 100 * 32, "many rows, but the step waits for bytes"
+
+
+@pytest.mark.parametrize(
+    "sampled, kept, reason",
+    [
+        ([NO_TOKEN, 7, 8], [], "error"),
+        ([7, NO_TOKEN, 9], [7], "error"),
+        ([7, 8, NO_TOKEN], [7, 8], "error"),
+        ([6, NO_TOKEN, NO_TOKEN], [6], None),  # behind a guess that does not hold
+    ],
+)
+def test_a_row_without_a_token(sampled, kept, reason):
+    """It ends its sequence, with the tokens before it, if its guesses hold."""
+    limits = dict(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=16)
+    scheduler, seqs = Scheduler(BlockManager(8, 4), **limits), [Sequence([1, 2, 3]), Sequence([4])]
+    for seq in seqs:
+        scheduler.add(seq)
+    scheduler.update(scheduler.schedule(), [5, 5])
+    output = scheduler.schedule()
+    first = output.chunks[0]
+    assert scheduler.block_manager.append_slots(first.seq, 2)
+    output = replace(output, chunks=[replace(first, end=first.end + 2, guesses=[7, 8]), output.chunks[1]])
+    ended = scheduler.update(output, [*sampled, 5])
+    assert seqs[0].generated_token_ids == [5, *kept] and seqs[0].finish_reason == reason
+    assert ended == [seqs[0]] * (reason is not None) and seqs[1].generated_token_ids == [5, 5]
+    scheduler.check_integrity()

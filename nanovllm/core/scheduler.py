@@ -18,7 +18,7 @@ from itertools import islice
 
 from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.core.speculation import Speculation
 
 
@@ -232,7 +232,8 @@ class Scheduler:
         seq = chunk.seq
         seq.status = SequenceStatus.DECODE
         for token_id, guess in zip(token_ids, [*chunk.guesses, None], strict=True):
-            seq.append(token_id)
+            if token_id != NO_TOKEN:
+                seq.append(token_id)
             reason, stop_reason = self.finish_reason_of(seq, token_id)
             if reason is not None or token_id != guess:
                 break
@@ -262,13 +263,15 @@ class Scheduler:
 
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params
+        if token_id == NO_TOKEN:
+            return "error", None
         if seq.num_generated_tokens > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None
             if token_id in params.stop_token_ids:  # type: ignore[operator]
                 return "stop", token_id
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
-            return "abort" if seq.grammar.error else "stop", None
+            return "error" if seq.grammar.error else "stop", None
         if self.num_tokens_left(seq) <= 0:
             return "length", None
         return None, None

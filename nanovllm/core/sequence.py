@@ -20,6 +20,7 @@ class SequenceStatus(Enum):
 
 
 _next_seq_id = count()
+NO_TOKEN = -1  # what is sampled where logits are NaN or infinite: the sequence ends with finish_reason "error"
 
 
 class Sequence:
@@ -53,7 +54,7 @@ class Sequence:
         self.has_extra_keys = bool(mm_spans) or (cache_salt, lora_id) != (None, None)
 
         self.status = SequenceStatus.WAITING
-        self.finish_reason: str | None = None  # "stop", "length" or "abort"
+        self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -85,6 +86,15 @@ class Sequence:
         if self.finish_reason != "stop" or self.stop_reason is not None:
             return isinstance(self.stop_reason, int)
         return self.grammar is None or self.tokens[-1] in self.grammar.eos_token_ids
+
+    @property
+    def error(self) -> str:
+        """Why it has ended with finish_reason "error"; "" if it has not."""
+        if self.finish_reason != "error":
+            return ""
+        if self.grammar is not None and self.grammar.error:
+            return f"structured outputs: llguidance has given up: {self.grammar.error}"
+        return "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     @property
     def generated_token_ids(self) -> list[int]:

@@ -17,7 +17,7 @@ from nanovllm.request import Request as EngineRequest
 from nanovllm.server.http import Events, Put, error_of, event, json_response, read_body, unless_gone
 from nanovllm.tools.lines import parse_json
 from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Chunks, response_body
-from nanovllm.tools.openai_request import UnknownModel, check_grammars, translate
+from nanovllm.tools.openai_request import UnknownModel, check_answers, translate
 from nanovllm.validation import reject_unknown, shorten
 
 logger = logging.getLogger("nanovllm")
@@ -112,7 +112,7 @@ class Api:
         if job.stream:
             return Events(lambda put: self._stream(job, first, steps, put))
         outputs = await unless_gone(request.receive, _finished(first, steps))
-        check_grammars(job.requests)
+        check_answers(job.requests)
         ordered = [outputs[made.request_id] for made in job.requests]
         body = job.answer_id, job.url, job.model, job.params.logprobs, ordered
         return await self.llm.prepare(lambda: json_response(response_body(*body)))  # logprobs can be many
@@ -127,7 +127,7 @@ class Api:
                 new = (chunk for output in outputs for chunk in chunks.of(places[output.request_id], output))
                 if text := "".join(map(event, new)):
                     await put(text)
-            check_grammars(job.requests)
+            check_answers(job.requests)
             end = "".join(map(event, chunks.last()))
         except Exception as error:
             status, body = error_of(error)

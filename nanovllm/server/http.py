@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nanovllm.async_llm import Overloaded
 from nanovllm.engine_thread import EngineDied, StepFailed
 from nanovllm.tools.lines import MAX_MESSAGE_CHARS, to_json
-from nanovllm.tools.openai_request import UnknownModel
+from nanovllm.tools.openai_request import SampleFailed, UnknownModel
 
 Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]
@@ -31,6 +31,7 @@ ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
     TimeoutError: (504, "server_error", "deadline_exceeded"),
     EngineDied: (503, "server_error", "engine_died"),
     StepFailed: (500, "server_error", "step_failed"),
+    SampleFailed: (500, "server_error", "sample_failed"),
     ValueError: (400, "invalid_request_error", None),
 }
 

@@ -14,7 +14,7 @@ from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.lines import explain, parse_json
 from nanovllm.tools.openai_answer import Answer, response_body
-from nanovllm.tools.openai_request import KNOWN_BY_URL, check_grammars, translate
+from nanovllm.tools.openai_request import KNOWN_BY_URL, check_answers, translate
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
 WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
@@ -42,7 +42,7 @@ class _Line:
 
     def answer(self) -> Answer:
         try:
-            check_grammars(self.requests)
+            check_answers(self.requests)
             outputs = [self.outputs[request.request_id] for request in self.requests]
             body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
             return Answer(self.number, self.custom_id, body)

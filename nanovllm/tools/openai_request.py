@@ -29,6 +29,10 @@ class UnknownModel(ValueError):
     """The body names a model that is not the one that runs."""
 
 
+class SampleFailed(RuntimeError):
+    """A sample has ended with finish_reason "error" (outputs.py)."""
+
+
 def translate(
     llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
 ) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
@@ -84,11 +88,11 @@ def translate(
     return prompts, params, model, adapter
 
 
-def check_grammars(requests: list[Request]) -> None:
-    """Raise ValueError if an answer has ended because its grammar could not be followed any further."""
+def check_answers(requests: list[Request]) -> None:
+    """Raise SampleFailed, or ValueError for a grammar, if a sample has ended with finish_reason "error"."""
     for seq in (sample.seq for request in requests for sample in request.samples):
-        if seq.grammar is not None and seq.grammar.error:
-            raise ValueError(f"structured outputs: llguidance has given up: {seq.grammar.error}")
+        if seq.error:
+            raise (ValueError if seq.grammar is not None and seq.grammar.error else SampleFailed)(seq.error)
 
 
 def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:

@@ -13,6 +13,8 @@ together, padded to the longest of a group. Longer ones are computed one by one,
 never reads keys that none of its rows may see.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,8 +30,13 @@ TILE_ROWS = 128
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See the top of this file for shapes and meaning."""
-    if window:
-        return windowed_attention(q, k_cache, v_cache, batch, window)
+    out = (_attention if not window else partial(windowed_attention, window=window))(q, k_cache, v_cache, batch)
+    if not out.isfinite().all():
+        _row_by_row(out, q, k_cache, v_cache, batch, window)
+    return out
+
+
+def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     out = q.new_empty(q.shape)
     decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     for group in _groups(sorted(decodes, key=batch.key_lens.__getitem__), batch.key_lens):
@@ -41,6 +48,18 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
             _prefill(q[start : start + num_rows], k_cache, v_cache, batch, b, out[start : start + num_rows])
         start += num_rows
     return out
+
+
+def _row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:
+    """Each row with no other keys than those it sees. NaN in another key outlives the mask: 0 * NaN is NaN."""
+    row = 0
+    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
+        k, v = (_gather(cache, batch.block_tables[b : b + 1])[0] for cache in (k_cache, v_cache))
+        for end in range(num_keys - num_rows + 1, num_keys + 1):
+            seen = slice(max(0, end - window) if window else 0, end)
+            query = q[row].view(k.shape[0], -1, q.shape[2])  # [num_kv_heads, group_size, head_dim]
+            out[row] = F.scaled_dot_product_attention(query, k[:, seen], v[:, seen]).view(q.shape[1:])
+            row += 1
 
 
 def _groups(by_length: list[int], key_lens: list[int]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.ngrams import NgramProposer
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
-from nanovllm.core.sequence import Sequence, SequenceStatus
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.core.speculation import Proposer, Speculation
 from nanovllm.core.step_times import NUM_TIMES
 from nanovllm.hub import resolve_checkpoint
@@ -137,7 +137,7 @@ class DraftModel:
         self.manager.commit()
         self._is_torn = False
         guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
-        return [list(takewhile(lambda token_id: token_id < self.vocab_size, found)) for found in guesses]
+        return [list(takewhile(lambda token_id: NO_TOKEN < token_id < self.vocab_size, found)) for found in guesses]
 
     def follow(self, seq: Sequence, length: int) -> bool:
         """Bring the copy up to the sequence's tokens, with room for so many. False if that cannot be."""
@@ -164,6 +164,8 @@ class DraftModel:
     def goes_on(self, seq: Sequence) -> bool:
         """Can anything follow the draft's newest token?"""
         draft = self.drafts[seq]
+        if draft.tokens[-1] == NO_TOKEN:
+            return False
         if draft.grammar is not None and draft.grammar.is_complete(draft.generated_token_ids):
             return False
         return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.eos_token_ids

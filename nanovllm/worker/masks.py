@@ -68,13 +68,13 @@ class Masks:
         for row, token_ids in self.allowed:
             token_ids = to_device(token_ids, logits.device)
             values = logits[row, token_ids]
-            logits[row] = -torch.inf
+            logits[row] -= torch.inf  # not `=`: a row with NaN or +infinity stays one that nothing is sampled from
             logits[row, token_ids] = values
         narrow = {*self.grammar_rows, *(row for row, _ in self.allowed)}
         for row, token_ids in self.banned:
             token_ids = to_device(token_ids, logits.device)
             values = logits[row, token_ids]
-            logits[row, token_ids] = -torch.inf
+            logits[row, token_ids] = values - torch.inf
             if row in narrow and bool(logits[row].amax() == -torch.inf):
                 logits[row, token_ids] = values
         for row, token_ids, added in self.bias:

@@ -103,8 +103,11 @@ class Decoder(nn.Module):
         for layer, kv_layer in zip(self.layers, kv_cache.layers, strict=True):
             hidden, residual = layer(hidden, residual, kv_layer, context)
         rows = batch.logits_rows
-        hidden, _ = self.norm(hidden[rows], residual[rows], context)
-        return self.logits(hidden) if head is None else head(hidden)
+        hidden, residual = self.norm(hidden[rows], residual[rows], context)
+        logits = self.logits(hidden) if head is None else head(hidden)
+        # Of a row whose square is infinite the norm makes sound zeros: let its first logit be NaN (0 * inf is).
+        logits[:, 0] += 0 * residual[: len(logits)].float().square().sum(-1)
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.group.gather(self.lm_head(hidden))

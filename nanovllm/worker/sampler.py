@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.worker.batch import to_device
 from nanovllm.worker.logprobs import PromptRows, TokenLogprobs, token_logprobs
 from nanovllm.worker.masks import Masks
@@ -85,7 +85,10 @@ class SamplingBatch:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """Choose a token for each row of logits [R, vocab_size] (float32; changed in place)."""
+    """Choose a token for each row of logits [R, vocab_size] (float32; changed in place).
+
+    NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
+    """
     batch.masks.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
     batch.masks.apply(logits)
@@ -95,9 +98,11 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[TokenL
         logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
         logits[row, generated] -= taken_off
     chosen = argmax(logits)
+    best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
     if len(batch.random_rows):
         rows = to_device(batch.random_rows, logits.device)
         chosen[rows] = sample_randomly(logits[rows], batch)
+    chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
     token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
     return token_ids, token_logprobs(raw, token_ids, batch.num_logprobs)
 
@@ -126,7 +131,8 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     target = noise * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-    return token_ids.clamp(max=logits.shape[1] - 1)
+    # The total is NaN if a logit that was divided by the temperature is too large for float32.
+    return token_ids.clamp(max=logits.shape[1] - 1).masked_fill(target.isnan(), NO_TOKEN)
 
 
 def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

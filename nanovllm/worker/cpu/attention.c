@@ -6,6 +6,18 @@
  * chunk of keys at a time (attention_prompt.c, attention_decode.c). combine() joins the parts.
  */
 
+/* As integers: with -ffast-math a compiler may assume that there is neither NaN nor infinity. */
+static int is_finite(const partial *out, int num_queries) {
+    uint32_t largest = 0;
+    for (int m = 0; m < num_queries; m++)
+        for (int d = 0; d < HEAD_DIM; d++) {
+            uint32_t bits;
+            memcpy(&bits, &out->acc[m][d], 4);
+            largest = (bits & 0x7fffffff) > largest ? bits & 0x7fffffff : largest;
+        }
+    return largest < 0x7f800000;
+}
+
 static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
                    int64_t first_key, int64_t end_key) {
     const int num_queries = task->num_rows * GROUP;
@@ -18,6 +30,18 @@ static void attend(partial *out, const attention_args *args, const attention_tas
         attend_decode(out, args, task, kv_head, first_key, end_key);
     else
         attend_prompt(out, args, task, kv_head, first_key, end_key);
+    if (task->num_rows == 1 || is_finite(out, num_queries))
+        return;
+    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: NaN outlives a weight of nearly 0 */
+        const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
+        const int64_t before = args->window ? row.num_keys - args->window : 0;
+        partial alone;
+        attend(&alone, args, &row, kv_head, first_key > before ? first_key : before,
+               end_key < row.num_keys ? end_key : row.num_keys);
+        memcpy(out->acc[r * GROUP], alone.acc, GROUP * sizeof(alone.acc[0]));
+        memcpy(out->running_max + r * GROUP, alone.running_max, GROUP * sizeof(float));
+        memcpy(out->running_sum + r * GROUP, alone.running_sum, GROUP * sizeof(float));
+    }
 }
 
 /* Join the parts, each relative to its own running_max: rescale them to the largest, add them up, divide, store. */
@@ -35,6 +59,8 @@ static void combine(const attention_args *args, const attention_task *task, int6
             for (int d = 0; d < HEAD_DIM; d++)
                 acc[d] += rescale * p->acc[m][d];
         }
+        if (max <= MASKED || max > 1e38f) /* scores that are NaN, or infinite: the row must not look like a sound one */
+            sum = 0;
         for (int d = 0; d < HEAD_DIM; d++)
             out[d] = store(acc[d] / sum);
     }
