@@ -127,10 +127,15 @@ class GGUFFile:
             name, (num_dims,) = self._string(), self._take("I")
             table.append((name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")))
         begin = -(-self.position // alignment) * alignment
-        for name, shape, kind, offset in table:
+        end, before = begin, ""
+        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
             tensor = self._tensor(name, shape, kind, begin + offset)
             if tensor.start % alignment:
                 raise ValueError(f"{self.path}: tensor {shorten(name)} does not begin at a multiple of {alignment}")
+            if tensor.start < end:
+                both = f"{shorten(before)} and {shorten(name)} have bytes in common"
+                raise ValueError(f"{self.path}: the tensors {both}: the file is damaged, download it again")
+            end, before = tensor.start + tensor.num_bytes, name
             if (name := _checkpoint_name(name)) in self.tensors:
                 raise ValueError(f"{self.path} has the tensor {shorten(name)} twice")
             self.tensors[name] = tensor

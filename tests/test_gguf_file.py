@@ -197,6 +197,18 @@ def patch(data: bytes, before: bytes, offset: int, value: bytes) -> bytes:
         (lambda d: patch(d, Q_PROJ, 20, struct.pack("<I", 26)), "is of a type that cannot be unpacked (Dequantization"),
         (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 2**62)), "the file is not whole, download it again"),
         (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 33)), "does not begin at a multiple of 32"),
+        (
+            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 0)),  # where another one begins
+            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
+        ),
+        (
+            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 32)),  # in the middle of it
+            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
+        ),
+        (
+            lambda d: patch(d, Q_PROJ, 4, struct.pack("<Q", 128)),  # into the next one
+            "'blk.0.attn_q.weight' and 'blk.0.attn_v.weight' have bytes in common",
+        ),
     ],
 )
 def test_damaged_files(checkpoint, tmp_path, damage, text):
