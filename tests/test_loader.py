@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from test_model import logits_of
 
 from nanovllm import LLM
 from nanovllm.worker import loader
+from nanovllm.worker.tensor_files import tensor_files
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 
@@ -117,3 +119,43 @@ def test_index_that_names_a_missing_file(broken):
     expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)
     (broken / "model.safetensors.index.json").write_text("{}")
     expect("may only name safetensors files beside it", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+SHARDS = "a.safetensors", "b.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda a, b, index: b.update({WEIGHT: a[WEIGHT] + 1}), f"the tensor '{WEIGHT}' is in a.safetensors and in b"),
+        (lambda a, b, index: index.clear(), "names no file for the tensor"),
+        (lambda a, b, index: a.pop(WEIGHT), f"names a.safetensors for the tensor '{WEIGHT}', which is in none"),
+        (lambda a, b, index: index.pop(WEIGHT), f"names no file for the tensor '{WEIGHT}', which is in a.safetensors"),
+        (lambda a, b, index: b.update({WEIGHT: a.pop(WEIGHT)}), f"'{WEIGHT}', which is in b.safetensors; download"),
+        (lambda a, b, index: index.update({"x": "b.safetensors"}), "names b.safetensors for the tensor 'x', which is"),
+    ],
+)
+def test_index_and_shards_that_disagree(broken, change, text):
+    """Whoever of them is right, the other one is from elsewhere, and so may be all that is in it."""
+    weights = load_file(broken / "model.safetensors")
+    shards = {n: w for n, w in weights.items() if ".1." in n}, {n: w for n, w in weights.items() if ".1." not in n}
+    index = {name: file for file, shard in zip(SHARDS, shards, strict=True) for name in shard}
+    (broken / "model.safetensors").unlink()
+
+    def load() -> None:
+        for file, shard in zip(SHARDS, shards, strict=True):
+            save_file(shard, broken / file, metadata={"format": "pt"})
+        weight_map = {"weight_map": index or {"model.norm.weight": "b.safetensors"}}
+        (broken / "model.safetensors.index.json").write_text(json.dumps(weight_map))
+        tensor_files(broken)
+
+    load()
+    change(*shards, index)
+    expect(text, load)
+
+
+def test_two_files_with_one_tensor_and_no_index(broken):
+    (broken / "model.safetensors").rename(broken / "a.safetensors")
+    tensor_files(broken)
+    shutil.copy(broken / "a.safetensors", broken / "b.safetensors")
+    expect("is in a.safetensors and in b.safetensors; remove the file that is not the model's", tensor_files, broken)

@@ -27,7 +27,7 @@ def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -
     if directory.is_file():
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
-    index_path = directory / "model.safetensors.index.json"
+    index_path, weight_map = directory / "model.safetensors.index.json", None
     if index_path.is_file():
         weight_map = read_json(index_path).get("weight_map")
         names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]
@@ -44,7 +44,26 @@ def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -
         raise FileNotFoundError(f"{directory} has no *.safetensors file and no GGUF file, only {others}")
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
-    return {name: file for file in map(open_file, paths) for name in list(file.keys())}
+    files, places = dict[str, Any](), dict[str, str]()
+    for path in paths:
+        file = open_file(path)
+        for name in list(file.keys()):
+            if name in files:
+                twice = f"{shorten(name)} is in {places[name]} and in {path.name}"
+                raise ValueError(f"{directory}: the tensor {twice}; remove the file that is not the model's")
+            files[name], places[name] = file, path.name
+    if weight_map is not None:
+        _check_index(weight_map, places, index_path)
+    return files
+
+
+def _check_index(weight_map: dict[str, str], places: dict[str, str], path: Path) -> None:
+    """places: {tensor: the file that holds it}. Raises ValueError unless the index says the same."""
+    for name in [*weight_map, *(n for n in places if not n.endswith(IGNORED_SUFFIXES))]:
+        said, found = weight_map.get(name, "no file"), places.get(name, "none")
+        if said != found:
+            where = f"it names {said} for the tensor {shorten(name)}, which is in {found}"
+            raise ValueError(f"{path} does not belong to the files beside it: {where}; download all of them again")
 
 
 def check_tensors(
