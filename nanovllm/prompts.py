@@ -36,11 +36,12 @@ def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int],
 
 
 def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """Raises ValueError for text that is not valid Unicode."""
+    """Raises ValueError for text that is not valid Unicode, or that the tokenizer fails at."""
     try:
         return tokenizer(text, **options).input_ids
     except BaseException as error:  # but not what a signal handler raises meanwhile
         if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or is_panic(error):
-            reason = f"not valid Unicode text for the tokenizer ({type(error).__name__}: {error})"
-            raise ValueError(f"the prompt is {reason}: {shorten(text)}") from error
+            is_text = text.encode("utf-8", "replace") == text.encode("utf-8", "surrogatepass")
+            what = "the tokenizer fails at the prompt" if is_text else "the prompt is not valid Unicode text"
+            raise ValueError(f"{what} ({type(error).__name__}: {error}): {shorten(text)}") from error
         raise

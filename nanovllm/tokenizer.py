@@ -1,11 +1,14 @@
 """A checkpoint's tokenizer: transformers reads it."""
 
 import json
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from nanovllm.config_json import read_json
+
+logger = logging.getLogger("nanovllm")
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -19,12 +22,24 @@ def load_tokenizer(directory: Path) -> Any:
     class_name = read_json(path).get("tokenizer_class") if path.is_file() else None  # refuses one that asks to run code
     try:
         tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory, class_name)
+        _make_repeatable(tokenizer, directory)
         tokenizer.decode(tokenizer("a").input_ids)
         return tokenizer
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
             raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
         raise
+
+
+def _make_repeatable(tokenizer: Any, directory: Path) -> None:
+    """Switch off what serves training: to split the same text now in one way, now in another."""
+    if (getattr(tokenizer, "sp_model_kwargs", None) or {}).get("enable_sampling"):
+        raise ValueError("it samples (enable_sampling in sp_model_kwargs); take that out of tokenizer_config.json")
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    for name in ("dropout", "alpha", "nbest_size"):  # of BPE, of Unigram
+        if getattr(model, name, None) is not None:
+            logger.warning("%s: the tokenizer's %s is switched off, a text always gets the same ids", directory, name)
+            setattr(model, name, None)
 
 
 def _from_directory(directory: Path, class_name: Any) -> Any:

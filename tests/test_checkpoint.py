@@ -317,3 +317,20 @@ def test_overrides_of_windows(checkpoint):
     assert full.windows == {}
     overrides = dict(use_sliding_window=True, sliding_window=5, max_window_layers=0, layer_types=None)
     assert ModelConfig.from_directory(checkpoint("qwen2"), overrides).windows == {0: 5, 1: 5}
+
+
+def test_a_tokenizer_with_dropout_gives_the_same_ids_each_time(broken, caplog):
+    """Merges that are left out by chance are for training."""
+    path = broken / "tokenizer.json"
+    expected, tokenizer = load_tokenizer(broken)(CORPUS).input_ids, json.loads(path.read_text())
+    path.write_text(json.dumps(tokenizer | {"model": tokenizer["model"] | {"dropout": 0.9}}))
+    tokenizer = load_tokenizer(broken)
+    assert [tokenizer(CORPUS).input_ids for _ in range(3)] == [expected] * 3
+    assert caplog.text.count("the tokenizer's dropout is switched off") == 1
+
+
+def test_a_tokenizer_that_samples_is_refused(broken, monkeypatch):
+    tokenizer = load_tokenizer(broken)
+    tokenizer.sp_model_kwargs = {"enable_sampling": True, "alpha": 0.1}
+    monkeypatch.setattr("nanovllm.tokenizer._from_directory", lambda *_: tokenizer)
+    expect("cannot be used: it samples (enable_sampling in sp_model_kwargs)", load_tokenizer, broken)

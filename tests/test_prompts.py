@@ -5,8 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from checkpoints import make_tokenizer
 from errors import expect
 from test_llm import TEXT, sampled
+from tokenizers import Regex, pre_tokenizers
+
+from nanovllm.prompts import tokenize
 
 
 def test_every_form_of_a_prompt(llm):
@@ -70,6 +74,14 @@ def test_a_tokenizer_that_gives_up(llm, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(seen):
             patch.setattr(type(llm.get_tokenizer()), "__call__", raising(error()))
             llm.generate("the fox")
+
+
+def test_a_regex_of_the_tokenizer_that_gives_up():
+    """It is the checkpoint's, and the prompt is a text like any other."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    expect("the tokenizer fails at the prompt (PanicException: Onig: Regex", tokenize, tokenizer, "x" * 100)
+    expect("the prompt is not valid Unicode text (TypeError", tokenize, tokenizer, "x\ud83d")
 
 
 def raising(error):
