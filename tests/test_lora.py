@@ -32,7 +32,10 @@ ADAPTERS = [
     dict(r=4, target_modules=["q_proj", "v_proj"], lora_alpha=16),
     dict(r=8, target_modules=[*ATTENTION, "gate_proj", "up_proj", "down_proj"], use_rslora=True, lora_alpha=6),
     dict(
-        r=3, target_modules=["k_proj", "down_proj", "lm_head"], rank_pattern={"k_proj": 7}, alpha_pattern={"k_proj": 9}
+        r=3,
+        target_modules=["k_proj", "down_proj", "lm_head"],
+        rank_pattern={r"0\..*k_proj": 5, "k_proj": 7},  # the first that fits counts
+        alpha_pattern={"k_proj": 9, "(down|up)_proj": 3, "roj": 30},  # "roj" is the end of a name, but not all of it
     ),
     dict(r=16, target_modules=["up_proj"], layers_to_transform=[1]),
 ]
@@ -336,7 +339,8 @@ MISTAKES = {
     "base weights": (dict(), lambda t: t.update({HEAD: torch.ones(321, 96)}), "save_embedding_layers=False"),
     "no prefix": (dict(), lambda t: t.update({A.removeprefix("base_model.model."): t.pop(A)}), "is no A or B of a"),
     "a number": (dict(), lambda t: t.update({A: torch.tensor(1.0)}), "q_proj.lora_A.weight is [], not a matrix"),
-    "a pattern": (dict(alpha_pattern={"q_proj(": 4}), None, "alpha_pattern has 'q_proj('"),
+    "a pattern": (dict(alpha_pattern={"q_proj(": 4}), None, "alpha_pattern: 'q_proj(' is no regular expression"),
+    "a slow pattern": (dict(rank_pattern={"([a-z_.0-9]+)*x": 4}), None, "rank_pattern: its regular expressions take"),
     "no B": (dict(), lambda t: t.pop(A.replace("_A.", "_B.")), "q_proj has A [4, 96], not A [4, 96] and B [96, 4]"),
     "a lower rank": (dict(r=8), None, "q_proj has A [4, 96], B [96, 4], not A [8, 96] and B [96, 8]"),
     "a rank": (dict(), lambda t: t.update({A: t[A].repeat(2, 1)}), "q_proj has A [8, 96], B [96, 4], not"),

@@ -6,7 +6,6 @@ layer y = W x it holds two thin matrices, A [r, in] and B [out, r], and the laye
 
 import math
 import os
-import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,6 +17,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.config_json import read_json
 from nanovllm.hub import resolve_checkpoint
+from nanovllm.lora.patterns import layers_of
 from nanovllm.lora.request import LoRARequest
 from nanovllm.validation import check_number, shorten, typed
 
@@ -101,10 +101,12 @@ class Adapter:
                 problems.append(f"{name} is {shape}, not a matrix")
             else:
                 found.setdefault(path, {})[SUFFIXES[suffix]] = tensor
+        ranks = _of_layers(options, "r", "rank_pattern", list(found), folder)
+        alphas = _of_layers(options, "lora_alpha", "alpha_pattern", list(found), folder)
         matrices, scales = {}, []
         for path, pair in found.items():
             out_size, in_size = shapes[path]
-            rank = _of_layer(options, "r", Integral, "rank_pattern", path, folder)
+            rank = check_number(f"{folder / 'adapter_config.json'}: r", ranks[path], Integral)
             given = {which: list(tensor.shape) for which, tensor in pair.items()}
             if given != {"A": [rank, in_size], "B": [out_size, rank]}:
                 expected = f"A [{rank}, {in_size}] and B [{out_size}, {rank}]"
@@ -112,7 +114,7 @@ class Adapter:
             elif not 0 < rank <= config.max_lora_rank:
                 problems.append(f"{path} has rank {rank}, and max_lora_rank is {config.max_lora_rank}")
             else:
-                scales.append(_scale(options, path, rank, folder))
+                scales.append(_scale(options, alphas[path], rank, folder))
                 a, b = pair["A"].to(dtype, copy=True), (pair["B"].float() * scales[-1]).to(dtype)
                 matrices[path] = a, b
                 if not a.isfinite().all() or not b.isfinite().all():
@@ -153,23 +155,19 @@ def _check_options(options: dict[str, Any], folder: Path) -> None:
         raise ValueError(f"{path}: init_lora_weights={begin!r} changed the base model's weights, too; {hint}")
 
 
-def _of_layer(options: dict[str, Any], name: str, kind: type, patterns: str, path: str, folder: Path) -> Any:
-    """An option, or what the first of the patterns that fits says of this layer."""
+def _of_layers(options: dict[str, Any], name: str, patterns: str, paths: list[str], folder: Path) -> dict[str, Any]:
+    """An option for each layer: what the first of the patterns that fits says of it."""
     where = folder / "adapter_config.json"
-    value = options.get(name, 8)
-    for pattern, special in typed(options, patterns, {}, where).items():
-        try:
-            found = re.match(rf"(.*\.)?({pattern})$", path)  # as PEFT does
-        except re.error as error:
-            raise ValueError(f"{where}: {patterns} has {shorten(pattern)}: {error}") from error
-        if found:
-            value = special
-            break
-    return check_number(f"{where}: {name}", value, kind)
+    special = typed(options, patterns, {}, where)
+    fits = layers_of(list(special), paths, f"{where}: {patterns}")
+    values = dict.fromkeys(paths, options.get(name, 8))
+    for pattern, value in reversed(special.items()):
+        values |= dict.fromkeys(fits[pattern], value)
+    return values
 
 
-def _scale(options: dict[str, Any], path: str, rank: int, folder: Path) -> float:
+def _scale(options: dict[str, Any], alpha: Any, rank: int, folder: Path) -> float:
     """By the rank, or by its square root (arXiv:2312.03732)."""
-    alpha = _of_layer(options, "lora_alpha", Real, "alpha_pattern", path, folder)
-    is_root = typed(options, "use_rslora", False, folder / "adapter_config.json")
-    return alpha / (math.sqrt(rank) if is_root else rank)
+    where = folder / "adapter_config.json"
+    is_root = typed(options, "use_rslora", False, where)
+    return check_number(f"{where}: lora_alpha", alpha, Real) / (math.sqrt(rank) if is_root else rank)
