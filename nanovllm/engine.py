@@ -28,6 +28,7 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
 from nanovllm.structured_outputs import GrammarCompiler
 from nanovllm.tokenizer import load_tokenizer
+from nanovllm.utils import forks
 from nanovllm.vllm_names import accepted
 
 
@@ -40,6 +41,7 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError, before any weight is read, for what cannot work."""
+        forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
@@ -55,6 +57,7 @@ class LLMEngine:
             model_config = replace(model_config, eos_token_ids=eos)
         speculation = make_speculation(config, directory, model_config, self.tokenizer)
         self.config, self.model_config = config, model_config
+        forks.watch()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
         self.block_manager = BlockManager(
@@ -205,6 +208,7 @@ class LLMEngine:
 
         If anything raises, the step is rolled back: its sequences wait again, and the engine stays usable.
         """
+        forks.check_process()
         self._settle()
         started, self.scheduled, self._in_step = time.perf_counter(), None, True
         try:

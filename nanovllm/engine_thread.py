@@ -16,6 +16,7 @@ from typing import Any
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
+from nanovllm.utils.forks import check_process
 
 logger = logging.getLogger("nanovllm")
 
@@ -71,7 +72,8 @@ class EngineThread:
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, unless it has begun. loop: where readers live."""
+        """Begin, unless it has begun. loop: where readers live. RuntimeError in a child of fork: there is no thread."""
+        check_process()
         if self.loop is None:
             self.loop = loop
             self._thread.start()

@@ -3,6 +3,8 @@
 from collections import deque
 from threading import Lock
 
+from nanovllm.utils.forks import check_process
+
 
 class Turns:
     """A lock, `with turns:`, that is handed over in the order of asking. Not reentrant.
@@ -17,6 +19,7 @@ class Turns:
         )  # one for each thread that asked; the first has the turn, the others are locked
 
     def __enter__(self) -> None:
+        check_process()  # the turn may be a thread's that only the parent has
         mine = Lock()
         mine.acquire()
         with self._mutex:

@@ -1,7 +1,9 @@
 """The pool of threads behind the C kernels: every item once, whoever computes it; and how many threads there are."""
 
+import asyncio
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.async_llm import AsyncLLM
 from nanovllm.worker.cpu import threads
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
 from nanovllm.worker.layers import Linear
@@ -262,3 +265,52 @@ def test_pytorchs_threads_compute_the_kernels_where_they_compute_the_products(po
     met = threading.Barrier(2, timeout=30)
     meet = WORK(lambda *_: met.wait() and None)
     pool.parallel_for(meet, None, ctypes.c_int64(2), ctypes.c_int64(1))
+
+
+def in_fork(function) -> str:
+    """What a forked child says of it."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            signal.alarm(60)  # instead of waiting for ever
+            os.write(writing, f"it returned {function()}".encode())
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_of_fork_says_that_it_cannot_compute(llm, checkpoint):
+    """Whatever is asked of it, and whoever else was using the LLM when it was forked; the parent goes on."""
+    greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    stream, asynchronous = llm.stream([5, 6], greedy), AsyncLLM(str(checkpoint()), num_gpu_blocks_override=64)
+    before = next(stream), llm.generate([5], greedy)[0].outputs
+
+    async def answer() -> None:
+        async for _ in asynchronous.generate([5], greedy):
+            pass
+
+    def check(*functions) -> None:
+        for function in functions:
+            said = in_fork(function)
+            assert said.startswith("RuntimeError: this process was forked from one that has an LLM"), said
+
+    check(
+        lambda: llm.generate([5], greedy),
+        lambda: next(stream),
+        lambda: LLM(str(checkpoint())),
+        llm.engine.step,
+        lambda: asyncio.run(answer()),
+        lambda: asyncio.run(asynchronous.stats()),
+    )
+    with llm._turns:
+        check(llm.stats)
+    assert "it returned None" in in_fork(asynchronous.shutdown)
+    assert list(stream)[-1].finished and llm.generate([5], greedy)[0].outputs == before[1]
+    asynchronous.shutdown()
