@@ -153,6 +153,25 @@ def test_a_decode_has_the_same_bits_beside_guesses(dtype, window):
         assert torch.equal(result[0], together[row])
 
 
+@pytest.mark.parametrize("key", [1e20, -1e20, torch.nan])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_scores_that_are_infinite_do_not_become_a_sound_row(num_rows, dtype, key):
+    """Nor may they touch other sequences. With -ffast-math a compiler may assume that there are none."""
+    torch.manual_seed(0)
+    batch, num_blocks = ragged_batch(16, [(90, num_rows), (30, num_rows)])
+    k_cache, v_cache = torch.randn(2, num_blocks, 16, 2, 64).to(dtype)
+    q = torch.randn(2 * num_rows, 6, 64).to(dtype)
+    expected = dense_attention(q, k_cache, v_cache, batch)[num_rows:]
+    q[:num_rows] = 1e25
+    k_cache[batch.block_tables[0].unique()] = key
+    # PyTorch's attention gives 0 for a row whose scores are all -infinity.
+    for found in (kernels(dtype), *([TORCH_KERNELS] if key != -1e20 else [])):
+        result = found.paged_attention(q, k_cache, v_cache, batch)
+        assert not result[:num_rows].isfinite().any()
+        torch.testing.assert_close(result[num_rows:].double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
 @pytest.mark.parametrize("num_keys", [1, 7, 1000])
 def test_attention_of_a_lone_decode_is_split_over_the_cores(num_keys):
     torch.manual_seed(0)
