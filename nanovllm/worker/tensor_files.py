@@ -58,10 +58,9 @@ def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -
 
 
 def _check_index(weight_map: dict[str, str], places: dict[str, str], path: Path) -> None:
-    """places: {tensor: the file that holds it}. Raises ValueError unless the index says the same."""
-    for name in [*weight_map, *(n for n in places if not n.endswith(IGNORED_SUFFIXES))]:
-        said, found = weight_map.get(name, "no file"), places.get(name, "none")
-        if said != found:
+    """places: {tensor: the file that holds it}. Raises ValueError unless each is where the index says."""
+    for name, said in weight_map.items():
+        if said != (found := places.get(name, "none")):
             where = f"it names {said} for the tensor {shorten(name)}, which is in {found}"
             raise ValueError(f"{path} does not belong to the files beside it: {where}; download all of them again")
 
