@@ -265,6 +265,22 @@ def test_verdicts_are_those_of_ordinary_python(address, phone, tmp_path):
         assert verdict == ours
 
 
+def solution(chapter, instead: dict[int, str] | None = None) -> str:
+    """The chapter's solutions; tasks in `instead`, by number, have this body."""
+    text = (chapter.folder / "solution.py").read_text("utf-8")
+    for number, body in (instead or {}).items():
+        text += f"\n\ndef {chapter.module('checks').TASKS[number].name}(*args):\n    {body}\n"
+    return text
+
+
+def check(tab, source: str) -> list[str]:
+    """Click on Check with this text: the tasks' verdicts."""
+    tab.fill("textarea", source)
+    tab.click(".check")
+    tab.wait_for_selector(".check:enabled")
+    return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
+
+
 def test_the_exercises_page(address, phone):
     chapter = LABS[0]
     [task, *others] = chapter.module("checks").TASKS
@@ -273,28 +289,25 @@ def test_the_exercises_page(address, phone):
     assert phone.input_value("textarea") == skeleton
     assert_accessible(phone)
 
-    def check() -> list[str]:
-        phone.click(".check")
-        phone.wait_for_selector(".check:enabled")
-        return phone.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
-
-    assert check() == ["not started"] * (1 + len(others))
-    phone.fill("textarea", (chapter.folder / "solution.py").read_text("utf-8"))
-    assert check() == ["passed"] * (1 + len(others))
+    assert check(phone, skeleton) == ["not started"] * (1 + len(others))
+    assert phone.inner_text(".again >> nth=0") == f"Read again: {task.section}"
+    assert check(phone, solution(chapter)) == ["passed"] * (1 + len(others))
     assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
     assert_accessible(phone)
 
-    endless = f"def {task.name}(*args):\n    print('going')\n    while True:\n        pass\n"
-    phone.fill("textarea", endless)
     phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
-    assert check() == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
+    endless = f"def {task.name}(*args):\n    print('going', end='')\n    while True:\n        pass\n"
+    assert check(phone, endless) == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
     first = phone.inner_text(".tasks > li >> nth=0")
     assert task.titles[0] in first and "is there a loop that never ends?" in first
     assert f"no function {others[0].name}" in phone.inner_text(".tasks > li >> nth=1")
-    assert "going" in phone.text_content(".printed pre")
+    assert phone.text_content(".printed pre") == f"{task.name}:\ngoing\n"
 
-    phone.fill("textarea", "def broken(:\n")
-    assert check() == ["no"] * (1 + len(others)) and "line 1" in phone.inner_text(".problem >> nth=0")
+    assert check(phone, "while True: pass") == ["no"] * (1 + len(others)), "it cannot even be loaded"
+    assert phone.text_content(".problem >> nth=2").startswith("exercise.py cannot be loaded: it was not done after 2 s")
+
+    assert check(phone, "def broken(:\n") == ["no"] * (1 + len(others))
+    assert "line 1" in phone.inner_text(".problem >> nth=0")
 
     phone.reload()
     assert phone.input_value("textarea") == "def broken(:\n", "what one writes is kept"
@@ -306,6 +319,84 @@ def test_the_exercises_page(address, phone):
     phone.click(".reset")
     assert phone.input_value("textarea") == skeleton
     assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_what_a_submission_does_stays_with_it(address, phone):
+    """It costs its own task, whatever it is. The next check, and the next worker offline, know nothing of it."""
+    chapter = LABS[0]
+    phone.goto(f"{address}/{chapter.folder.name}/exercises.html")
+    forged = """
+from nanovllm.core.block_manager import BlockManager
+from chapters.ch04_paged_attention import checks
+BlockManager.remove_name = BlockManager.free = None
+for task in checks.TASKS:
+    vars(task)["checks"] = ()
+"""
+    wrong = solution(chapter, {0: "return False"})
+    verdicts = check(phone, wrong)
+    assert verdicts == ["no", "passed", "passed"]
+    assert check(phone, forged + wrong) == ["passed"] * 3, "it has no checks left"
+    assert check(phone, wrong) == verdicts and check(phone, solution(chapter)) == ["passed"] * 3
+
+    odd = "class E(BaseException):\n        __str__ = __repr__ = lambda self: 1 / 0\n    raise E"
+    ends = [
+        ("import os; os.abort()", odd, None),
+        ("raise SystemExit", "import os; os._exit(0)", "raise KeyboardInterrupt"),
+        ("return input()", "return '\\ud800' + 'x' * 10**8", "x = [0]\n    while True: x += x"),
+        ("import builtins; builtins.list = None", None, "import json; json.JSONEncoder.encode = lambda *args: '{}'"),
+    ]
+    said = []
+    for bodies in ends:
+        instead = {number: body for number, body in enumerate(bodies) if body}
+        assert check(phone, solution(chapter, instead)) == ["no" if body else "passed" for body in bodies]
+        said += phone.eval_on_selector_all(".problem", "all => all.map(one => one.textContent)")
+    words = ["unreachable", "E: <", "SystemExit", "exit(0)", "KeyboardInterrupt", "there is no input", "ud800xxx"]
+    for word, problem in zip([*words, "MemoryError", "not callable", "grader itself"], said, strict=True):
+        assert word in problem and "Traceback" not in problem and len(problem) < 5000
+
+    phone.context.set_offline(True)
+    phone.fill("textarea", solution(chapter, {1: "print('z' * 10**6)\n    while True: print('y')"}))
+    phone.click(".check")
+    phone.click(".printed summary")
+    phone.get_by_text("nothing after this is shown").wait_for()
+    phone.click(".stop")
+    phone.wait_for_selector(".check:enabled")
+    assert phone.get_by_text("you stopped it").is_visible() and phone.inner_text(".status") == "Stopped."
+    printed = phone.text_content(".printed pre").splitlines()
+    assert 400 < len(printed) < 600 and max(map(len, printed)) < 1100
+    assert check(phone, solution(chapter)) == ["passed"] * 3
+    phone.context.set_offline(False)
+    abort = re.compile(r"Aborted|RuntimeError: unreachable|.*fatal error")  # Pyodide writes it to the console
+    phone.problems = [problem for problem in phone.problems if not abort.match(problem)]
+
+
+BLOCKED = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+
+
+def test_what_one_writes_is_not_lost(address, phone, browser):
+    """Two tabs with one file, and a browser that keeps nothing."""
+    path = f"{address}/{LABS[0].folder.name}/exercises.html"
+    other = phone.context.new_page()
+    for tab in (phone, other):
+        tab.goto(path)
+    phone.fill("textarea", "mine")
+    other.wait_for_selector(".conflict:not([hidden])")
+    other.fill("textarea", "theirs")
+    assert phone.evaluate("Object.values(localStorage)") == ["mine"] and not phone.is_visible(".conflict")
+    other.click(".mine")
+    phone.wait_for_selector(".conflict:not([hidden])")
+    assert phone.input_value("textarea") == "mine" and not other.is_visible(".conflict")
+    assert_accessible(phone)
+    phone.click(".theirs")
+    assert phone.input_value("textarea") == "theirs" and not phone.is_visible(".conflict")
+    phone.fill("textarea", "mine again")
+    other.click(".theirs")
+    assert other.input_value("textarea") == "mine again"
+
+    other.add_init_script(BLOCKED)
+    other.goto(path)
+    other.fill("textarea", "kept nowhere")
+    assert "download your file" in other.inner_text(".keeps") and other.is_enabled(".check")
 
 
 def test_a_check_that_needs_a_model_stays_open():

@@ -1,5 +1,6 @@
 """The parts of the site that run Python: a chapter's lab and its exercises, as HTML, and the files that they load."""
 
+import json
 from html import escape
 from inspect import getdoc
 from pathlib import Path
@@ -84,11 +85,15 @@ def exercises_section(chapter: Chapter) -> str:
     if chapter.folder.name not in CHAPTERS:
         return ""
     source = (chapter.folder / "exercise.py").read_text("utf-8")
-    tasks = "".join(
-        f'<li data-task="{escape(task.name)}"><h3><code>{escape(task.name)}</code> <span class="verdict"></span></h3>'
-        f'<p class="again">Read again: {escape(task.section)}</p><div class="outcome"></div></li>'
-        for task in chapter.module("checks").TASKS
-    )
+    tasks = ""
+    for task in chapter.module("checks").TASKS:
+        sections = [getattr(check, "section", task.section) for check in task.checks]
+        checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
+        tasks += (
+            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h3><code>'
+            f'{escape(task.name)}</code> <span class="verdict"></span></h3><p class="again"></p>'
+            '<div class="outcome"></div></li>'
+        )
     command = f"python -m chapters check {chapter.number} --file exercise.py"
     return f"""
 <section class="exercises" data-chapter="{chapter.number}" data-limit="{TIME_LIMIT_S}" aria-label="Exercises">
@@ -98,7 +103,11 @@ until something is wrong; then it says what.</p>
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>
-<p class="hint">What you write stays in this browser. Tab indents; Escape, then Tab, leaves the editor.</p>
+<p class="conflict" role="alert" hidden>Another tab of this browser has changed exercise.py. What you write here is not
+kept until you choose. <button type="button" class="theirs">Take that text</button>
+<button type="button" class="mine">Keep this one</button></p>
+<p class="hint"><span class="keeps">What you write stays in this browser.</span> Tab indents; Escape, then Tab,
+leaves the editor.</p>
 <div class="controls" hidden><button type="button" class="check">Check</button>
 <button type="button" class="stop" hidden>Stop</button>
 <button type="button" class="download">Download exercise.py</button>

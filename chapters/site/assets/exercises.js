@@ -8,34 +8,67 @@ if (section) run(section);
 function run(section) {
   const $ = (selector) => section.querySelector(selector);
   const chapter = Number(section.dataset.chapter), key = `nanovllm-exercise-${chapter}`;
-  const editor = $("textarea"), bar = loadingBar(section), printed = $(".printed pre");
-  const python = new Python({ progress: bar.progress, printed: (line) => print(line) });
-  let stopping = null; // while checks run: a function that ends the one that is running
+  const editor = $("textarea"), bar = loadingBar(section);
+  let saved = null; // what this tab knows to be kept
+  let spare = null; // a promise of a Python that is ready and has run nothing
+  let running = null, stopped = false; // the Python that checks a task; has the student stopped it?
 
   $(".needs-server").hidden = true;
   $(".controls").hidden = false;
-  editor.value = localStorage.getItem(key) ?? editor.defaultValue;
+  editor.value = saved = read();
   number();
   editor.addEventListener("input", changed);
   editor.addEventListener("scroll", () => ($(".numbers").scrollTop = editor.scrollTop));
   editor.addEventListener("keydown", indent);
   $(".check").onclick = check;
-  $(".stop").onclick = () => stopping?.("you stopped it");
+  $(".stop").onclick = () => {
+    stopped = true;
+    running.end("you stopped it");
+  };
   $(".download").onclick = download;
   $(".reset").onclick = () => {
     if (!confirm("Begin anew? What you have written here is lost.")) return;
     editor.value = editor.defaultValue;
     changed();
-    localStorage.removeItem(key);
+  };
+  addEventListener("storage", compare); // another tab has written
+  $(".theirs").onclick = () => {
+    editor.value = saved = read();
+    number();
+    compare();
+  };
+  $(".mine").onclick = () => {
+    saved = read();
+    changed();
   };
 
-  function changed() {
+  // The text that this browser keeps. A browser may forbid to ask for it.
+  function read() {
     try {
-      localStorage.setItem(key, editor.value);
+      return localStorage.getItem(key) ?? editor.defaultValue;
     } catch {
-      $(".status").textContent = "This browser keeps nothing: download your file before you leave.";
+      return saved ?? editor.defaultValue;
     }
+  }
+
+  // Has another tab written since this one read or wrote? Then one must choose.
+  function compare() {
+    const kept = read();
+    if (kept === editor.value) saved = kept;
+    $(".conflict").hidden = kept === saved;
+    return kept === saved;
+  }
+
+  function changed() {
     number();
+    if (!compare()) return;
+    try {
+      if (editor.value === editor.defaultValue) localStorage.removeItem(key);
+      else localStorage.setItem(key, editor.value);
+      saved = editor.value;
+    } catch {
+      $(".keeps").textContent = "This browser keeps nothing: download your file before you leave.";
+    }
   }
 
   function number() {
@@ -70,9 +103,19 @@ function run(section) {
     changed();
   }
 
-  function print(line) {
-    $(".printed").hidden = false;
-    if (printed.textContent.length < 20_000) printed.textContent += `${line}\n`;
+  // What the tasks print. However much that is, it is shown five times a second.
+  let outputs = [], timer = 0;
+  function print(task, text) {
+    if (outputs.at(-1)?.task !== task) outputs.push({ task, text: "" });
+    outputs.at(-1).text += text;
+    timer ||= setTimeout(showPrinted, 200);
+  }
+
+  function showPrinted() {
+    clearTimeout(timer);
+    timer = 0;
+    $(".printed").hidden = !outputs.length;
+    $(".printed pre").textContent = outputs.map(({ task, text }) => `${task}:\n${text.replace(/\n?$/, "\n")}`).join("\n");
   }
 
   function download() {
@@ -83,77 +126,95 @@ function run(section) {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  async function ready() {
-    if (python.worker) return;
-    bar.begin();
-    await python.start();
-    bar.end();
+  async function boot() {
+    const python = new Python();
+    await python.start(bar.progress);
+    return python;
+  }
+
+  // A Python in which nothing has happened yet. The next one starts meanwhile.
+  async function fresh() {
+    const python = await (spare ?? boot());
+    spare = boot();
+    spare.catch(() => (spare = null)); // it is asked for again, and then one is told
+    return python;
   }
 
   async function check() {
     const source = editor.value, items = [...section.querySelectorAll(".tasks > li")];
     $(".check").disabled = true;
-    printed.textContent = "";
-    $(".printed").hidden = true;
+    $(".status").textContent = "Starting Python";
+    outputs = [];
+    showPrinted();
     for (const item of items) show(item, null);
-    let passed = 0;
+    let passed = 0, result = null;
+    stopped = false;
     try {
-      await ready();
-      const tasks = await python.call({ do: "tasks", chapter });
-      for (const [index, task] of tasks.entries()) {
-        await ready(); // anew, if the last check had to be stopped
-        $(".stop").hidden = false;
-        const result = await grade(source, index, task);
+      if (!spare) bar.begin();
+      for (const [index, item] of items.entries()) {
+        if (!result?.neverLoads) {
+          running = await fresh();
+          bar.end();
+          if (stopped) break;
+          result = await grade(running, source, index, item);
+        }
+        show(item, result);
         passed += result.status === "passed";
-        show(items[index], result, task);
+        if (stopped) break;
       }
-      $(".status").textContent = `${passed} of ${tasks.length} exercises pass.`;
+      $(".status").textContent = stopped ? "Stopped." : `${passed} of ${items.length} exercises pass.`;
     } catch (error) {
-      python.end("");
       bar.fail(error);
       $(".status").textContent = "";
     }
+    running?.end("");
+    showPrinted();
     $(".stop").hidden = true;
     $(".check").disabled = false;
   }
 
-  // One task. A check that is not done in time is ended, and its worker with it.
-  async function grade(source, index, task) {
-    const limit = Number(section.dataset.limit);
-    let number = 0, begun = performance.now(), stopped = "", loading = true;
-    stopping = (why) => {
-      stopped = why;
-      python.end(why);
-    };
+  // One task. Whatever happens to its Python, that is its result, and that of no other.
+  async function grade(python, source, index, item) {
+    const name = item.dataset.task, checks = JSON.parse(item.dataset.checks), limit = Number(section.dataset.limit);
+    let number = -1, begun = performance.now(); // number: of the check, after exercise.py is loaded
+    python.printed = (text) => print(name, text);
     const clock = setInterval(() => {
       const seconds = (performance.now() - begun) / 1000;
-      const what = loading ? "loading exercise.py" : task.titles[number];
-      $(".status").textContent = `${task.name}: ${what}${seconds > 3 ? ` (${seconds.toFixed(0)} s)` : ""}`;
-      if (seconds > limit) stopping(`it was not done after ${limit} s: is there a loop that never ends?`);
+      const what = checks[number]?.title ?? "loading exercise.py";
+      $(".status").textContent = `${name}: ${what}${seconds > 3 ? ` (${seconds.toFixed(0)} s)` : ""}`;
+      if (seconds > limit)
+        python.end(`it was not done after ${limit} s: does it wait for something, or is there a loop that never ends?`);
     }, 200);
+    $(".stop").hidden = false;
     try {
-      return await python.call({ do: "check", chapter, source, task: index }, (began) => {
-        [number, begun, loading] = [began, performance.now(), false];
+      const result = await python.call({ do: "check", chapter, source, task: index }, (began) => {
+        [number, begun] = [began, performance.now()];
       });
+      if (!Array.isArray(result?.open)) throw new Error("the grader itself was changed");
+      return result;
     } catch (error) {
-      if (!stopped) throw error;
-      const problem = loading ? `exercise.py was stopped while it was loaded: ${stopped}` : stopped;
-      return { status: "no", num_passed: number, problem, open: [] };
+      const ended = python.worker === null; // by the clock or by hand
+      const why = ended ? error.message : `the program was ended before it was done (${error.message.trim().split("\n").at(-1)})`;
+      const problem = number < 0 ? `exercise.py cannot be loaded: ${why}` : why;
+      const section = checks[number]?.section, neverLoads = ended && number < 0;
+      return { status: "no", num_passed: Math.max(0, number), problem, section, open: [], neverLoads };
     } finally {
+      python.end("");
       clearInterval(clock);
-      stopping = null;
     }
   }
 
-  function show(item, result, task) {
-    const [verdict, outcome] = [item.querySelector(".verdict"), item.querySelector(".outcome")];
+  function show(item, result) {
+    const checks = JSON.parse(item.dataset.checks);
+    const [verdict, again, outcome] = [".verdict", ".again", ".outcome"].map((name) => item.querySelector(name));
     item.dataset.status = result?.status ?? "";
-    verdict.textContent = outcome.textContent = "";
+    verdict.textContent = again.textContent = outcome.textContent = "";
     if (!result) return;
-    const count = `${result.num_passed - result.open.length} of ${task.titles.length} checks`;
+    if (result.section) again.textContent = `Read again: ${result.section}`;
+    const count = `${result.num_passed - result.open.length} of ${checks.length} checks`;
     verdict.textContent = `${result.status === "passed" && result.open.length ? "passed here" : result.status}, ${count}`;
     const list = document.createElement("ul");
-    task.titles.slice(0, result.num_passed + 1).forEach((title, number) => {
+    checks.slice(0, result.num_passed + 1).forEach(({ title }, number) => {
       const line = document.createElement("li");
       line.className = result.open.includes(number) ? "open" : number < result.num_passed ? "good" : "bad";
       line.textContent = title + (line.className === "open" ? ": needs a model, see below" : "");

@@ -8,7 +8,7 @@ if (section) run(section);
 function run(section) {
   const $ = (selector) => section.querySelector(selector);
   const chapter = Number(section.dataset.chapter), bar = loadingBar(section);
-  const python = new Python({ progress: bar.progress });
+  const python = new Python();
   const linked = () => { // "" if the address leads to a place on this page instead
     const hash = location.hash.slice(1);
     return document.getElementById(hash) ? "" : hash;
@@ -49,7 +49,7 @@ function run(section) {
     $(".start").disabled = true;
     bar.begin();
     try {
-      await python.start();
+      await python.start(bar.progress);
       show(await python.call({ do: "lab", chapter }), false);
       running = true;
       $(".begin").hidden = true;

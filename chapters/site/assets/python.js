@@ -1,18 +1,28 @@
-// Python in a worker, as lab.js and exercises.js use it: started once, asked one thing at a time, ended and begun anew.
+// Python in a worker, as lab.js and exercises.js use it: asked one thing at a time, and ended whatever it does.
 
-const MANIFEST = new URL("../runtime/manifest.json", import.meta.url).href;
+const FOLDER = new URL("../runtime/", import.meta.url).href;
+
+// What a worker starts from. The page loads it once and keeps it: any number start from it, without a network, too.
+let runtime = null;
 
 export class Python {
-  // progress(loaded, total) in bytes; printed(text): what Python printed.
-  constructor({ progress = () => {}, printed = () => {} } = {}) {
-    Object.assign(this, { progress, printed, worker: null, waiting: new Map(), lastId: 0 });
+  // printed(text): what Python printed.
+  constructor({ printed = () => {} } = {}) {
+    Object.assign(this, { printed, worker: null, waiting: new Map(), lastId: 0 });
   }
 
-  async start() {
-    this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+  // progress(loaded, total) in bytes.
+  async start(progress = () => {}) {
+    runtime ??= load(progress);
+    const { worker, ...held } = await runtime.catch((error) => {
+      runtime = null; // next time it is tried again
+      throw error;
+    });
+    this.worker = new Worker(worker, { type: "module" });
     this.worker.onmessage = ({ data }) => this.receive(data);
     this.worker.onerror = (event) => this.end(event.message || "The worker cannot be started.");
-    await this.call({ do: "start", manifestUrl: MANIFEST });
+    const { snapshot } = await this.call({ do: "start", folder: FOLDER, ...held });
+    (await runtime).snapshot ??= snapshot;
   }
 
   call(request, began = () => {}) {
@@ -23,8 +33,7 @@ export class Python {
     });
   }
 
-  receive({ id, result, failure, began, loaded, total, printed }) {
-    if (loaded !== undefined) return this.progress(loaded, total);
+  receive({ id, result, failure, began, printed }) {
     if (printed !== undefined) return this.printed(printed);
     const waiting = this.waiting.get(id);
     if (began !== undefined) return waiting?.began(began);
@@ -40,6 +49,49 @@ export class Python {
     for (const { reject } of this.waiting.values()) reject(new Error(why));
     this.waiting.clear();
   }
+}
+
+async function load(progress) {
+  const manifest = await (await fetched(new URL("manifest.json", FOLDER), { cache: "no-cache" })).json();
+  const worker = await (await fetched(new URL("worker.js", import.meta.url))).blob();
+  const total = Object.values(manifest).reduce((sum, file) => sum + file.size, 0);
+  let loaded = 0;
+  const count = (bytes) => progress((loaded += bytes), total);
+  const files = {};
+  let module;
+  await Promise.all(Object.entries(manifest).map(async ([name, file]) => {
+    const blob = await download(new URL(file.url, FOLDER), file.integrity, count);
+    if (name.endsWith(".wasm")) module = await WebAssembly.compile(await blob.arrayBuffer());
+    else files[name] = URL.createObjectURL(blob);
+  }));
+  return { worker: URL.createObjectURL(worker), files, module };
+}
+
+async function fetched(url, options) {
+  const response = await fetch(url, options).catch((error) => {
+    throw new Error(`${url} cannot be loaded (${error.message}). Is there a network?`);
+  });
+  if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status} ${response.statusText}`);
+  return response;
+}
+
+async function download(url, integrity, count) {
+  const reader = (await fetched(url)).body.getReader();
+  const chunks = [];
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    chunks.push(value);
+    count(value.length);
+  }
+  const blob = new Blob(chunks, { type: "text/javascript" }); // of the others nobody asks the type
+  const address = URL.createObjectURL(blob);
+  // The browser compares the hash. Not on the first fetch, which would then show no progress.
+  await fetch(address, { integrity }).catch(() => {
+    throw new Error(`${url} is not the file that this site was built with (its hash differs). Reload the page.`);
+  });
+  URL.revokeObjectURL(address);
+  return blob;
 }
 
 // The progress bar of a section, and where its failures are shown.

@@ -1,59 +1,69 @@
 // The worker: Python and the course's own files, away from the page, so that an endless loop cannot freeze it.
 
+const MOST_LINES = 500, MOST_CHARACTERS = 20_000, MOST_IN_A_LINE = 1_000; // of what the code prints
+const MOST_MEMORY = 512 * 2 ** 20; // more is a MemoryError in Python, and not the end of the page
+
 let browser; // the Python object of browser.py
 
-async function download(name, file, manifestUrl, progress) {
-  const url = new URL(file.url, manifestUrl);
-  const response = await fetch(url).catch((error) => {
-    throw new Error(`${url} cannot be loaded (${error.message}). Is there a network?`);
+// From the page: files (addresses of blobs, by name) and Pyodide's WebAssembly, compiled. snapshot: the memory of a Python
+// that has started and run nothing. The first worker makes it; it spares the others most of their start.
+async function start({ folder, files, module, snapshot }) {
+  const originalFetch = self.fetch;
+  self.fetch = (url, options) => // Pyodide asks for this one by its name, in a folder; it is compiled already
+    String(url).endsWith("/pyodide.asm.wasm") ? Promise.resolve() : originalFetch(url, options);
+  WebAssembly.instantiateStreaming = async (_, imports) => ({ module, instance: await WebAssembly.instantiate(module, imports) });
+  const grow = WebAssembly.Memory.prototype.grow;
+  WebAssembly.Memory.prototype.grow = function (pages) {
+    if (this.buffer.byteLength + pages * 65_536 > MOST_MEMORY) throw new RangeError("too much memory");
+    return grow.call(this, pages);
+  };
+  const [{ loadPyodide }, { default: createPyodideModule }, { default: loadXxhash }] = await Promise.all(
+    ["pyodide.mjs", "pyodide.asm.mjs", "xxhash-wasm.js"].map((name) => import(files[name])));
+  const xxhash = await loadXxhash();
+  const python = await loadPyodide({
+    indexURL: folder,
+    createPyodideModule,
+    stdLibURL: files["python_stdlib.zip"],
+    lockFileContents: { info: { abi_version: "2026_0", arch: "wasm32", platform: "", python: "", version: "" }, packages: {} },
+    packageBaseUrl: folder,
+    env: { PYTHONUNBUFFERED: "1", PYTHONIOENCODING: "utf-8:backslashreplace" },
+    _makeSnapshot: !snapshot,
+    _loadSnapshot: snapshot?.arrayBuffer(),
+    _snapshotDeserializer: () => xxhash, // the one object of ours that Python holds
   });
-  if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status} ${response.statusText}`);
-  const reader = response.body.getReader();
-  const chunks = [];
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    chunks.push(value);
-    progress(value.length);
+  const write = printer((printed) => postMessage({ printed }));
+  python.setStdout({ write });
+  python.setStderr({ write });
+  python.unpackArchive(await (await originalFetch(files["course.zip"])).arrayBuffer(), "zip", { extractDir: "/course" });
+  if (!snapshot) {
+    python.registerJsModule("xxhash_wasm", xxhash);
+    python.runPython("import sys; sys.path.insert(0, '/course')\nfrom chapters.site.browser import Browser, NoInput");
+    python.runPython("sys.stdin = NoInput()");
+    snapshot = new Blob([python.makeMemorySnapshot({ serializer: () => "xxhash" })]);
   }
-  const type = name.endsWith(".wasm") ? "application/wasm" : "text/javascript";
-  const blob = URL.createObjectURL(new Blob(chunks, { type }));
-  // The browser compares the hash. Not on the first fetch, which would then show no progress.
-  await fetch(blob, { integrity: file.integrity }).catch(() => {
-    throw new Error(`${url} is not the file that this site was built with (its hash differs). Reload the page.`);
-  });
-  return blob;
+  browser = python.runPython("Browser()");
+  return { snapshot };
 }
 
-async function start({ manifestUrl }) {
-  const manifest = await (await fetch(manifestUrl, { cache: "no-cache" })).json();
-  const files = Object.entries(manifest);
-  const total = files.reduce((sum, [, file]) => sum + file.size, 0);
-  let loaded = 0;
-  const progress = (bytes) => postMessage({ loaded: (loaded += bytes), total });
-  const urls = {};
-  await Promise.all(files.map(async ([name, file]) => (urls[name] = await download(name, file, manifestUrl, progress))));
-
-  const originalFetch = self.fetch;
-  self.fetch = (url, options) => // Pyodide asks for this one by its name, in a folder
-    String(url).endsWith("/pyodide.asm.wasm") ? originalFetch(urls["pyodide.asm.wasm"]) : originalFetch(url, options);
-  const [{ loadPyodide }, { default: createPyodideModule }, { default: xxhash }] = await Promise.all(
-    ["pyodide.mjs", "pyodide.asm.mjs", "xxhash-wasm.js"].map((name) => import(urls[name])));
-  const python = await loadPyodide({
-    indexURL: new URL("./", manifestUrl).href,
-    createPyodideModule,
-    stdLibURL: urls["python_stdlib.zip"],
-    lockFileContents: { info: { abi_version: "2026_0", arch: "wasm32", platform: "", python: "", version: "" }, packages: {} },
-    packageBaseUrl: new URL("./", manifestUrl).href,
-  });
-  python.registerJsModule("xxhash_wasm", await xxhash());
-  python.setStdout({ batched: (printed) => postMessage({ printed }) });
-  python.setStderr({ batched: (printed) => postMessage({ printed }) });
-  python.unpackArchive(await (await originalFetch(urls["course.zip"])).arrayBuffer(), "zip", { extractDir: "/course" });
-  python.runPython("import sys; sys.path.insert(0, '/course')\nfrom chapters.site.browser import Browser");
-  browser = python.runPython("Browser()");
-  Object.values(urls).forEach((url) => URL.revokeObjectURL(url));
-  return {};
+// Sends text as soon as it is printed, since a loop that never ends may follow, until it is more than one can read.
+function printer(send) {
+  const decoder = new TextDecoder();
+  let linesLeft = MOST_LINES, charactersLeft = MOST_CHARACTERS, column = 0;
+  return (bytes) => {
+    if (linesLeft <= 0 || charactersLeft <= 0) return bytes.length;
+    let text = "";
+    for (const character of decoder.decode(bytes, { stream: true })) {
+      column = character === "\n" ? 0 : column + 1;
+      if (column <= MOST_IN_A_LINE) text += character;
+      else if (column === MOST_IN_A_LINE + 1) text += " [this line is longer]";
+      linesLeft -= column === 0;
+      if (linesLeft <= 0 || text.length >= charactersLeft) break;
+    }
+    charactersLeft -= text.length;
+    if (linesLeft <= 0 || charactersLeft <= 0) text += `${column ? "\n" : ""}[nothing after this is shown]\n`;
+    if (text) send(text);
+    return bytes.length;
+  };
 }
 
 self.onmessage = async ({ data: { id, request } }) => {
