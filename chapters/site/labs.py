@@ -103,9 +103,9 @@ until something is wrong; then it says what.</p>
 <div class="editor"><pre class="numbers" aria-hidden="true"></pre><textarea aria-label="exercise.py" wrap="off"
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>
-<p class="conflict" role="alert" hidden>Another tab of this browser has changed exercise.py. What you write here is not
-kept until you choose. <button type="button" class="theirs">Take that text</button>
-<button type="button" class="mine">Keep this one</button></p>
+<div class="conflict" role="alert" hidden><p>Another tab of this browser has changed exercise.py. What you write here is
+not kept until you choose.</p>
+<button type="button" class="theirs">Take that text</button> <button type="button" class="mine">Keep this one</button></div>
 <p class="hint"><span class="keeps">What you write stays in this browser.</span> Tab indents; Escape, then Tab,
 leaves the editor.</p>
 <div class="controls" hidden><button type="button" class="check">Check</button>
@@ -116,7 +116,7 @@ leaves the editor.</p>
 {FAILURE}
 <p class="status" role="status"></p>
 <ol class="tasks">{tasks}</ol>
-<details class="printed" hidden><summary>What your code printed</summary><pre></pre></details>
+<details class="printed" hidden><summary>What your code printed</summary><pre tabindex="0"></pre></details>
 <p>The checks are the ones of the terminal, and your functions run inside the engine's own code. Those that let a real
 model answer need a computer with the course installed. There, in the course's folder, this grades your downloaded file
 with all of them:</p>

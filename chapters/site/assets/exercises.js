@@ -176,14 +176,14 @@ function run(section) {
   // One task. Whatever happens to its Python, that is its result, and that of no other.
   async function grade(python, source, index, item) {
     const name = item.dataset.task, checks = JSON.parse(item.dataset.checks), limit = Number(section.dataset.limit);
-    let number = -1, begun = performance.now(); // number: of the check, after exercise.py is loaded
+    let number = -1, begun = performance.now(), late = false; // number: of the check, after exercise.py is loaded
     python.printed = (text) => print(name, text);
     const clock = setInterval(() => {
       const seconds = (performance.now() - begun) / 1000;
       const what = checks[number]?.title ?? "loading exercise.py";
       $(".status").textContent = `${name}: ${what}${seconds > 3 ? ` (${seconds.toFixed(0)} s)` : ""}`;
-      if (seconds > limit)
-        python.end(`it was not done after ${limit} s: does it wait for something, or is there a loop that never ends?`);
+      late = seconds > limit;
+      if (late) python.end(`it was not done after ${limit} s: does it wait for something, or is there a loop that never ends?`);
     }, 200);
     $(".stop").hidden = false;
     try {
@@ -193,11 +193,11 @@ function run(section) {
       if (!Array.isArray(result?.open)) throw new Error("the grader itself was changed");
       return result;
     } catch (error) {
-      const ended = python.worker === null; // by the clock or by hand
-      const why = ended ? error.message : `the program was ended before it was done (${error.message.trim().split("\n").at(-1)})`;
+      const what = error.message.trim().split("\n").at(-1);
+      const why = late || stopped ? what : `the program was ended before it was done (${what})`;
       const problem = number < 0 ? `exercise.py cannot be loaded: ${why}` : why;
-      const section = checks[number]?.section, neverLoads = ended && number < 0;
-      return { status: "no", num_passed: Math.max(0, number), problem, section, open: [], neverLoads };
+      const section = stopped ? "" : checks[number]?.section;
+      return { status: "no", num_passed: Math.max(0, number), problem, section, open: [], neverLoads: late && number < 0 };
     } finally {
       python.end("");
       clearInterval(clock);
