@@ -104,8 +104,8 @@ until something is wrong; then it says what.</p>
 spellcheck="false" autocapitalize="off" autocomplete="off">
 {escape(source)}</textarea></div>
 <div class="conflict" role="alert" hidden><p>Another tab of this browser has changed exercise.py. What you write here is
-not kept until you choose.</p>
-<button type="button" class="theirs">Take that text</button> <button type="button" class="mine">Keep this one</button></div>
+not kept until you choose.</p><button type="button" class="theirs">Take that text</button>
+<button type="button" class="mine">Keep this one</button></div>
 <p class="hint"><span class="keeps">What you write stays in this browser.</span> Tab indents; Escape, then Tab,
 leaves the editor.</p>
 <div class="controls" hidden><button type="button" class="check">Check</button>
