@@ -196,8 +196,8 @@ function run(section) {
       const what = error.message.trim().split("\n").at(-1);
       const why = late || stopped ? what : `the program was ended before it was done (${what})`;
       const problem = number < 0 ? `exercise.py cannot be loaded: ${why}` : why;
-      const section = stopped ? "" : checks[number]?.section;
-      return { status: "no", num_passed: Math.max(0, number), problem, section, open: [], neverLoads: late && number < 0 };
+      const again = stopped ? "" : checks[number]?.section, neverLoads = late && number < 0;
+      return { status: "no", num_passed: Math.max(0, number), problem, section: again, open: [], neverLoads };
     } finally {
       python.end("");
       clearInterval(clock);

@@ -46,6 +46,7 @@ export class Python {
   end(why) {
     this.worker?.terminate();
     this.worker = null;
+    this.printed = () => {}; // what is still on its way
     for (const { reject } of this.waiting.values()) reject(new Error(why));
     this.waiting.clear();
   }
