@@ -44,6 +44,7 @@ class AsyncLLM:
         self.max_waiting = max_waiting
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
+        self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,8 @@ class AsyncLLM:
         params = sampling_params or self.llm.get_default_sampling_params()
 
         def make() -> list[Request]:
-            return [self.engine.make_request(prompt, params, lora_request, request_id=request_id, stream=True)]
+            options: dict[str, Any] = dict(request_id=request_id, stream=True, compile_grammar=False)
+            return [self.engine.make_request(prompt, params, lora_request, **options)]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
@@ -76,14 +78,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Several requests that belong together: what is new of any of them, until all have finished.
 
-        make: makes the requests, in a thread beside the event loop. See generate().
+        make: makes the requests, in a thread beside the event loop; their grammars are compiled here. See generate().
         """
         self._check_room()
         loop = asyncio.get_running_loop()
         began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
         self._num_entering += 1  # others that come meanwhile count it
         try:
-            requests = await wait_for(self.prepare(make), timeout_s)
+            requests = await wait_for(self._made(make), timeout_s)
         except asyncio.TimeoutError:
             raise too_late from None
         finally:
@@ -121,12 +123,19 @@ class AsyncLLM:
 
     # -- the engine, from the event loop --------------------------------------------------------------------------
 
-    async def prepare(self, function: Callable[[], Result]) -> Result:
+    async def _made(self, make: Callable[[], list[Request]]) -> list[Request]:
+        requests = await self.prepare(make)
+        if any(request.params.structured_outputs is not None for request in requests):
+            await self.prepare(lambda: self.engine.compile_grammars(requests), self._compiling)
+        return requests
+
+    async def prepare(self, function: Callable[[], Result], places: asyncio.Semaphore | None = None) -> Result:
         """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
 
         A few at a time. Nobody waits for such a thread when the program ends.
         """
-        await self._preparing.acquire()
+        places = places or self._preparing
+        await places.acquire()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -134,7 +143,7 @@ class AsyncLLM:
             settle = _settled(future, function)
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(settle)
-                loop.call_soon_threadsafe(self._preparing.release)
+                loop.call_soon_threadsafe(places.release)
 
         Thread(target=run, name="prepare", daemon=True).start()
         return await future

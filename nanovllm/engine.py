@@ -6,6 +6,7 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -100,8 +101,12 @@ class LLMEngine:
         *,
         request_id: str | None = None,
         stream: bool = False,
+        compile_grammar: bool = True,
     ) -> Request:
-        """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError."""
+        """Check and tokenize one prompt. Nothing is queued yet. Raises ValueError.
+
+        compile_grammar=False leaves that, which may take seconds, to compile_grammars().
+        """
         check_request_id(request_id)
         text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
         check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
@@ -112,11 +117,22 @@ class LLMEngine:
         for sample_index in range(params.n):
             seq = Sequence(token_ids, params, cache_salt=cache_salt, lora_id=adapter.lora_id if adapter else None)
             seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, bad_words, adapter
-            if params.structured_outputs is not None:
-                seq.grammar = self.grammars.compile(params.structured_outputs)
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
-        return Request(request_id or "", text, token_ids, params, samples, stream, metrics)
+        request = Request(request_id or "", text, token_ids, params, samples, stream, metrics)
+        if compile_grammar:
+            self.compile_grammars([request])
+        return request
+
+    def compile_grammars(self, requests: list[Request]) -> None:
+        """What their outputs have to fit; once for those that share it. Raises ValueError. Any thread may do it."""
+        compiled: dict[int, Any] = {}
+        for request in requests:
+            if (asked := request.params.structured_outputs) is not None:
+                grammar = compiled.get(id(asked)) or self.grammars.compile(asked)
+                compiled[id(asked)] = grammar
+                for sample in request.samples:
+                    sample.seq.grammar = copy(grammar)
 
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.

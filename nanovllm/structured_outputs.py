@@ -5,13 +5,17 @@ and is brought up to its tokens whenever it is asked, forwards or backwards: a s
 rejected guess need no word from anybody. `pip install nanovllm[structured]`.
 """
 
+import ctypes
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from threading import Lock
+from time import thread_time
 from typing import Any
 
+from nanovllm.grammars.trial import LIMITS, trial
 from nanovllm.validation import list_of, shorten
 from nanovllm.vllm_names import Named
 
@@ -25,6 +29,8 @@ MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "d
 MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
 # llguidance follows rules and references by recursion, and a full stack would end the process. It holds twice as much.
 MAX_DEPTH, MAX_SIGNS = 1000, 2000
+# What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
+FREE_S, TOKEN_S = 0.25, 0.002
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,12 @@ class GrammarCompiler:
             elif source.startswith(JSON):
                 source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
-            if source != known:
-                matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0)
-                if error := matcher.get_error():
+            if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
+                trial.compile(source)
+                limits = llguidance.LLParserLimits(**LIMITS)
+                matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
+                if error := _first_error(matcher):
                     raise ValueError(error)
-                matcher.compute_bitmask()
-                if matcher.is_error():
-                    raise ValueError("no text fits it: there is no first token")
                 self._compiled = source, matcher
         except ValueError as problem:
             kind = next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
@@ -120,28 +125,49 @@ class Grammar:
         self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
         self._beginning, self._matcher, self._lock = matcher, matcher.deep_copy(), Lock()
         self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
+        self._spent_s = 0.0  # of the asking threads' own time
+
+    def __copy__(self) -> "Grammar":
+        """Another one, at its beginning."""
+        return Grammar(self._beginning, self.vocab_size, self.eos_token_ids)
 
     def is_complete(self, token_ids: list[int]) -> bool:
         """Can nothing but EOS follow these tokens, the whole output so far?"""
-        with self._lock:
+        with self._asked():
             self._follow(token_ids)
-            self.error = self.error or self._matcher.get_error()
-            return self._matcher.is_stopped()
+            self.error = self.error or self._matcher.get_error() or self._is_slow(len(token_ids))
+            return bool(self.error) or self._matcher.is_stopped()
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
         """Write the bits of the tokens that may follow: token t is bit t % 8 of byte t // 8."""
-        with self._lock:
+        with self._asked():
             self._follow(token_ids)
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+            if self._matcher.is_error():  # its mask is EOS, and the answer would look complete; is_complete() ends it
+                other = next(token for token in range(self.vocab_size) if token not in self.eos_token_ids)
+                ctypes.memset(address, 0, num_bytes)
+                ctypes.c_ubyte.from_address(address + other // 8).value = 1 << other % 8
 
     def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
         """The guesses that may follow these tokens, up to one that completes the text."""
-        with self._lock:
+        with self._asked():
             for n, guess in enumerate(guesses):
                 self._follow(token_ids + guesses[:n])
                 if self._matcher.is_stopped() or not self._matcher.validate_tokens([guess]):
                     return guesses[:n]
         return guesses
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        with self._lock:
+            began = thread_time()
+            yield
+            self._spent_s += thread_time() - began
+
+    def _is_slow(self, num_tokens: int) -> str:
+        """Why that is an error, or "". llguidance's limits leave room for masks of a second, at every step."""
+        limit_s = FREE_S + TOKEN_S * num_tokens
+        return f"its masks have taken {self._spent_s:.2f} s, above {limit_s:.2f} s" * (self._spent_s > limit_s)
 
     def _follow(self, token_ids: list[int]) -> None:
         known, self._token_ids = self._token_ids, None  # until it is done: an exception may come between any two lines
@@ -155,20 +181,30 @@ class Grammar:
         self._token_ids = list(token_ids)
 
 
+def _first_error(matcher: Any) -> str:
+    """Why there is no first token, or ""."""
+    if error := matcher.get_error():
+        return error
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    error = first.get_error().partition("\n")[0]
+    return "no text fits it: there is no first token" if error.startswith("NoExtension") else error
+
+
 def _source(params: StructuredOutputsParams) -> str:
     """The grammar in Lark's notation, as llguidance extends it. Raises ValueError."""
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if params.regex is not None:
         return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        source = grammar_from("grammar", params.grammar).removeprefix("%llguidance {}")
+        source = trial.convert(params.grammar).removeprefix("%llguidance {}")
         if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
         return source
     if params.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
-        return f"start: {' | '.join(texts)}"
+        return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
     schema: Any = _schema(params.json) if params.json is not None else {"type": "object"}
     if params.disable_additional_properties:
         _close(schema)

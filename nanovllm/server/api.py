@@ -55,8 +55,8 @@ class Job:
             if not is_wanted():
                 raise ClientDisconnect
             request_id = f"{self.answer_id}-{place}"
-            request = llm.engine.make_request(prompt, params, adapter, request_id=request_id, stream=self.stream)
-            self.requests.append(request)
+            made: dict[str, Any] = dict(request_id=request_id, stream=self.stream, compile_grammar=False)
+            self.requests.append(llm.engine.make_request(prompt, params, adapter, **made))
 
 
 class Api:

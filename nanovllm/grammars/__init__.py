@@ -1,0 +1,1 @@
+"""Trying grammars in another process, before one is compiled in this one."""

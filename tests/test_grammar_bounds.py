@@ -1,0 +1,176 @@
+"""What a grammar may cost: each is tried where it can be ended, and nobody without a grammar waits for that."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from errors import expect
+
+from nanovllm import LLM, SamplingParams, structured_outputs
+from nanovllm.async_llm import NUM_PREPARING_THREADS, AsyncLLM
+from nanovllm.grammars import trial as trials
+from nanovllm.grammars.trial import Trial, trial
+from nanovllm.sampling_params import StructuredOutputsParams
+
+GIANTS = [
+    dict(json={"type": "integer", "multipleOf": 20000003}),
+    dict(json={"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 2000003}}}),
+    dict(regex="((a{1000}){1000}){1000}"),
+    dict(grammar='start: %json {"type": "integer", "multipleOf": 20000003}'),
+    dict(grammar='root ::= "a"' + "\n" * 500_000),  # read by a function of Python that takes quadratic time
+    dict(choice=[f"word {i * 7919 % 1000003}" for i in range(100_000)]),
+]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(str(checkpoint()), dtype="float32", max_num_seqs=64)
+
+
+def asked(**kinds) -> SamplingParams:
+    return SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(**kinds))
+
+
+def memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+@pytest.mark.parametrize("giant", GIANTS, ids=lambda giant: next(iter(giant)))
+def test_a_giant_is_refused(llm, giant):
+    trial.compile('start: "a"')
+    before, used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    [kind] = giant
+    text = f"prompts[1]: structured outputs: {kind} cannot be used: a grammar may take 2 s of a processor and 32 MB"
+    expect(text, llm.generate, [[5], [6]], [SamplingParams(), asked(**giant)])
+    assert time.process_time() - used < 2 and not llm.engine.has_unfinished_requests()
+    if sys.platform == "linux":  # ru_maxrss is in KiB
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 100
+        assert memory_mb(trial._process.pid) < 100, "it is as it was: a child of its own has paid"
+
+
+def test_a_big_choice(llm):
+    """2,000 alternatives are llguidance's limit for rules; a lexeme may have more."""
+    texts = [f"{i * 7919 % 1000003}." for i in range(10_000)]
+    assert llm.generate([[5]], asked(choice=texts))[0].outputs[0].text in texts
+
+
+def test_time_bounds_where_memory_does_not(monkeypatch):
+    """As on macOS; and from outside, where the system ends nothing."""
+    source = 'start: %json {"type": "integer", "multipleOf": 20000003}'
+    monkeypatch.setattr(trials, "MAX_MB", 1 << 20)
+    for seconds, wait_s in ((0.2, 60.0), (60.0, 0.5)):
+        monkeypatch.setattr(trials, "SECONDS", seconds)
+        monkeypatch.setattr(trials, "WAIT_S", wait_s)
+        expect(f"a grammar may take {seconds:g} s", Trial().compile, source)
+
+
+def test_a_process_that_was_ended_is_started_again(llm):
+    trial.compile('start: "a"')
+    os.killpg(trial._process.pid, signal.SIGKILL)
+    trial._process.wait()
+    assert llm.generate([[5]], asked(choice=["green"]))[0].outputs[0].text == "green"
+
+
+def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
+    """Ctrl-C while a grammar is tried: the next one must not get the answer that was meant for it."""
+    mine = Trial()
+    answer = trials._answer
+
+    def interrupted(*args):
+        answer(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine.compile("broken")
+    monkeypatch.setattr(trials, "_answer", answer)
+    mine.compile('start: "a"')
+    trials._end(mine._process)
+
+
+def test_it_ends_with_its_parent():
+    """Of a script that is read from stdin, and has no __main__ guard."""
+    script = """
+import os, signal
+from nanovllm.grammars.trial import trial
+trial.compile('start: "a"')
+print(trial._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with pytest.raises(ProcessLookupError):
+        for _ in range(1200):
+            os.kill(int(ended.stdout), 0)
+            time.sleep(0.05)
+
+
+def test_masks_that_take_long_end_their_own_answer(llm, monkeypatch, caplog):
+    ordinary = SamplingParams(max_tokens=8, ignore_eos=True)
+    monkeypatch.setattr(structured_outputs, "FREE_S", 0.0)
+    monkeypatch.setattr(structured_outputs, "TOKEN_S", 0.0)
+    slow, other = llm.generate([[5], [6]], [asked(regex="[a-z]{20}"), ordinary])
+    assert slow.outputs[0].finish_reason == "abort" and len(slow.outputs[0].token_ids) == 1
+    assert len(other.outputs[0].token_ids) == 8
+    assert "a grammar is given up, and the answer with it: its masks have taken" in caplog.text
+
+
+def test_a_lexer_that_is_exhausted_is_not_used_again(llm, monkeypatch):
+    """Copies of a matcher share it, errors included: another request with the same grammar begins anew."""
+    monkeypatch.setattr(structured_outputs, "LIMITS", {"max_lexer_states": 60})
+    first, second = (llm.generate([[5]], asked(regex="[ab]*a[ab]{30}"))[0].outputs[0] for _ in range(2))
+    assert first.finish_reason == second.finish_reason == "abort"
+    assert first.token_ids == second.token_ids and len(first.token_ids) > 2
+
+
+def test_samples_share_the_work(llm, monkeypatch):
+    calls, compile = [], llm.engine.grammars.compile
+    monkeypatch.setattr(llm.engine.grammars, "compile", lambda params: calls.append(params) or compile(params))
+    params = SamplingParams(n=5, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="[a-z]{9}"))
+    [output] = llm.generate([[5]], params)
+    assert len(calls) == 1 and all(len(sample.text) == 9 for sample in output.outputs)
+    assert len({sample.text for sample in output.outputs}) > 1, "each has a state of its own"
+
+
+def test_who_has_no_grammar_does_not_wait_for_any(checkpoint, monkeypatch):
+    """More giants than threads that prepare are being compiled; whoever came after them is answered."""
+    may_end, num_giants = threading.Event(), 2 * NUM_PREPARING_THREADS
+
+    async def last(stream):
+        return [output async for output in stream][-1]
+
+    async def run(llm):
+        compile = llm.engine.grammars.compile
+        monkeypatch.setattr(llm.engine.grammars, "compile", lambda params: may_end.wait() and compile(params))
+        giants = [asyncio.create_task(last(llm.generate([5], asked(choice=[str(i)])))) for i in range(num_giants)]
+        given_up = asyncio.create_task(last(llm.generate([5], asked(choice=["x"]))))
+        with pytest.raises(TimeoutError):
+            await last(llm.generate([5], asked(choice=["too late"]), timeout_s=0.05))
+        given_up.cancel()
+        for _ in range(20):
+            assert (await last(llm.generate([6], SamplingParams(max_tokens=4)))).finished
+        assert not any(giant.done() for giant in giants)
+        may_end.set()
+        assert [(await giant).outputs[0].text for giant in giants] == [str(i) for i in range(num_giants)]
+
+    with AsyncLLM(str(checkpoint()), max_model_len=64) as llm:
+        try:
+            asyncio.run(asyncio.wait_for(run(llm), 60))
+        finally:
+            may_end.set()
+
+
+def test_an_answer_of_the_process_is_one_line():
+    """Whatever a grammar contains, and whatever its error says."""
+    for text in ('start: "\n"', "start: \u2028", "\ud800", 'start: /\\x/ | "\x00"', json.dumps({"grammars": []})):
+        with pytest.raises(ValueError):
+            trial.compile(text)
+    trial.compile('start: "a"')
