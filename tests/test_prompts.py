@@ -124,5 +124,13 @@ def test_messages(llm, monkeypatch):
     deadline = time.monotonic() + 10
     while threading.active_count() > num_threads:  # and its thread ends, too
         assert time.monotonic() < deadline
+    # Two gigabytes of text: a loop over one piece, whole and kept; a text that grows while time goes by.
+    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_S", 60.0)
+    pieces = "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}"
+    for template in (pieces, "{% set text %}" + pieces + "{% endset %}{{ text }}"):
+        expect("it writes more than 100,000,000 characters", llm.chat, [user], chat_template=template)
+    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_MB", 16)
+    grows = "{% set n = namespace(a='x') %}{% for i in range(26) %}{% set n.a = n.a ~ n.a %}{% endfor %}" + loop
+    expect("the chat template takes more than 16 MB", llm.chat, [user], chat_template=grows)
     llm.get_tokenizer().chat_template = None
     expect("no chat template", llm.chat, [user])
