@@ -44,6 +44,9 @@ class StructuredOutputsParams(metaclass=Named):
     json_object:   any JSON object
     disable_any_whitespace:        JSON without line breaks and indentation
     disable_additional_properties: objects of a schema have only the properties that it names
+
+    A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
+    masks take too long ends with finish_reason "abort".
     """
 
     json: str | dict[str, Any] | None = None

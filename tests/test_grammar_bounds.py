@@ -97,20 +97,15 @@ def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
 
 
 def test_it_ends_with_its_parent():
-    """Of a script that is read from stdin, and has no __main__ guard."""
+    """Of a script that is read from stdin, and has no __main__ guard. It has the script's stderr: run() waits for it."""
     script = """
 import os, signal
 from nanovllm.grammars.trial import trial
 trial.compile('start: "a"')
-print(trial._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    with pytest.raises(ProcessLookupError):
-        for _ in range(1200):
-            os.kill(int(ended.stdout), 0)
-            time.sleep(0.05)
 
 
 def test_masks_that_take_long_end_their_own_answer(llm, monkeypatch, caplog):
