@@ -97,7 +97,7 @@ def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
 
 
 def test_it_ends_with_its_parent():
-    """Of a script that is read from stdin, and has no __main__ guard. It has the script's stderr: run() waits for it."""
+    """Of a script that is read from stdin, without a __main__ guard. It has the script's stderr: run() waits for it."""
     script = """
 import os, signal
 from nanovllm.grammars.trial import trial

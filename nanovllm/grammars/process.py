@@ -46,6 +46,7 @@ def attempt(kind: str, text: str) -> tuple[str, str]:
 def child(line: str) -> None:
     """Answer with a line on stdout and end. Or be ended by the system: nobody's code is asked."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Rust tells of the memory that it did not get
+    os.nice(5)  # those who are being answered come first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
