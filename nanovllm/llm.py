@@ -65,8 +65,10 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
         prompt_list = _as_list(prompts)
+        priorities = _for_each("priority", neutral.pop("priority", None), len(prompt_list))
+        for options in (neutral, *({"priority": priority} for priority in priorities)):
+            accepted(options, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = _for_each("lora_request", lora_request, len(prompt_list))
         given = list(zip(prompt_list, params_list, adapters, strict=True))
@@ -89,11 +91,13 @@ class LLM:
         """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
+        priority = options.pop("priority", None)
 
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
-        return self.generate(make_all("conversations", conversations, make), sampling_params, use_tqdm, lora_request)
+        prompts = make_all("conversations", conversations, make)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority=priority)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any

@@ -114,7 +114,7 @@ PROMPT: Table = {
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("another order than first come, first served", priority=(0, [])),
+    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
 }
@@ -127,6 +127,7 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("storing answers", store=False),
     **_asks("token ids instead of text", detokenize=True),
     **_asks("a limit on reasoning", reasoning_effort=None),
+    **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}

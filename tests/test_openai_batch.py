@@ -176,6 +176,12 @@ def test_logprobs(llm):
     assert found["token_logprobs"] == pytest.approx([entry.logprob for entry in chosen], abs=1e-4)
     assert found["text_offset"] == [len("".join(found["tokens"][:i])) for i in range(4)]
     assert all(max(top.values()) == found["token_logprobs"][i] for i, top in enumerate(found["top_logprobs"]))
+    for num_top in (0, 1):  # the sampled token is among them, likely or not
+        sampled = answer(llm, line(prompt=FOX, max_tokens=9, temperature=2, logprobs=num_top)).body
+        found = sampled["choices"][0]["logprobs"]
+        rows = list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))
+        assert all(top[token] == logprob for token, logprob, top in rows)
+        assert max(len(top) for _, _, top in rows) == num_top + 1
     content = answers[2].body["choices"][0]["logprobs"]["content"]
     assert [len(entry["top_logprobs"]) for entry in content] == [2] * 4
     for entry in content:

@@ -15,11 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import PATIENCE_S, raw_post, serving
 from starlette.requests import Request
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 from nanovllm.core.sequence import NO_TOKEN
+from nanovllm.outputs import RequestMetrics
 from nanovllm.server.options import ServeOptions
 from nanovllm.server.pictures import draw_block, holders
-from nanovllm.tools.openai_answer import COMPLETIONS
+from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Chunks
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 FOX = "the quick brown fox jumps over the lazy dog"
@@ -63,9 +64,24 @@ CASES = [  # parameters as OpenAI's client has them, and beside them what only v
     (dict(temperature=0.8, seed=5, max_tokens=12, n=2, top_p=0.9), {"min_p": 0.01, "top_k": 50}),
     (dict(temperature=0, max_tokens=20, frequency_penalty=0.5, presence_penalty=0.2), {"repetition_penalty": 1.1}),
     (dict(temperature=1.0, seed=3, max_tokens=30, stop=["e", "qu"]), {"include_stop_str_in_output": True}),
+    (dict(temperature=1.0, seed=4, max_tokens=30, n=3, stop=["e", "qu"]), {}),
     (dict(temperature=0, max_tokens=8), {"stop_token_ids": [40], "ignore_eos": True, "min_tokens": 3}),
     (dict(temperature=0.7, seed=9, max_tokens=6, logit_bias={"30": 5.0}), {"bad_words": ["fox"]}),
 ]
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
+def test_an_ended_choice_gets_no_more_chunks(url):
+    """One of two samples ends, and the other goes on for two steps."""
+    chunks, metrics = Chunks("id", url, "tiny", None), RequestMetrics(0.0)
+    reasons = []
+    for texts in (("a", "b"), ("ab", "bc"), ("ab", "bcd"), ("ab", "bcde")):
+        ends = ["stop" if texts[0] == "ab" else None, "length" if texts[1] == "bcde" else None]
+        samples = [CompletionOutput(i, texts[i], [5] * len(texts[i]), ends[i]) for i in range(2)]
+        output = RequestOutput("0", None, [1], samples, all(ends), 0, metrics)
+        choices = [chunk["choices"][0] for chunk in chunks.of(0, output)]
+        reasons.append([(choice["index"], choice["finish_reason"]) for choice in choices])
+    assert reasons == [[(0, None), (1, None)], [(0, "stop"), (1, None)], [(1, None)], [(1, "length")]]
 
 
 @pytest.mark.parametrize("given, extra", CASES)

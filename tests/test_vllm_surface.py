@@ -22,6 +22,8 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 
+USER = [{"role": "user", "content": "two gulls"}]
+
 
 @pytest.fixture(scope="module")
 def llm(checkpoint):
@@ -339,7 +341,7 @@ def test_names_of_llm(llm):
 def test_prompts_as_dicts(llm):
     params = SamplingParams(max_tokens=2, temperature=0)
     same = [PROMPT, TokensPrompt(prompt_token_ids=PROMPT), {"prompt_token_ids": PROMPT, "multi_modal_data": None}]
-    outputs = llm.generate(same, params, lora_request=None, priority=None)
+    outputs = llm.generate(same, params, lora_request=None, priority=[0] * 3)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert llm.generate(TextPrompt(prompt="the quick", cache_salt="s"), params)[0].prompt == "the quick"
     expect(
@@ -347,6 +349,18 @@ def test_prompts_as_dicts(llm):
         llm.generate,
         [{"prompt": "x", "multi_modal_data": {"image": 1}}],
     )
+
+
+def test_priorities(llm):
+    params = SamplingParams(max_tokens=1)
+    assert llm.generate([], params, priority=[]) == []
+    assert len(llm.generate([PROMPT], params, priority=None)) == len(llm.chat(USER, params, priority=[0])) == 1
+    expect("2 prompts need 2 priority (or one for all), found 0", llm.generate, [PROMPT] * 2, params, priority=[])
+    expect("found 3", llm.generate, [PROMPT] * 2, params, priority=[0, 0, 0])
+    for priorities in ([0, 1], [0, [0]], [0, False], 1):
+        expect("asks for another order than first come", llm.generate, [PROMPT] * 2, params, priority=priorities)
+    expect("asks for another order than first come", llm.chat, USER, params, priority=[1])
+    expect("generate has no argument 'frobnicate'", llm.generate, [PROMPT], params, priority=[0], frobnicate=1)
 
 
 # -- what was once wrong ----------------------------------------------------------------------------------------------

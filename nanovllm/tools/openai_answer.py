@@ -73,6 +73,7 @@ class Chunks:
         kind = "chat.completion.chunk" if url == CHAT else "text_completion"
         self._head = _head(answer_id, url, model, kind)
         self._sent: dict[int, tuple[int, int]] = {}  # choice -> characters and tokens
+        self._ended: set[int] = set()  # choices whose last chunk has been sent
         self._outputs: dict[int, RequestOutput] = {}  # by the place of their prompt
 
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -81,6 +82,10 @@ class Chunks:
         usage = usage_of(self._outputs.values()) if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
+            if index in self._ended:
+                continue
+            if sample.finished():
+                self._ended.add(index)
             num_chars, num_tokens = self._sent.get(index, (0, 0))
             text = sample.text[num_chars:]
             is_new = len(sample.token_ids) > num_tokens if self.num_logprobs is not None else bool(text)
@@ -119,8 +124,8 @@ def _logprobs(url: str, sample: CompletionOutput, num_top: int | None, first: in
     return {
         "tokens": [chosen.decoded_token for chosen, _ in rows],
         "token_logprobs": [chosen.logprob for chosen, _ in rows],
-        # The least likely first: of tokens that look alike (pieces of a character), the most likely one stays.
-        "top_logprobs": [{entry.decoded_token: entry.logprob for entry in reversed(top)} for _, top in rows],
+        # Of tokens that look alike (pieces of a character) the last one stays: the chosen, else the most likely.
+        "top_logprobs": [{e.decoded_token: e.logprob for e in [*reversed(top), chosen]} for chosen, top in rows],
         "text_offset": list(accumulate(lengths, initial=0))[first:-1],
     }
 
