@@ -34,7 +34,7 @@ class Overloaded(RuntimeError):
 class AsyncLLM:
     """Options are LLM's. All methods are for one event loop, the one in which generate() is first used.
 
-    max_waiting: as soon as so many sequences wait, more requests are refused by Overloaded.
+    max_waiting: a request with whose samples more sequences would wait is refused by Overloaded.
     """
 
     def __init__(self, model: str, *, max_waiting: int | None = None, **options: Any) -> None:
@@ -91,6 +91,7 @@ class AsyncLLM:
         finally:
             self._num_entering -= 1
         num_samples = sum(request.params.n for request in requests)
+        self._check_room(num_samples)
         reader = Reader(requests)
         timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
         self._num_entering += num_samples
@@ -178,11 +179,13 @@ class AsyncLLM:
     def __exit__(self, *error: object) -> None:
         self.shutdown()
 
-    def _check_room(self) -> None:
+    def _check_room(self, num_samples: int = 1) -> None:
         self.thread.check_usable()
-        num_waiting = len(self.engine.scheduler.waiting) + self._num_entering
-        if self.max_waiting is not None and num_waiting >= self.max_waiting:
-            raise Overloaded(f"{num_waiting} sequences wait already (the limit is {self.max_waiting}); try again later")
+        num_waiting, limit = len(self.engine.scheduler.waiting) + self._num_entering, self.max_waiting
+        if limit is not None and num_samples > limit:
+            raise ValueError(f"a request may have {limit} samples (max_waiting), found {num_samples}")
+        if limit is not None and num_waiting + num_samples > limit:
+            raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
 
 
 async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:

@@ -7,7 +7,7 @@ messages make the same prompt.
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nanovllm.prompts import tokenize
@@ -31,12 +31,14 @@ def render_chat(
     chat_template: str | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     tools: list[dict[str, Any]] | None = None,
+    check: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """One conversation as a prompt, by a chat template. Raises ValueError if it does not take the messages.
 
     continue_final_message: the last message is open, the answer goes on with it; not with add_generation_prompt.
     chat_template: instead of the checkpoint's. chat_template_kwargs: what the template asks for by name, such as
-    enable_thinking of Qwen3's. tools: functions that the model may call, as OpenAI's API describes them.
+    enable_thinking of Qwen3's. tools: functions that the model may call, as OpenAI's API describes them. check: of the
+    text before it is tokenized.
     """
     template = chat_template or tokenizer.chat_template
     if not template:
@@ -68,6 +70,7 @@ def render_chat(
             raise ValueError(f"the chat template does not take these messages: {reason}") from error
 
     text = call_with_limit(render, TEMPLATE_LIMIT_S, TEMPLATE_LIMIT_MB, "the chat template")
+    check(text)
     # The template has written the special tokens already.
     return {"prompt": text, "prompt_token_ids": tokenize(tokenizer, text, add_special_tokens=False)}
 

@@ -22,6 +22,7 @@ from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.lora.known import KnownAdapters
 from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import RequestMetrics, RequestOutput
+from nanovllm.prompt_length import length_check
 from nanovllm.prompts import Prompt, parse_prompt
 from nanovllm.request import Request, Sample, prefix_order
 from nanovllm.request_checks import bad_word_ids, check_params, check_request_id, check_token_ids
@@ -76,6 +77,7 @@ class LLMEngine:
             speculation=speculation,
             max_loras=config.max_loras if config.enable_lora else None,
         )
+        self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len - 1)
         self.adapters = KnownAdapters(model_config, config)
         self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
@@ -108,7 +110,7 @@ class LLMEngine:
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
         check_request_id(request_id)
-        text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt)
+        text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt, self.check_length)
         check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
         params = check_params(params, self.model_config)
         adapter = self.adapters.check(lora_request)

@@ -104,7 +104,8 @@ class LLM:
     ) -> dict[str, Any]:
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
         options = accepted(options, CHAT_OPTIONS, "chat")
-        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, **options)
+        check = self.engine.check_length
+        prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, check=check, **options)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
     def stream(

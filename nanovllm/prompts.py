@@ -1,5 +1,6 @@
 """From what a user gives to token ids: the forms of a prompt. The mirror of detokenizer.py. Chats: conversation.py."""
 
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -11,8 +12,13 @@ Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
-def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
-    """(text, token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
+def parse_prompt(
+    tokenizer: Any, prompt: Prompt, check: Callable[[str], None] = lambda text: None
+) -> tuple[str | None, list[int], str | None]:
+    """(text, token ids, cache salt) of a prompt in any of its forms. check: of a text before it is tokenized.
+
+    Raises ValueError.
+    """
     fields = prompt if isinstance(prompt, dict) else {}
     fields = accepted({str(key): value for key, value in fields.items()}, PROMPT_KEYS, "a prompt")
     salt = fields.get("cache_salt")
@@ -32,6 +38,7 @@ def parse_prompt(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int],
             "a prompt is a string, a list of token ids or a dict with 'prompt' or 'prompt_token_ids', "
             f"found {shorten(prompt)}"
         )
+    check(text)
     return text, tokenize(tokenizer, text), salt
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.prompts import tokenize
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.validation import check_number, shorten
+from nanovllm.validation import check_number, check_range, shorten
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
@@ -15,11 +15,7 @@ def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
         raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
     params = params.clone()
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        for token_id in getattr(params, name) or ():
-            check_number(f"a token id of {name}", token_id, Integral, 0, model.vocab_size - 1)
-    for name in ("stop_token_ids", "allowed_token_ids"):  # they are searched at every token
-        if (ids := getattr(params, name)) is not None:
-            setattr(params, name, list(dict.fromkeys(ids)))
+        check_range(f"a token id of {name}", getattr(params, name) or (), 0, model.vocab_size - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) == -1:
             setattr(params, name, model.vocab_size)

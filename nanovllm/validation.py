@@ -6,7 +6,7 @@ integers and floats are taken wherever Python's are. A bool is not a number.
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from numbers import Integral, Real
@@ -97,15 +97,28 @@ def size_of(name: str, text: str) -> int:
 
 
 def list_of(value: Any, kind: type, noun: str, name: str) -> list:
-    """A list, tuple or set of `kind` (str or Integral) as a list; None is an empty one, a string stands for itself."""
+    """A list, tuple or set of `kind` (str or Integral) as a list; None is an empty one, a string stands for itself.
+
+    Of whole numbers each stays once: they are ids.
+    """
     if value is None:
         return []
     if isinstance(value, str) and kind is str:
         return [value]
-    items = list(value) if isinstance(value, list | tuple | set | frozenset) else [None]
-    if any(not isinstance(item, kind) or isinstance(item, bool) for item in items):
+    types = set(map(type, value)) if isinstance(value, list | tuple | set | frozenset) else {type(None)}
+    if not all(issubclass(t, kind) and t is not bool for t in types):
         raise ValueError(f"{name} must be a list of {noun}, found {shorten(value)}")
-    return items if kind is str else [check_number(name, item, kind) for item in items]
+    if kind is str:
+        return list(value)
+    ids = list(dict.fromkeys(map(int, value)))
+    check_range(name, ids)
+    return ids
+
+
+def check_range(name: str, numbers: Collection[int], low: int | None = None, high: int | None = None) -> None:
+    """check_number for whole numbers, of which there may be a hundred thousand: the least and the largest will do."""
+    for number in (min(numbers), max(numbers)) if numbers else ():
+        check_number(name, number, Integral, low, high)
 
 
 def bias_of(value: Any) -> dict[int, float]:

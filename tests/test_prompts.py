@@ -1,15 +1,19 @@
 """Every form of a prompt, the chat template, and what neither takes."""
 
+import random
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from checkpoints import make_tokenizer
 from errors import expect
 from test_llm import TEXT, sampled
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from nanovllm.prompt_length import length_check
 from nanovllm.prompts import tokenize
 
 
@@ -58,6 +62,85 @@ def test_prompts(llm, prompt, text):
     expect(text, llm.generate, [[5, 6], prompt])
     expect(text, llm.stream, prompt)
     assert not llm.engine.has_unfinished_requests() and llm.stats()["num_steps"] == 0
+
+
+MARKS = "e" + "\u0301" * 3
+TEXTS = [
+    "x" * 99,
+    "the " * 40,
+    " " * 99,
+    "\n" * 99,
+    "\x04" * 99,
+    MARKS * 30,
+    "\u1f82" * 50,
+    "\u0958" * 50,
+    "J\u030c" * 50,
+]
+TEXTS += [
+    "\u1112\u1161\u11ab" * 40,
+    "\U0001f600" * 50,
+    "<|end|>" + " " * 99,
+    "A\u0300" * 60,
+    "\x85\u3000\x1c" * 30,
+    "7" * 99,
+]
+TEXTS += ["".join(random.Random(seed).choices("ab \u0301\x04\u00e9\U0001f600", k=99)) for seed in range(9)]
+SPLITS = {name: pre_tokenizers.Split(" ", name) for name in ("removed", "isolated")}
+SPACE = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")])
+LONG = normalizers.Replace("aaaa", "a")
+TOKENIZERS = [  # byte-level or not, normalizer, pre-tokenizer, options of the model, options of a token; longest token
+    (True, None, None, {}, {}, 8),
+    (True, normalizers.NFC(), SPLITS["isolated"], {}, {}, 8),
+    (True, None, None, {}, dict(rstrip=True), 8),
+    (True, normalizers.Strip(), None, {}, {}, 0),
+    (True, None, SPLITS["removed"], {}, {}, 0),
+    (True, LONG, None, {}, {}, 0),
+    (False, SPACE, None, dict(byte_fallback=True, fuse_unk=True), {}, 8),
+    (False, normalizers.NFC(), pre_tokenizers.Metaspace(), dict(fuse_unk=False), {}, 8),
+    (False, None, None, dict(fuse_unk=True), {}, 0),
+    (False, None, pre_tokenizers.WhitespaceSplit(), dict(byte_fallback=True), {}, 0),
+]
+
+
+@pytest.mark.parametrize("is_byte_level, normalizer, pre_tokenizer, options, token, longest", TOKENIZERS)
+def test_characters_bound_tokens(is_byte_level, normalizer, pre_tokenizer, options, token, longest):
+    """A text is refused by its length only where it has more tokens than fit, whatever the tokenizer does to it."""
+    signs = [f"<0x{byte:02X}>" for byte in range(256)]
+    if is_byte_level:
+        signs = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"\u0104"})  # of "\x04": SmolLM2 has none either
+    vocabulary = {text: i for i, text in enumerate(["<unk>", *signs, "a", "b", "e", "_", "xx", "xxxx", "xxxxxxxx"])}
+    merges = [("x", "x"), ("xx", "xx"), ("xxxx", "xxxx")]
+    vocabulary.setdefault("x", len(vocabulary))
+    unknown = {} if is_byte_level else {"unk_token": "<unk>"}
+    model = Tokenizer(models.BPE(vocabulary, merges, **unknown, **options))
+    if normalizer is not None:
+        model.normalizer = normalizer
+    parts = [part for part in (pre_tokenizer, pre_tokenizers.ByteLevel() if is_byte_level else None) if part]
+    if parts:
+        model.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    model.add_special_tokens([AddedToken("<|end|>", **token)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model)
+    refused = []
+    for text in TEXTS:
+        num_tokens = len(tokenizer(text).input_ids)
+        length_check(tokenizer, num_tokens)(text)
+        try:
+            length_check(tokenizer, 8)(text)
+        except ValueError as error:
+            assert num_tokens > 8 and f"more than {longest}" in str(error)
+            refused.append(text)
+    assert bool(refused) == bool(longest)
+
+
+def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
+    """A prompt, and what a chat template made."""
+    length = 255 * 12  # the longest token has 12 characters
+    expect("the prompt has 3060 tokens", llm.generate, "x" * length)
+    monkeypatch.setattr(
+        llm.engine, "tokenizer", SimpleNamespace(chat_template="x", apply_chat_template=lambda *_, **__: "x" * 9999)
+    )
+    expect("the prompt has 3061 characters, and no token stands for more than 12", llm.generate, "x" * (length + 1))
+    expect("the prompt has 9999 characters", llm.chat, [{"role": "user", "content": "hi"}])
 
 
 def test_a_tokenizer_that_gives_up(llm, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from errors import expect
 
-from nanovllm import SamplingParams
+from nanovllm import SamplingParams, validation
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,14 @@ def test_numpy_numbers_are_kept_as_plain_ones():
     params = SamplingParams(n=np.int64(2), top_p=np.float32(0.5), seed=np.uint8(3), stop_token_ids=[np.int32(7)])
     assert params == SamplingParams(n=2, top_p=0.5, seed=3, stop_token_ids=[7])
     assert {type(v) for v in (params.n, params.seed, *params.stop_token_ids)} == {int} and type(params.top_p) is float
+
+
+def test_many_ids_are_looked_at_by_two_of_them(monkeypatch):
+    looked_at = []
+    real = validation.check_number
+    monkeypatch.setattr(validation, "check_number", lambda *given: looked_at.append(given) or real(*given))
+    params = SamplingParams(stop_token_ids=[7, 5] * 1000, allowed_token_ids=list(range(50_000)))
+    assert params.stop_token_ids == [7, 5] and len(params.allowed_token_ids) == 50_000
+    assert len([given for given in looked_at if given[0].endswith("token_ids")]) <= 4
+    with pytest.raises(ValueError, match="found -9223372036854775808"):
+        SamplingParams(allowed_token_ids=[*range(50_000), -(2**63)])

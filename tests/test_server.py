@@ -187,8 +187,12 @@ BAD = [
     ),
     ({"prompt": FOX, "structured_outputs": {"grammar": RULES}}, "signs of rules and brackets"),
     ({"prompt": FOX, "structured_outputs": {"json": {"x-guidance": [1]}}}, "x-guidance must be an object"),
-    ({"prompt": FOX, "bad_words": ["fox"] * 65}, "bad_words may have 64 texts"),
-    ({"prompt": FOX, "stop": "x" * 5000}, "of 4096 characters in all"),
+    ({"prompt": "x" * 4000}, "no token stands for more than 12"),
+    ({"prompt": FOX, "bad_words": ["fox"] * 65}, "bad_words may have 64 entries, found 65"),
+    ({"prompt": FOX, "stop": "x" * 5000}, "stop may have 4096 characters in all"),
+    ({"prompt": FOX, "stop_token_ids": [5] * 1025}, "stop_token_ids may have 1024 entries, found 1025"),
+    ({"prompt": FOX, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias may have 1024 entries"),
+    ({"prompt": FOX, "allowed_token_ids": [5] * 321}, "allowed_token_ids may have 320 entries"),
     ({"prompt": [FOX] * 1025}, "the number of prompts"),
 ]
 
@@ -207,6 +211,10 @@ def test_bad_chats(server, client):
             client.chat.completions.create(model="tiny", messages=messages)
     with pytest.raises(openai.BadRequestError, match="a request may not bring one"):
         client.chat.completions.create(model="tiny", messages=USER, extra_body={"chat_template": "{{ 7 * 7 }}"})
+    parts, calls = ([{"role": "user", name: [value] * 4096}] for name, value in (("content", "x"), ("tool_calls", {})))
+    for many in ([{"role": ""}] * 4097, parts, calls):
+        with pytest.raises(openai.BadRequestError, match="messages may have 4096 entries, found 4097"):
+            client.chat.completions.create(model="tiny", messages=many)
     with pytest.raises(openai.BadRequestError, match="calls of tools"):
         client.chat.completions.create(
             model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"
@@ -316,6 +324,29 @@ def test_a_full_queue(checkpoint):
             assert first.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+def test_samples_are_counted_before_they_wait(checkpoint):
+    """Never more than max_waiting wait, however they come: as n, as prompts, or at once in several requests."""
+    with serving(checkpoint(), ServeOptions(max_waiting=8), **ENGINE) as server:
+        server.llm.thread.set_pace(0)
+        for body in ({"prompt": FOX, "n": 9}, {"prompt": [FOX] * 3, "n": 3}, {"prompt": [FOX] * 9}):
+            status, raw = server.send(COMPLETIONS, json.dumps(body).encode())
+            assert status == 400 and b"between 1 and 8, found 9" in raw
+        with pytest.raises(ValueError, match=r"may have 8 samples \(max_waiting\), found 9"):
+            asyncio.run_coroutine_threadsafe(
+                anext(server.llm.generate(FOX, SamplingParams(n=9))), server.llm.thread.loop
+            ).result(PATIENCE_S)
+
+        def ask(num: int) -> int:
+            return server.send(COMPLETIONS, json.dumps({"prompt": [FOX] * 5, "max_tokens": 1}).encode())[0]
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = [pool.submit(ask, i) for i in range(6)]
+            server.until(lambda: sum(answer.done() for answer in answers) == 5)
+            assert len(server.engine.scheduler.waiting) == 5
+            server.llm.thread.set_pace()
+            assert sorted(answer.result(PATIENCE_S) for answer in answers) == [200] + [429] * 5
+
+
 def test_deadlines(checkpoint):
     """While it waits, and in the middle of its answer."""
     with serving(checkpoint(), ServeOptions(request_timeout=0.4), **ENGINE) as server:
@@ -338,7 +369,8 @@ def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch
         monkeypatch.setattr(server.engine.model_runner, "run", fails)
         with pytest.raises(openai.InternalServerError, match="planted"):
             client.completions.create(model="tiny", prompt=FOX, stream=streams)
-    assert client.completions.create(model="tiny", prompt=FOX, max_tokens=3).usage.completion_tokens == 3
+    again = client.completions.create(model="tiny", prompt=FOX, **LONG | {"max_tokens": 3})
+    assert again.usage.completion_tokens == 3
 
 
 def test_a_sample_that_fails_is_500(server, client, monkeypatch):

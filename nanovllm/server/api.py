@@ -17,7 +17,7 @@ from nanovllm.request import Request as EngineRequest
 from nanovllm.server.http import Events, Put, error_of, event, json_response, read_body, unless_gone
 from nanovllm.tools.lines import parse_json
 from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Chunks, response_body
-from nanovllm.tools.openai_request import UnknownModel, check_answers, translate
+from nanovllm.tools.openai_request import MAX_SAMPLES, UnknownModel, check_answers, translate
 from nanovllm.validation import reject_unknown, shorten
 
 logger = logging.getLogger("nanovllm")
@@ -48,7 +48,8 @@ class Job:
         salt = body.get("cache_salt")
         if tenant and (salt is None or (salt and isinstance(salt, str))):
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
-        prompts, params, self.model, adapter = translate(llm.llm, url, body, names)
+        max_samples = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES)
+        prompts, params, self.model, adapter = translate(llm.llm, url, body, names, max_samples)
         self.url, self.params = url, params
         self.requests = []
         for place, prompt in enumerate(prompts):  # the page knows its card by the id

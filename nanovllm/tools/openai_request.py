@@ -20,7 +20,10 @@ KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
 MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
-MAX_WORDS, MAX_CHARS_OF_WORDS = 64, 4096  # of stop and of bad_words: they are looked for at every token
+# How much a body may bring of what it may repeat. Words and ids are looked for at every token.
+MAX_ENTRIES = dict.fromkeys(("stop", "bad_words"), 64) | dict.fromkeys(("stop_token_ids", "logit_bias"), 1024)
+MAX_ENTRIES |= dict.fromkeys(("messages", "tools", "chat_template_kwargs"), 4096)
+MAX_CHARS_OF_WORDS = 4096
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
 MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
 
@@ -34,11 +37,11 @@ class SampleFailed(RuntimeError):
 
 
 def translate(
-    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...]
+    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...], max_samples: int = MAX_SAMPLES
 ) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
     """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one).
 
-    ValueError for what we cannot honour.
+    max_samples: of all prompts together. ValueError for what we cannot honour.
     """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model", served_names[0] if served_names else "")
@@ -49,6 +52,7 @@ def translate(
             f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
             "--served-model-name say that they are the same"
         )
+    _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
     given = {name: body[name] for name in PASSED_ON & body.keys()}
     given["structured_outputs"] = _structured_outputs(body)
     logprobs = body.get("logprobs")
@@ -70,16 +74,15 @@ def translate(
         messages: Any = body.get("messages")
         prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
     else:
-        prompts = _prompts(body)
+        prompts = _prompts(body, max_samples)
     if logprobs is not None:
         check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
     params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
     for name in ("stop", "bad_words"):
-        words = getattr(params, name)
-        if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_CHARS_OF_WORDS:
-            raise ValueError(f"{name} may have {MAX_WORDS} texts of {MAX_CHARS_OF_WORDS} characters in all, found more")
+        if sum(map(len, getattr(params, name))) > MAX_CHARS_OF_WORDS:
+            raise ValueError(f"{name} may have {MAX_CHARS_OF_WORDS} characters in all, found more")
     num_samples = params.n * len(prompts)
-    check_number("the number of samples (prompts times n)", num_samples, Integral, 1, MAX_SAMPLES)
+    check_number("the number of samples (prompts times n)", num_samples, Integral, 1, max_samples)
     if logprobs is not None:
         limit = llm.engine.scheduler.max_model_len
         num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
@@ -114,13 +117,25 @@ def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
     return None if given is None else StructuredOutputsParams(**given)
 
 
-def _prompts(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _check_lengths(body: dict[str, Any], most_entries: dict[str, int]) -> None:
+    """Raise ValueError for a list or an object that is too long, before anything is done with it."""
+    for name, most in most_entries.items():
+        value = body.get(name)
+        num = len(value) if isinstance(value, list | dict) else 0
+        if num <= most and isinstance(value, list):  # parts and calls of messages count, too
+            lists = (item.get(key) for item in value if isinstance(item, dict) for key in ("content", "tool_calls"))
+            num += sum(len(inner) for inner in lists if isinstance(inner, list))
+        if num > most:
+            raise ValueError(f"{name} may have {most} entries, found {num}")
+
+
+def _prompts(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:
     """A string or a list of token ids is one prompt, a list of those is several."""
     if (prompt := body.get("prompt")) is None:
         raise ValueError("body has no prompt")
     several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
     if several:
-        check_number("the number of prompts", len(prompt), Integral, 1, MAX_SAMPLES)
+        check_number("the number of prompts", len(prompt), Integral, 1, max_samples)
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     names = {True: "prompt_token_ids", False: "prompt"}
     return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]

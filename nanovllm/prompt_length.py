@@ -1,0 +1,75 @@
+"""How many tokens a text has at least, known from its characters: a prompt that cannot fit is refused untokenized.
+
+Tokenizing two million characters takes seconds, and looking at their number takes none.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from unicodedata import normalize
+
+SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # U+3000 is the last one
+
+
+def length_check(tokenizer: Any, max_tokens: int) -> Callable[[str], None]:
+    """A function that raises ValueError for a text that surely has more tokens than that.
+
+    It lets every text pass where the tokenizer may drop characters, or join many into one unknown token.
+    """
+    longest, lost = _longest_token(tokenizer)
+    max_chars = longest * max_tokens
+
+    def check(text: str) -> None:
+        num_chars = len(text)
+        if longest and num_chars > max_chars:
+            num_chars = len(normalize("NFC", text))  # some tokenizers compose characters, too
+        if longest and num_chars > max_chars:
+            num_chars -= sum(map(text.count, lost))
+            if num_chars > max_chars:
+                what = f"the prompt has {len(text)} characters, and no token stands for more than {longest}"
+                raise ValueError(f"{what}; at most {max_tokens} tokens fit in max_model_len with one to generate")
+
+    return check
+
+
+def _longest_token(tokenizer: Any) -> tuple[int, str]:
+    """The most characters (in NFC) that one token stands for, 0 if that isn't known; characters that may need none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(backend.model).__name__ != "BPE":
+        return 0, ""
+    parts = [*_parts(backend.normalizer), *_parts(backend.pre_tokenizer)]
+    if not all(map(_keeps_characters, parts)):
+        return 0, ""
+    vocabulary, model = tokenizer.get_vocab(), backend.model
+    longest = max(map(len, vocabulary))
+    # Beside such a token spaces are dropped.
+    lost = SPACES if any(t.lstrip or t.rstrip for t in tokenizer.added_tokens_decoder.values()) else ""
+    if any(part["type"] == "ByteLevel" for part in parts):
+        missing = [char for char, sign in _signs() if sign not in vocabulary]  # they are dropped
+        return (0, "") if any(char > "\x7f" for char in missing) else (longest, lost + "".join(missing))
+    if model.byte_fallback:
+        is_whole = vocabulary.keys() >= {f"<0x{byte:02X}>" for byte in range(256)}
+    else:
+        is_whole = model.unk_token is not None and not model.fuse_unk
+    return (longest, lost) if is_whole else (0, "")
+
+
+def _parts(component: Any) -> list[dict[str, Any]]:
+    """A normalizer or a pre-tokenizer as tokenizer.json has it, or those of which it is a sequence."""
+    state = json.loads(component.__getstate__()) if component is not None else {"normalizers": []}
+    return state.get("normalizers") or state.get("pretokenizers") or ([state] if "type" in state else [])
+
+
+def _keeps_characters(part: dict[str, Any]) -> bool:
+    if part["type"] == "Replace":
+        return len(part["content"]) >= len(part["pattern"].get("String", part["content"] + " "))
+    known = ("NFC", "Prepend", "ByteLevel", "Metaspace", "Digits", "Split", "Punctuation")
+    return part["type"] in known and part.get("behavior") != "Removed"
+
+
+def _signs() -> list[tuple[str, str]]:
+    """(character, what a byte-level vocabulary has for its last byte): of ASCII, and of each last byte beyond it."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    split = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    return [(char, split(char)[0][0][-1]) for char in map(chr, range(0xC0))]
