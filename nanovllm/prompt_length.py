@@ -26,8 +26,10 @@ def length_check(tokenizer: Any, max_tokens: int) -> Callable[[str], None]:
         if longest and num_chars > max_chars:
             num_chars -= sum(map(text.count, lost))
             if num_chars > max_chars:
-                what = f"the prompt has {len(text)} characters, and no token stands for more than {longest}"
-                raise ValueError(f"{what}; at most {max_tokens} tokens fit in max_model_len with one to generate")
+                raise ValueError(
+                    f"the prompt has {len(text)} characters, and no token has more than {longest} characters; "
+                    f"max_model_len is {max_tokens + 1}, prompt and output together, so at most {max_tokens} tokens fit"
+                )
 
     return check
 

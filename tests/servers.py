@@ -13,7 +13,6 @@ from typing import Any
 from openai import OpenAI
 
 from nanovllm.async_llm import AsyncLLM
-from nanovllm.server.inside import Inside
 from nanovllm.server.options import ServeOptions
 from nanovllm.server.serve import Server, bind
 
@@ -23,8 +22,10 @@ PATIENCE_S = 60  # for what must come; no machine is so busy that it takes as lo
 class Running:
     """url, the AsyncLLM behind it, and clients."""
 
-    def __init__(self, llm: AsyncLLM, port: int, inside: Inside) -> None:
-        self.llm, self.engine, self.port, self.inside = llm, llm.engine, port, inside
+    def __init__(self, server: Server, port: int) -> None:
+        self.llm, self.engine, self.port = server.llm, server.llm.engine, port
+        self.app: Any = server.config.app
+        self.inside, self.connections = self.app.state.inside, server.connections
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, api_key: str = "none") -> OpenAI:
@@ -83,7 +84,7 @@ def serving(model: Path, options: ServeOptions = ServeOptions(), **engine: Any) 
         while not server.started:
             assert thread.is_alive(), "the server has not started"
             time.sleep(0.01)
-        running = Running(llm, listener.getsockname()[1], server.config.app.state.inside)
+        running = Running(server, listener.getsockname()[1])
         yield running
         if llm.thread.error is None:
             llm.thread.set_pace()

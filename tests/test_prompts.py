@@ -127,7 +127,7 @@ def test_characters_bound_tokens(is_byte_level, normalizer, pre_tokenizer, optio
         try:
             length_check(tokenizer, 8)(text)
         except ValueError as error:
-            assert num_tokens > 8 and f"more than {longest}" in str(error)
+            assert num_tokens > 8 and f"more than {longest} characters;" in str(error)
             refused.append(text)
     assert bool(refused) == bool(longest)
 
@@ -139,7 +139,11 @@ def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
     monkeypatch.setattr(
         llm.engine, "tokenizer", SimpleNamespace(chat_template="x", apply_chat_template=lambda *_, **__: "x" * 9999)
     )
-    expect("the prompt has 3061 characters, and no token stands for more than 12", llm.generate, "x" * (length + 1))
+    expect(
+        "the prompt has 3061 characters, and no token has more than 12 characters; max_model_len is 256",
+        llm.generate,
+        "x" * (length + 1),
+    )
     expect("the prompt has 9999 characters", llm.chat, [{"role": "user", "content": "hi"}])
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
 
 import openai
 import pytest
@@ -21,13 +23,13 @@ LONG = dict(model="tiny", prompt="two gulls", temperature=0, max_tokens=200, ext
 
 @pytest.fixture
 def start(processes, checkpoint):
-    """start(*arguments) -> the process, when it is ready, and its url."""
+    """start(*arguments) -> the process, when it is ready, and its url. name: None takes the checkpoint's own."""
 
-    def get(*arguments: str):
-        options = ("--port", "0", "--served-model-name", "tiny", *ENGINE, *arguments)
-        process = processes.start(*SERVE, str(checkpoint()), *options)
+    def get(*arguments: str, name: str | None = "tiny", command: tuple[str, ...] = SERVE):
+        options = ("--port", "0", *(("--served-model-name", name) if name else ()), *ENGINE, *arguments)
+        process = processes.start(*command, str(checkpoint()), *options)
         line = process.stdout.readline()
-        assert line.startswith("serving tiny"), line + process.communicate(timeout=LIMIT_S)[1]
+        assert line.startswith(f"serving {name or checkpoint().name}:"), line + process.communicate(timeout=LIMIT_S)[1]
         return process, re.search(r"http://[^/ ]+", line)[0]
 
     return get
@@ -57,6 +59,49 @@ def test_sigterm_lets_requests_finish_and_takes_no_new_ones(start):
         pytest.fail("it still takes new connections")
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     assert end_of(process) == (0, "")
+
+
+LIMITED = """import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from nanovllm.tools.cli import main
+sys.exit(main(sys.argv[1:]))"""
+HALF = [
+    b"",
+    b"POST /v1/completions HTTP/1.1\r\nHost: local",
+    raw_post("/v1/completions", {"prompt": "x" * 100})[:-1],
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /inside/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    raw_post("/v1/completions", {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}),
+]
+
+
+def test_more_connections_than_descriptors(start):
+    """Clients that send half a request, none, or take nothing, 400 of each: the others are answered, no log is filled.
+
+    The model is asked for by its folder's name, and nobody is told where that is.
+    """
+    process, url = start(name=None, command=("-c", LIMITED, "serve"))
+    host = url.removeprefix("http://").split(":")
+    for raw in HALF:
+        with ExitStack() as ends:
+            for _ in range(400):
+                connection = ends.enter_context(socket.create_connection(host, timeout=LIMIT_S))
+                with suppress(ConnectionError):  # it may have been closed again
+                    connection.sendall(raw)
+            for path in ("/health", "/metrics", "/page/chat.js", "/v1/models"):
+                answer = HTTPConnection(*host, timeout=LIMIT_S)
+                answer.request("GET", path)
+                assert answer.getresponse().status == 200
+                answer.close()
+    client = client_of(url)
+    [model] = client.models.list().data
+    with pytest.raises(openai.NotFoundError, match=f"this is {model.id}: leave") as error:
+        client.completions.create(model="x", prompt="x")
+    assert "/" not in model.id + error.value.message
+    process.send_signal(signal.SIGTERM)
+    code, err = end_of(process)
+    assert code == 0 and len(err) < 5000
 
 
 def test_ctrl_c_does_not_wait_for_ever(start):

@@ -187,7 +187,7 @@ BAD = [
     ),
     ({"prompt": FOX, "structured_outputs": {"grammar": RULES}}, "signs of rules and brackets"),
     ({"prompt": FOX, "structured_outputs": {"json": {"x-guidance": [1]}}}, "x-guidance must be an object"),
-    ({"prompt": "x" * 4000}, "no token stands for more than 12"),
+    ({"prompt": "x" * 4000}, "no token has more than 12 characters"),
     ({"prompt": FOX, "bad_words": ["fox"] * 65}, "bad_words may have 64 entries, found 65"),
     ({"prompt": FOX, "stop": "x" * 5000}, "stop may have 4096 characters in all"),
     ({"prompt": FOX, "stop_token_ids": [5] * 1025}, "stop_token_ids may have 1024 entries, found 1025"),
@@ -527,7 +527,8 @@ def test_a_page_that_closes_as_a_picture_comes(server, client, num_turns):
         pass
 
     async def open_and_close():
-        page = asyncio.create_task((await inside.show(Request({"type": "http", "method": "GET"})))({}, receive, send))
+        request = Request({"type": "http", "method": "GET", "app": server.app})
+        page = asyncio.create_task((await inside.show(request))({}, receive, send))
         while not inside.viewers or any(viewer.changed.is_set() for viewer in inside.viewers):
             await asyncio.sleep(0)
         [viewer] = inside.viewers

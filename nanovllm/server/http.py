@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanovllm.async_llm import Overloaded
 from nanovllm.engine_thread import EngineDied, StepFailed
@@ -20,7 +20,6 @@ from nanovllm.tools.openai_request import SampleFailed, UnknownModel
 
 Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]
-STALL_LIMIT_S = 60.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 GUARDED = ("/v1/", "/inside/")  # paths that need a key, where there are keys; the others tell numbers only
 
@@ -72,6 +71,36 @@ def json_response(body: dict[str, Any], status: int = 200, headers: Mapping[str,
     return Response(to_json(body), status, headers, media_type="application/json")
 
 
+class ReadToTheEnd:
+    """ASGI middleware: an answer ends when its request has come whole, even if nobody wants the rest of it.
+
+    A connection that is closed while the client still sends is reset, and the client never reads why it was refused.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = scope["type"] != "http"
+
+        async def get() -> Message:
+            nonlocal is_whole
+            message = await receive()
+            is_whole = is_whole or not message.get("more_body", False)  # or the client has gone
+            return message
+
+        async def put(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and not is_whole:
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body", "body": b""}
+                while not is_whole:
+                    await get()
+            await send(message)
+
+        await self.app(scope, get, put)
+
+
 class Guard:
     """ASGI middleware: hosts and keys.
 
@@ -111,7 +140,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a form of any web page could send the others
         raise Refused(415, f"the body must be application/json, found {kind!r:.80}")
-    too_long = Refused(413, f"the body is longer than {max_bytes} bytes", headers={"Connection": "close"})
+    too_long = Refused(413, f"the body is longer than {max_bytes} bytes")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and (len(length) > 18 or int(length) > max_bytes):
         raise too_long
@@ -120,7 +149,14 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raw += part
         if len(raw) > max_bytes:
             raise too_long
+    check_room(request)
     return bytes(raw)
+
+
+def check_room(request: Request) -> None:
+    """Before what may take long. Raises Overloaded."""
+    if request.app.state.is_busy():
+        raise Overloaded("so many requests are being answered that there is no connection left; try again later")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
@@ -143,10 +179,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class Events(Response):
-    """Server-sent events. write: an async function that is given `put`, which sends some text on.
-
-    A client that takes nothing for STALL_LIMIT_S is as good as gone.
-    """
+    """Server-sent events. write: an async function that is given `put`, which sends some text on."""
 
     def __init__(self, write: Callable[[Put], Awaitable[None]]) -> None:
         super().__init__(
@@ -159,11 +192,7 @@ class Events(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
         async def put(text: str) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            stalled = asyncio.get_running_loop().call_later(STALL_LIMIT_S, task.cancel)
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-            stalled.cancel()
 
         with suppress(ClientDisconnect):
             await unless_gone(receive, self.write(put))

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from nanovllm.async_llm import AsyncLLM, wait_for
 from nanovllm.server.drawing import Drawing
-from nanovllm.server.http import Events, Put, Refused, event, json_response, read_body
+from nanovllm.server.http import Events, Put, Refused, check_room, event, json_response, read_body
 from nanovllm.tools.lines import parse_json
 from nanovllm.validation import check_number, reject_unknown
 
@@ -63,6 +63,7 @@ class Inside:
 
     async def show(self, request: Request) -> Response:
         """Frames, as server-sent events, as long as the page is open."""
+        check_room(request)
         return Response() if request.method == "HEAD" else Events(self._watch)
 
     async def _watch(self, put: Put) -> None:

@@ -26,7 +26,9 @@ class ServeOptions:
         "a prefix",
     )
     served_model_name: tuple[str, ...] = option(
-        (), "names under which requests may ask for the model, the first one is shown (default: MODEL)"
+        (),
+        "names under which requests may ask for the model, the first one is shown (default: MODEL; of a checkpoint on "
+        "this machine, its folder's name)",
     )
     lora_modules: tuple[str, ...] = option((), "adapters, NAME=PATH, that requests may ask for by their names")
     max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429")

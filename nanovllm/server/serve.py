@@ -1,8 +1,10 @@
 """The server's process, from the socket to the last answer."""
 
+import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,19 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.lora.modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.server.api import Api
-from nanovllm.server.http import ERRORS, LOOPBACK, Guard, Refused, answer_error, answer_nobody, json_response
+from nanovllm.server.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
+from nanovllm.server.http import (
+    ERRORS,
+    LOOPBACK,
+    Guard,
+    ReadToTheEnd,
+    Refused,
+    answer_error,
+    answer_nobody,
+    json_response,
+)
 from nanovllm.server.inside import Inside
+from nanovllm.server.log import write_repeated_lines_once
 from nanovllm.server.metrics import Metrics
 from nanovllm.server.options import ServeOptions
 from nanovllm.tools.screen import Screen
@@ -37,9 +50,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
 
     Raises ValueError, FileNotFoundError or OSError for what cannot work, before the model is loaded.
     """
-    names = options.served_model_name
-    if not names:  # of a checkpoint in a folder, its name will do
-        names = (Path(config.model).name, config.model) if Path(config.model).exists() else (config.model,)
+    names = options.served_model_name or (name_of(config.model),)
     config, adapters = read_modules(options.lora_modules, config, names)
     with bind(options.host, options.port) as listener:
         with Screen(stderr=True).working(f"loading {config.model}"):
@@ -47,15 +58,28 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
         for adapter in adapters:
             llm.engine.adapters.check(adapter)
         with llm:
+            write_repeated_lines_once()
             server = Server(llm, options, names, listener)
             server.run(sockets=[listener])
             return 1 if llm.thread.error is not None else 0
 
 
+def name_of(model: str) -> str:
+    """Under which a model is served. Of a checkpoint on this machine nobody is told where it is."""
+    return Path(os.path.abspath(model)).name if Path(model).exists() else model
+
+
 def make_app(
-    llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], closing: Callable[[], bool] = lambda: False
+    llm: AsyncLLM,
+    options: ServeOptions,
+    names: tuple[str, ...],
+    closing: Callable[[], bool] = lambda: False,
+    is_busy: Callable[[], bool] = lambda: False,
 ) -> Starlette:
-    """The ASGI application; any ASGI server can run it. closing: is that server about to end?"""
+    """The ASGI application; any ASGI server can run it.
+
+    closing: is that server about to end? is_busy: has it no connection left for what may take long?
+    """
     metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
     api = Api(llm, names, options.max_body_bytes, options.request_timeout)
 
@@ -84,9 +108,10 @@ def make_app(
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
     middleware = [Middleware(Guard, keys=list(options.api_key), local=options.host in LOOPBACK)]
-    if options.allowed_origins:  # outermost: a page must be able to read an error, and preflights have no key
+    if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
+    middleware.insert(0, Middleware(ReadToTheEnd))
     app = Starlette(
         routes=[*api.routes(), *inside.routes(), *pages],
         middleware=middleware,
@@ -95,7 +120,7 @@ def make_app(
             ClientDisconnect: answer_nobody,
         },
     )
-    app.state.inside = inside
+    app.state.inside, app.state.is_busy = inside, is_busy
     return app
 
 
@@ -104,9 +129,12 @@ class Server(uvicorn.Server):
 
     def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
         self.llm, self.names, self.listener = llm, names, listener
-        app = make_app(llm, options, names, lambda: self.should_exit)
-        seconds: Any = options.shutdown_timeout  # uvicorn's annotation says int; asyncio takes both
-        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=seconds, lifespan="off"))
+        self.connections = Connections()
+        app = make_app(llm, options, names, lambda: self.should_exit, self.connections.are_busy)
+        given: dict[str, Any] = {"http": partial(Connection, self.connections), "ws": "none", "loop": "asyncio"}
+        given["timeout_graceful_shutdown"] = options.shutdown_timeout  # uvicorn's annotation says int
+        given["backlog"] = ACCEPTED_AT_ONCE
+        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off", **given))
         llm.thread.on_death = self.end
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -118,6 +146,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.llm.stats()  # the engine's thread begins
         await super().startup(sockets)
+        self.listener.listen(MAX_CONNECTIONS)  # as many may wait to be accepted; asyncio has set both numbers alike
         host, port = self.listener.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {self.names[0]}: the page is {where}/, the API {where}/v1 (Ctrl-C ends it)", flush=True)
