@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from unicodedata import normalize
 
-SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # U+3000 is the last one
+SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())  # beyond U+3000 there is none
 
 
 def length_check(tokenizer: Any, max_tokens: int) -> Callable[[str], None]:
@@ -47,7 +47,7 @@ def _longest_token(tokenizer: Any) -> tuple[int, str]:
     # Beside such a token spaces are dropped.
     lost = SPACES if any(t.lstrip or t.rstrip for t in tokenizer.added_tokens_decoder.values()) else ""
     if any(part["type"] == "ByteLevel" for part in parts):
-        missing = [char for char, sign in _signs() if sign not in vocabulary]  # they are dropped
+        missing = [char for char, sign in _signs() if sign not in vocabulary]  # without a token for that byte: dropped
         return (0, "") if any(char > "\x7f" for char in missing) else (longest, lost + "".join(missing))
     if model.byte_fallback:
         is_whole = vocabulary.keys() >= {f"<0x{byte:02X}>" for byte in range(256)}

@@ -17,9 +17,9 @@ from nanovllm.server.http import Refused, error_of
 from nanovllm.tools.lines import to_json
 
 WAIT_LIMIT_S = 30.0
-MAX_CONNECTIONS = 4096  # each may hold some 64 KB of a request's head
+MAX_CONNECTIONS = 2048  # however many descriptors there are: each may hold a body that has not come whole
 RESERVED = 64  # descriptors that are no connections: files, adapters, pipes; and connections that are not counted yet
-ACCEPTED_AT_ONCE = 8  # asyncio counts none before it has accepted so many, three times
+ACCEPTED_AT_ONCE = 8  # by asyncio; three times as many may be open before the first of them is counted
 SPARE = 16  # connections for requests that are answered at once, such as /health
 
 
@@ -33,7 +33,7 @@ class Connections:
         self.open: set[Connection] = set()
         self.waiting: dict[Connection, asyncio.TimerHandle] = {}
 
-    def are_busy(self) -> bool:
+    def is_full(self) -> bool:
         """Is no connection left for a request that may take long?"""
         return len(self.open) - len(self.waiting) > self.most - SPARE
 
@@ -50,23 +50,23 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which speaks HTTP; it knows no deadline but that of a client that sends nothing after an answer."""
+    """uvicorn's, which speaks HTTP, with a deadline for the client. uvicorn's own ends with the first byte it gets."""
 
-    def __init__(self, all_: Connections, **given: Any) -> None:
+    def __init__(self, table: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.all = all_
+        self.table = table
 
     def note(self) -> None:
         """Whose turn is it now, the client's or the server's?"""
         has_request = self.cycle is not None and not self.cycle.response_complete
         waits = not has_request or self.conn.their_state is h11.SEND_BODY or self.flow.write_paused
-        if waits and self in self.all.open and self not in self.all.waiting:
-            self.all.waiting[self] = self.loop.call_later(WAIT_LIMIT_S, self._give_up)
-        elif not waits and self in self.all.waiting:
-            self.all.waiting.pop(self).cancel()
+        if waits and self in self.table.open and self not in self.table.waiting:
+            self.table.waiting[self] = self.loop.call_later(WAIT_LIMIT_S, self._give_up)
+        elif not waits and self in self.table.waiting:
+            self.table.waiting.pop(self).cancel()
 
     def drop(self) -> None:
-        self.all.waiting.pop(self).cancel()
+        self.table.waiting.pop(self).cancel()
         self.transport.abort()
 
     def _give_up(self) -> None:
@@ -85,11 +85,11 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.all.add(self)
+        self.table.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.all.discard(self)
+        self.table.discard(self)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

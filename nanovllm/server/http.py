@@ -155,7 +155,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def check_room(request: Request) -> None:
     """Before what may take long. Raises Overloaded."""
-    if request.app.state.is_busy():
+    if request.app.state.is_full():
         raise Overloaded("so many requests are being answered that there is no connection left; try again later")
 
 

@@ -1,5 +1,6 @@
 """The server's process, from the socket to the last answer."""
 
+import gc
 import os
 import signal
 import socket
@@ -59,6 +60,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
             llm.engine.adapters.check(adapter)
         with llm:
             write_repeated_lines_once()
+            gc.freeze()  # what the load has made stays; looking for garbage in it would hold up everybody
             server = Server(llm, options, names, listener)
             server.run(sockets=[listener])
             return 1 if llm.thread.error is not None else 0
@@ -74,11 +76,11 @@ def make_app(
     options: ServeOptions,
     names: tuple[str, ...],
     closing: Callable[[], bool] = lambda: False,
-    is_busy: Callable[[], bool] = lambda: False,
+    is_full: Callable[[], bool] = lambda: False,
 ) -> Starlette:
     """The ASGI application; any ASGI server can run it.
 
-    closing: is that server about to end? is_busy: has it no connection left for what may take long?
+    closing: is that server about to end? is_full: has it no connection left for what may take long?
     """
     metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
     api = Api(llm, names, options.max_body_bytes, options.request_timeout)
@@ -120,7 +122,7 @@ def make_app(
             ClientDisconnect: answer_nobody,
         },
     )
-    app.state.inside, app.state.is_busy = inside, is_busy
+    app.state.inside, app.state.is_full = inside, is_full
     return app
 
 
@@ -130,7 +132,7 @@ class Server(uvicorn.Server):
     def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
         self.llm, self.names, self.listener = llm, names, listener
         self.connections = Connections()
-        app = make_app(llm, options, names, lambda: self.should_exit, self.connections.are_busy)
+        app = make_app(llm, options, names, lambda: self.should_exit, self.connections.is_full)
         given: dict[str, Any] = {"http": partial(Connection, self.connections), "ws": "none", "loop": "asyncio"}
         given["timeout_graceful_shutdown"] = options.shutdown_timeout  # uvicorn's annotation says int
         given["backlog"] = ACCEPTED_AT_ONCE
@@ -146,7 +148,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.llm.stats()  # the engine's thread begins
         await super().startup(sockets)
-        self.listener.listen(MAX_CONNECTIONS)  # as many may wait to be accepted; asyncio has set both numbers alike
+        self.listener.listen(MAX_CONNECTIONS)  # may wait to be accepted; asyncio has made it as few as above
         host, port = self.listener.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {self.names[0]}: the page is {where}/, the API {where}/v1 (Ctrl-C ends it)", flush=True)
