@@ -7,17 +7,18 @@ messages make the same prompt.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from nanovllm.confined.confined import Confined, TooMuch
 from nanovllm.prompts import tokenize
-from nanovllm.time_limit import call_with_limit
 from nanovllm.validation import shorten
 
 logger = logging.getLogger("nanovllm")
 
-TEMPLATE_LIMIT_S, TEMPLATE_LIMIT_MB = 10.0, 256  # for one conversation; ordinary ones take less than a millisecond
-MAX_CHARS = 100_000_000  # that a template may write
+# Chat templates run there: they are programs of the checkpoint. An ordinary one takes a millisecond.
+RENDERER = Confined(Path(__file__).with_name("confined") / "template.py", seconds=2, max_mb=128, lanes=2)
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its key
 KEPT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
 
@@ -53,43 +54,21 @@ def render_chat(
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     conversation = plain_messages(messages, knows_developer=bool(re.search("['\"]developer['\"]", str(template))))
     options = {
+        **tokenizer.special_tokens_map,
         **(chat_template_kwargs or {}),
         "tools": tools or None,
-        "chat_template": chat_template,
-        "tokenize": False,
         "add_generation_prompt": add_generation_prompt,
         "continue_final_message": continue_final_message,
     }
-
-    def render() -> str:
-        try:
-            _bound_text(tokenizer.get_chat_template(chat_template, tools))
-            return tokenizer.apply_chat_template(conversation, **options)
-        except Exception as error:  # whatever the checkpoint's template raises
-            reason = str(error) or type(error).__name__
-            raise ValueError(f"the chat template does not take these messages: {reason}") from error
-
-    text = call_with_limit(render, TEMPLATE_LIMIT_S, TEMPLATE_LIMIT_MB, "the chat template")
+    try:
+        text = RENDERER.ask(tokenizer.get_chat_template(chat_template, tools), conversation, options)
+    except TooMuch as error:
+        raise ValueError(f"the chat template {error}") from None
+    except ValueError as error:  # whatever the checkpoint's template raises
+        raise ValueError(f"the chat template does not take these messages: {error}") from error
     check(text)
     # The template has written the special tokens already.
     return {"prompt": text, "prompt_token_ids": tokenize(tokenizer, text, add_special_tokens=False)}
-
-
-def _bound_text(template: str) -> None:
-    """Let Jinja count before it joins what the template has written: a loop over one text makes gigabytes at once."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # keeps it for who renders next
-
-    _compile_jinja_template(template).environment.concat = _concat
-
-
-def _concat(pieces: Iterable[str]) -> str:
-    kept, num_chars = [], 0
-    for piece in pieces:
-        kept.append(piece)
-        num_chars += len(piece)
-        if num_chars > MAX_CHARS:
-            raise ValueError(f"it writes more than {MAX_CHARS:,} characters")
-    return "".join(kept)
 
 
 def plain_messages(messages: Any, knows_developer: bool = False) -> list[dict[str, Any]]:

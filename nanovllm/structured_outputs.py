@@ -11,14 +11,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from time import thread_time
 from typing import Any
 
-from nanovllm.grammars.trial import LIMITS, trial
+from nanovllm.confined.confined import Confined, TooMuch
 from nanovllm.validation import list_of, shorten
 from nanovllm.vllm_names import Named
 
+# Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
+TRIAL = Confined(Path(__file__).with_name("confined") / "grammar.py", seconds=2, max_mb=32, niceness=5)
+# llguidance's own limits, for this process, too: an ordinary grammar needs a tenth.
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
 JSON = "start: %json "
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 # Where a schema has schemas; what else it holds, a const for example, is data.
@@ -46,7 +51,7 @@ class StructuredOutputsParams(metaclass=Named):
     disable_additional_properties: objects of a schema have only the properties that it names
 
     A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
-    masks take too long ends with finish_reason "abort".
+    masks take too long ends with finish_reason "error".
     """
 
     json: str | dict[str, Any] | None = None
@@ -106,7 +111,7 @@ class GrammarCompiler:
                 source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
-                trial.compile(source)
+                _try("compile", source)
                 limits = llguidance.LLParserLimits(**LIMITS)
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
                 if error := _first_error(matcher):
@@ -184,6 +189,15 @@ class Grammar:
         self._token_ids = list(token_ids)
 
 
+def _try(kind: str, text: str) -> str:
+    """See confined/grammar.py. Raises ValueError."""
+    try:
+        return TRIAL.ask(kind, text, LIMITS)
+    except TooMuch as error:
+        remedy = "use smaller numbers (multipleOf, lengths, repetitions) or fewer parts"
+        raise ValueError(f"to compile it {error} ({len(text)} characters): {remedy}") from None
+
+
 def _first_error(matcher: Any) -> str:
     """Why there is no first token, or ""."""
     if error := matcher.get_error():
@@ -201,7 +215,7 @@ def _source(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        source = trial.convert(params.grammar).removeprefix("%llguidance {}")
+        source = _try("convert", params.grammar).removeprefix("%llguidance {}")
         if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
         return source

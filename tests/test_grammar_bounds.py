@@ -16,9 +16,10 @@ from errors import expect
 
 from nanovllm import LLM, SamplingParams, structured_outputs
 from nanovllm.async_llm import NUM_PREPARING_THREADS, AsyncLLM
-from nanovllm.grammars import trial as trials
-from nanovllm.grammars.trial import Trial, trial
+from nanovllm.confined import confined
+from nanovllm.confined.confined import Confined, TooMuch
 from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.structured_outputs import LIMITS, TRIAL
 
 GIANTS = [
     dict(json={"type": "integer", "multipleOf": 20000003}),
@@ -39,21 +40,26 @@ def asked(**kinds) -> SamplingParams:
     return SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(**kinds))
 
 
+def compile_there(source: str) -> None:
+    TRIAL.ask("compile", source, LIMITS)
+
+
 def memory_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 @pytest.mark.parametrize("giant", GIANTS, ids=lambda giant: next(iter(giant)))
 def test_a_giant_is_refused(llm, giant):
-    trial.compile('start: "a"')
+    compile_there('start: "a"')
     before, used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     [kind] = giant
-    text = f"prompts[1]: structured outputs: {kind} cannot be used: a grammar may take 2 s of a processor and 32 MB"
+    limits = "to compile it takes more than 2 s of a processor or 32 MB"
+    text = f"prompts[1]: structured outputs: {kind} cannot be used: {limits}"
     expect(text, llm.generate, [[5], [6]], [SamplingParams(), asked(**giant)])
     assert time.process_time() - used < 2 and not llm.engine.has_unfinished_requests()
     if sys.platform == "linux":  # ru_maxrss is in KiB
         assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 100
-        assert memory_mb(trial._process.pid) < 100, "it is as it was: a child of its own has paid"
+        assert memory_mb(TRIAL.idle[0].pid) < 100, "it is as it was: a child of its own has paid"
 
 
 def test_a_big_choice(llm):
@@ -65,43 +71,45 @@ def test_a_big_choice(llm):
 def test_time_bounds_where_memory_does_not(monkeypatch):
     """As on macOS; and from outside, where the system ends nothing."""
     source = 'start: %json {"type": "integer", "multipleOf": 20000003}'
-    monkeypatch.setattr(trials, "MAX_MB", 1 << 20)
     for seconds, wait_s in ((0.2, 60.0), (60.0, 0.5)):
-        monkeypatch.setattr(trials, "SECONDS", seconds)
-        monkeypatch.setattr(trials, "WAIT_S", wait_s)
-        expect(f"a grammar may take {seconds:g} s", Trial().compile, source)
+        monkeypatch.setattr(confined, "WAIT_S", wait_s)
+        mine = Confined(TRIAL.script, seconds=seconds, max_mb=1 << 20)
+        with pytest.raises(TooMuch, match=f"takes more than {seconds:g} s"):
+            mine.ask("compile", source, LIMITS)
+        for process in mine.idle:
+            confined.end(process)
 
 
 def test_a_process_that_was_ended_is_started_again(llm):
-    trial.compile('start: "a"')
-    os.killpg(trial._process.pid, signal.SIGKILL)
-    trial._process.wait()
+    compile_there('start: "a"')
+    os.killpg(TRIAL.idle[0].pid, signal.SIGKILL)
+    TRIAL.idle[0].wait()
     assert llm.generate([[5]], asked(choice=["green"]))[0].outputs[0].text == "green"
 
 
 def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
     """Ctrl-C while a grammar is tried: the next one must not get the answer that was meant for it."""
-    mine = Trial()
-    answer = trials._answer
+    mine = Confined(TRIAL.script, seconds=2, max_mb=32)
+    answer = confined._answer
 
     def interrupted(*args):
         answer(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "_answer", interrupted)
+    monkeypatch.setattr(confined, "_answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        mine.compile("broken")
-    monkeypatch.setattr(trials, "_answer", answer)
-    mine.compile('start: "a"')
-    trials._end(mine._process)
+        mine.ask("compile", "broken", LIMITS)
+    monkeypatch.setattr(confined, "_answer", answer)
+    mine.ask("compile", 'start: "a"', LIMITS)
+    confined.end(mine.idle[0])
 
 
 def test_it_ends_with_its_parent():
     """Of a script that is read from stdin, without a __main__ guard. It has the script's stderr: run() waits for it."""
     script = """
 import os, signal
-from nanovllm.grammars.trial import trial
-trial.compile('start: "a"')
+from nanovllm.structured_outputs import LIMITS, TRIAL
+TRIAL.ask("compile", 'start: "a"', LIMITS)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
@@ -113,16 +121,16 @@ def test_masks_that_take_long_end_their_own_answer(llm, monkeypatch, caplog):
     monkeypatch.setattr(structured_outputs, "FREE_S", 0.0)
     monkeypatch.setattr(structured_outputs, "TOKEN_S", 0.0)
     slow, other = llm.generate([[5], [6]], [asked(regex="[a-z]{20}"), ordinary])
-    assert slow.outputs[0].finish_reason == "abort" and len(slow.outputs[0].token_ids) == 1
+    assert slow.outputs[0].finish_reason == "error" and len(slow.outputs[0].token_ids) == 1
     assert len(other.outputs[0].token_ids) == 8
-    assert "a grammar is given up, and the answer with it: its masks have taken" in caplog.text
+    assert "llguidance has given up: its masks have taken" in caplog.text
 
 
 def test_a_lexer_that_is_exhausted_is_not_used_again(llm, monkeypatch):
     """Copies of a matcher share it, errors included: another request with the same grammar begins anew."""
     monkeypatch.setattr(structured_outputs, "LIMITS", {"max_lexer_states": 60})
     first, second = (llm.generate([[5]], asked(regex="[ab]*a[ab]{30}"))[0].outputs[0] for _ in range(2))
-    assert first.finish_reason == second.finish_reason == "abort"
+    assert first.finish_reason == second.finish_reason == "error"
     assert first.token_ids == second.token_ids and len(first.token_ids) > 2
 
 
@@ -167,5 +175,5 @@ def test_an_answer_of_the_process_is_one_line():
     """Whatever a grammar contains, and whatever its error says."""
     for text in ('start: "\n"', "start: \u2028", "\ud800", 'start: /\\x/ | "\x00"', json.dumps({"grammars": []})):
         with pytest.raises(ValueError):
-            trial.compile(text)
-    trial.compile('start: "a"')
+            compile_there(text)
+    compile_there('start: "a"')

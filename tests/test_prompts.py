@@ -1,8 +1,8 @@
 """Every form of a prompt, the chat template, and what neither takes."""
 
 import random
-import threading
-import time
+import resource
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +13,8 @@ from test_llm import TEXT, sampled
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from nanovllm.confined.confined import end
+from nanovllm.conversation import RENDERER
 from nanovllm.prompt_length import length_check
 from nanovllm.prompts import tokenize
 
@@ -136,9 +138,8 @@ def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
     """A prompt, and what a chat template made."""
     length = 255 * 12  # the longest token has 12 characters
     expect("the prompt has 3060 tokens", llm.generate, "x" * length)
-    monkeypatch.setattr(
-        llm.engine, "tokenizer", SimpleNamespace(chat_template="x", apply_chat_template=lambda *_, **__: "x" * 9999)
-    )
+    fake = SimpleNamespace(chat_template="x", special_tokens_map={}, get_chat_template=lambda *_: "{{ 'x' * 9999 }}")
+    monkeypatch.setattr(llm.engine, "tokenizer", fake)
     expect(
         "the prompt has 3061 characters, and no token has more than 12 characters; max_model_len is 256",
         llm.generate,
@@ -203,21 +204,33 @@ def test_messages(llm, monkeypatch):
     expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
     expect("chat has no argument 'chat_tempalte'; did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")
     expect("not empty", llm.chat, [])
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(llm.get_tokenizer(), "chat_template", loop)
-    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_S", 0.2)
-    num_threads = threading.active_count()
-    expect("the chat template has not ended after 0.2 s", llm.chat, [user])
-    deadline = time.monotonic() + 10
-    while threading.active_count() > num_threads:  # and its thread ends, too
-        assert time.monotonic() < deadline
-    # Two gigabytes of text: a loop over one piece, whole and kept; a text that grows while time goes by.
-    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_S", 60.0)
-    pieces = "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}"
-    for template in (pieces, "{% set text %}" + pieces + "{% endset %}{{ text }}"):
-        expect("it writes more than 100,000,000 characters", llm.chat, [user], chat_template=template)
-    monkeypatch.setattr("nanovllm.conversation.TEMPLATE_LIMIT_MB", 16)
-    grows = "{% set n = namespace(a='x') %}{% for i in range(26) %}{% set n.a = n.a ~ n.a %}{% endfor %}" + loop
-    expect("the chat template takes more than 16 MB", llm.chat, [user], chat_template=grows)
+    expect("only what JSON can hold is taken", llm.chat, [user], chat_template_kwargs={"now": object()})
     llm.get_tokenizer().chat_template = None
     expect("no chat template", llm.chat, [user])
+
+
+TWO_GB = "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}"
+TOO_MUCH = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    TWO_GB,
+    "{% set text %}" + TWO_GB + "{% endset %}{{ text }}",
+    "{% set n = namespace(a='x') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}",
+    "{{ 'x' * 2000000000 }}",  # one operation in C, as the next ones: no line of Python comes in between
+    "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+    "{{ 9 ** (9 ** 9) }}",
+]
+
+
+@pytest.mark.parametrize("template", TOO_MUCH)
+def test_a_template_that_takes_too_much_is_ended(llm, monkeypatch, template):
+    """Elsewhere: nothing of it is left in this process, and the next conversation is rendered."""
+    monkeypatch.setattr(RENDERER, "seconds", 0.3)
+    monkeypatch.setattr(RENDERER, "idle", [])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    user = [{"role": "user", "content": "hi"}]
+    expect("the chat template takes more than 0.3 s of a processor or 128 MB", llm.chat, user, chat_template=template)
+    if sys.platform == "linux":  # ru_maxrss is in KiB
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 50
+    assert RENDERER.ask("{{ messages[0].content }}", user, {}) == "hi"
+    for process in RENDERER.idle:
+        end(process)

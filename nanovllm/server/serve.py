@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from nanovllm.async_llm import AsyncLLM
 from nanovllm.config import EngineConfig
+from nanovllm.conversation import RENDERER
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.lora.modules import read_modules
 from nanovllm.request import Request as EngineRequest
@@ -55,6 +56,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
     config, adapters = read_modules(options.lora_modules, config, names)
     with bind(options.host, options.port) as listener:
         with Screen(stderr=True).working(f"loading {config.model}"):
+            RENDERER.start()  # it needs half a second, which is less than the load does
             llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
         for adapter in adapters:
             llm.engine.adapters.check(adapter)

@@ -1,1 +1,0 @@
-"""Trying grammars in another process, before one is compiled in this one."""
