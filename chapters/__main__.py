@@ -141,9 +141,17 @@ def serve(chapter: Chapter, model: str | None) -> int:
 
 
 def run_quiz(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    num_right, num_questions = quiz.run(chapter, console, console.input)
+    num_right, num_questions = quiz.run(chapter, console, console.input if sys.stdin.isatty() else read_line)
     progress.note(chapter, quiz=[num_right, num_questions])
     return 0 if num_right == num_questions else 1
+
+
+def read_line(prompt: str) -> str:
+    """From a file or a pipe, whose lines may have no end."""
+    print(prompt, end="", flush=True)
+    if not (line := sys.stdin.readline(1000)):
+        raise EOFError
+    return line
 
 
 def run_site(args: argparse.Namespace) -> int:

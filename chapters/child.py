@@ -15,7 +15,7 @@ from typing import Any
 
 from chapters.course import find_chapter
 from chapters.grading import Bench, Result, Task, grade
-from chapters.submission import NotLoaded, find_function, readable
+from chapters.submission import NoInput, NotLoaded, find_function, readable
 
 
 def main(chapter_number: int, file: str, model: str | None, first_task: int, token: str) -> None:
@@ -25,6 +25,7 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
     go_on = Semaphore(0)
     Thread(target=listen, args=(os.dup(0), go_on), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = NoInput()
     with suppress(OSError):  # where there is such a thing: if memory runs out, this process is to go, and no other
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -18,6 +18,15 @@ from typing import Any
 RETURNS = "a solution returns, and does not end the program"
 
 
+class NoInput(io.StringIO):
+    """sys.stdin where a submission runs: nobody can answer."""
+
+    def read(self, size: int | None = -1) -> str:
+        raise EOFError("there is no input: a check hands over all that your function needs")
+
+    readline = read  # type: ignore[assignment]  # typeshed has bytes
+
+
 class NotLoaded(Exception):
     """The submission has nothing to grade. The message says why."""
 

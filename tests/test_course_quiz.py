@@ -6,6 +6,7 @@ from course_text import CHAPTERS, for_each_chapter
 from rich.console import Console
 
 from chapters import quiz
+from chapters.__main__ import main
 
 
 @for_each_chapter
@@ -71,3 +72,9 @@ def test_a_quiz_without_answers_ends():
     assert quiz.run(CHAPTERS[0], console, lambda prompt: next(tries)) == (0, len(questions))
     said = console.file.getvalue()
     assert next(tries, None) is None and said.count("The answer is") + said.count("It is ") >= len(questions)
+
+
+def test_a_quiz_reads_a_line_without_end(monkeypatch, capsys):
+    """As from /dev/zero: its pieces are answers, of which there may be five to a question."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 1_000_000))
+    assert main(["quiz", "1"]) == 1 and "0 of" in capsys.readouterr().out

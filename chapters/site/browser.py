@@ -1,6 +1,5 @@
 """What worker.js calls in the browser's Python: JSON in, JSON out. It runs in ordinary Python as well."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -57,15 +56,6 @@ class Browser:
         except NotLoaded as error:
             return _view(Result(todo, 0, str(error)))
         return _view(grade(todo, function, BenchWithoutModel(), begins, str(path)))
-
-
-class NoInput(io.StringIO):
-    """sys.stdin of a page, where nobody can answer."""
-
-    def read(self, size: int | None = -1) -> str:
-        raise EOFError("there is no input: a check hands over all that your function needs")
-
-    readline = read  # type: ignore[assignment]  # typeshed has bytes
 
 
 def _view(result: Result) -> dict[str, Any]:

@@ -37,7 +37,7 @@ async function start({ folder, files, module, snapshot }) {
   python.unpackArchive(await (await originalFetch(files["course.zip"])).arrayBuffer(), "zip", { extractDir: "/course" });
   if (!snapshot) {
     python.registerJsModule("xxhash_wasm", xxhash);
-    python.runPython("import sys; sys.path.insert(0, '/course')\nfrom chapters.site.browser import Browser, NoInput");
+    python.runPython("import sys; sys.path.insert(0, '/course')\nfrom chapters.site.browser import Browser\nfrom chapters.submission import NoInput");
     python.runPython("sys.stdin = NoInput()");
     snapshot = new Blob([python.makeMemorySnapshot({ serializer: () => "xxhash" })]);
   }
