@@ -7,13 +7,13 @@ rejected guess need no word from anybody. `pip install nanovllm[structured]`.
 
 import ctypes
 import json
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from time import thread_time
 from typing import Any
 
 from nanovllm.confined.confined import Confined, TooMuch
@@ -168,9 +168,9 @@ class Grammar:
     @contextmanager
     def _asked(self) -> Iterator[None]:
         with self._lock:
-            began = thread_time()
+            began = time.thread_time()
             yield
-            self._spent_s += thread_time() - began
+            self._spent_s += time.thread_time() - began
 
     def _is_slow(self, num_tokens: int) -> str:
         """Why that is an error, or "". llguidance's limits leave room for masks of a second, at every step."""

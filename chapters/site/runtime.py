@@ -119,17 +119,11 @@ def bundled_files() -> dict[str, Path]:
     files = {"xxhash.py": Path(__file__).with_name("browser_xxhash.py")}
     for name in ("__init__", "browser", "player"):
         files[f"chapters/site/{name}.py"] = Path(__file__).with_name(f"{name}.py")
-    for name in ("nanovllm/server/__init__.py", "nanovllm/server/pictures.py"):
-        files[name] = REPOSITORY / name
-    for folder in (
-        "nanovllm",
-        "nanovllm/core",
-        "nanovllm/lora",
-        "chapters",
-        *(f"chapters/{name}" for name in CHAPTERS),
-    ):
-        for path in sorted((REPOSITORY / folder).glob("*.py")):
-            files[f"{folder}/{path.name}"] = path
+    folders = ["chapters", *(f"chapters/{name}" for name in CHAPTERS)]
+    paths = [path for folder in folders for path in (REPOSITORY / folder).glob("*.py")]
+    paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
+    for path in sorted(paths):
+        files[path.relative_to(REPOSITORY).as_posix()] = path
     return files
 
 

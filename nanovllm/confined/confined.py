@@ -36,7 +36,8 @@ class Confined:
     def __init__(self, script: Path, *, seconds: float, max_mb: int, lanes: int = 1, niceness: int = 0) -> None:
         self.script, self.seconds, self.max_mb, self.lanes, self.niceness = script, seconds, max_mb, lanes, niceness
         self.forget()
-        os.register_at_fork(after_in_child=self.forget)
+        if hasattr(os, "register_at_fork"):  # not in a browser, where nothing is asked either
+            os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         """In a process that was forked from one with questions of its own."""
