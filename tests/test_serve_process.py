@@ -125,7 +125,8 @@ def test_ctrl_c_does_not_wait_for_ever(start):
 def test_a_lost_rank_ends_the_server(start):
     """Its clients are told; the exit code is not 0, so that whoever watches starts it again."""
     process, url = start("-tp", "2", "--classroom")
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    children = ["pgrep", "-P", str(process.pid), "-f", "parallel import serve"]
+    ranks = subprocess.run(children, capture_output=True, text=True).stdout.split()
     assert len(ranks) == 2
     client, heard = client_of(url), []
     client.post(f"{url}/inside/pace", body={"delay_s": 0.1}, cast_to=object)  # it must die in mid-answer

@@ -8,6 +8,7 @@ loses their own, and a newcomer that sends a whole request is answered.
 import asyncio
 import os
 import resource
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -54,7 +55,7 @@ class Connection(H11Protocol):
 
     def __init__(self, table: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.table = table
+        self.table, self.is_refused = table, False
 
     def note(self) -> None:
         """Whose turn is it now, the client's or the server's?"""
@@ -74,12 +75,16 @@ class Connection(H11Protocol):
             return self.drop()  # an answer has begun
         if self.cycle is not None:
             self.cycle.disconnected = True  # nothing else is sent
-        status, body = error_of(Refused(408, f"the request has not come within {WAIT_LIMIT_S:g} s"))
-        text = to_json(body)
-        head = f"HTTP/1.1 {status} Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        self.transport.write(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
-        self.transport.close()
-        self.loop.call_later(1.0, self.transport.abort)  # who does not take it
+        self._refuse(408, f"the request has not come within {WAIT_LIMIT_S:g} s")
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answer, and read on for a second: closed with something unread, a connection is reset, the answer unread."""
+        text = to_json(error_of(Refused(status, why))[1])
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        self.transport.write(f"{head}Connection: close\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        self.transport.write_eof()
+        self.is_refused = True
+        self.loop.call_later(1.0, self.transport.abort)
 
     # -- what asyncio and uvicorn say -----------------------------------------------------------------------------
 
@@ -92,8 +97,12 @@ class Connection(H11Protocol):
         self.table.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.note()
+        if not self.is_refused:
+            super().data_received(data)
+            self.note()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
