@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from chapters.submission import NotLoaded, file_of, load_submission
-from nanovllm.hub import user_folder
+from nanovllm.files.hub import user_folder
 
 ROOT = Path(__file__).parent
 PART_TWO = 12  # its first chapter

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 
-from nanovllm.server.load import Timing, run_load, running_server, stream
+from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
 from nanovllm.tools.demo_model import model_or_demo
 
 NAME = "served"

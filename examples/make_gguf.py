@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors import safe_open
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.hub import resolve_checkpoint
+from nanovllm.files.hub import resolve_checkpoint
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}

@@ -20,10 +20,10 @@ import ray
 from ray.data.datasource import BlockBasedFileDatasink, SaveMode
 
 from nanovllm import LLM
+from nanovllm.jobs.answer_lines import answer_lines, read_custom_id
+from nanovllm.jobs.run_batch import CustomIds
+from nanovllm.serving.openai.json_lines import parse_json, read_lines, to_json
 from nanovllm.tools.demo_model import model_or_demo
-from nanovllm.tools.lines import parse_json, read_lines, to_json
-from nanovllm.tools.openai_batch import answer_lines, read_custom_id
-from nanovllm.tools.run_batch import CustomIds
 
 LINES_PER_READ = 10_000
 LINES_PER_BLOCK = 2_048  # what an engine gets at a time

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.features.parallel.group import shard_config
 from nanovllm.tools.demo_model import model_or_demo
-from nanovllm.worker.group import shard_config
 
 PROMPTS = ["The capital of France is", "To make a cup of tea, first", "Two plus two is"]
 NUM_TOKENS = 24

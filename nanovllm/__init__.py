@@ -3,12 +3,13 @@
 `import nanovllm` is light: torch and transformers load when an `LLM` is built.
 """
 
+import nanovllm.checks.vllm_paths  # noqa: F401  more paths to import from
+from nanovllm.checks.flags import EngineArgs
 from nanovllm.engine import LLMEngine
-from nanovllm.engine_args import EngineArgs
-from nanovllm.inputs import TextPrompt, TokensPrompt
+from nanovllm.features.lora.request import LoRARequest
 from nanovllm.llm import LLM
-from nanovllm.lora.request import LoRARequest
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from nanovllm.prompts import TextPrompt, TokensPrompt
 from nanovllm.sampling_params import SamplingParams
 
 __all__ = ["LLM", "LLMEngine", "EngineArgs", "SamplingParams", "LoRARequest", "TextPrompt", "TokensPrompt"]

@@ -7,11 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nanovllm.config_json import biases_of, check_eos, dtype_of, read_json, reject_unimplemented, sampling_of, sizes_of
-from nanovllm.experts_config import read_experts
-from nanovllm.layer_kinds import read_layer_kinds
-from nanovllm.rope_scaling import read_rope, with_overrides
-from nanovllm.validation import check_choice, typed
+from nanovllm.checks.values import check_choice, typed
+from nanovllm.features.experts.config import read_experts
+from nanovllm.features.positions.layer_kinds import read_layer_kinds
+from nanovllm.features.positions.rope_config import read_rope, with_overrides
+from nanovllm.files.config_json import (
+    biases_of,
+    check_eos,
+    dtype_of,
+    read_json,
+    reject_unimplemented,
+    sampling_of,
+    sizes_of,
+)
 
 ARCHITECTURES = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")]
 
@@ -70,7 +78,7 @@ class ModelConfig:
         is_read = generation_config != "vllm" and generation_path.is_file()
         generation = {n: x for n, x in (read_json(generation_path) if is_read else {}).items() if n not in overrides}
         if directory.is_file():
-            from nanovllm.gguf_file import GGUFFile
+            from nanovllm.files.gguf_file import GGUFFile
 
             file = GGUFFile(directory)
             checked = cls._checked(with_overrides(file.config(), overrides), generation, directory, generation_path)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanovllm.option_checks import OPTIMIZATIONS, check_option
-from nanovllm.speculative_config import SpeculativeConfig
-from nanovllm.validation import option
-from nanovllm.vllm_names import Named
+from nanovllm.checks.options import OPTIMIZATIONS, check_option
+from nanovllm.checks.values import option
+from nanovllm.checks.vllm_names import Named
+from nanovllm.features.speculation.config import SpeculativeConfig
 
 
 @dataclass(frozen=True)

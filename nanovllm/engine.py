@@ -12,26 +12,26 @@ from itertools import islice
 from typing import Any
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks import forks
+from nanovllm.checks.prompt_length import length_check
+from nanovllm.checks.requests import bad_word_ids, check_params, check_request_id, check_token_ids
+from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
-from nanovllm.config_json import check_eos
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.lora.known import KnownAdapters
-from nanovllm.lora.request import LoRARequest
+from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.lora.registry import KnownAdapters
+from nanovllm.features.lora.request import LoRARequest
+from nanovllm.files.config_json import check_eos
+from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
+from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompt_length import length_check
 from nanovllm.prompts import Prompt, parse_prompt
 from nanovllm.request import Request, Sample, prefix_order
-from nanovllm.request_checks import bad_word_ids, check_params, check_request_id, check_token_ids
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
-from nanovllm.structured_outputs import GrammarCompiler
-from nanovllm.tokenizer import load_tokenizer
-from nanovllm.utils import forks
-from nanovllm.vllm_names import accepted
 
 
 class LLMEngine:
@@ -47,9 +47,9 @@ class LLMEngine:
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
         # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
-        from nanovllm.worker.draft import make_speculation
+        from nanovllm.features.parallel.ranks import ParallelRunner
+        from nanovllm.features.speculation.draft_model import make_speculation
         from nanovllm.worker.model_runner import ModelRunner
-        from nanovllm.worker.parallel import ParallelRunner
 
         runner_class = ModelRunner if config.tensor_parallel_size == 1 else ParallelRunner
         self.model_runner: Any = runner_class(config, model_config)

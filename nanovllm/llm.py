@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+from nanovllm.checks.values import make_all
+from nanovllm.checks.vllm_names import accepted, refused_method
 from nanovllm.config import EngineConfig
-from nanovllm.conversation import render_chat
 from nanovllm.engine import LLMEngine
-from nanovllm.lora.request import LoRARequest
+from nanovllm.features.chat_template.render import render_chat
+from nanovllm.features.lora.request import LoRARequest
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.serving.fair_lock import Turns
 from nanovllm.stats import snapshot
-from nanovllm.terminal import ctrl_c_after_step, progress_bar
-from nanovllm.turns import Turns
-from nanovllm.validation import make_all
-from nanovllm.vllm_names import accepted, refused_method
+from nanovllm.tools.progress import ctrl_c_after_step, progress_bar
 
 Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
@@ -87,7 +87,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template.
 
-        options: continue_final_message, chat_template, chat_template_kwargs and tools (conversation.py).
+        options: continue_final_message, chat_template, chat_template_kwargs and tools (render.py).
         """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]

@@ -1,12 +1,28 @@
-"""From what a user gives to token ids: the forms of a prompt. The mirror of detokenizer.py. Chats: conversation.py."""
+"""From what a user gives to token ids: the forms of a prompt. The mirror of detokenizer.py. Chats: render.py."""
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
-from nanovllm.tokenizer import is_panic
-from nanovllm.validation import shorten
-from nanovllm.vllm_names import accepted
+from nanovllm.checks.values import shorten
+from nanovllm.checks.vllm_names import accepted
+from nanovllm.files.tokenizer import is_panic
+
+
+class TextPrompt(TypedDict, total=False):
+    """A text, as a dict. cache_salt: K/V is shared only between prompts whose salts are equal."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """Token ids, as a dict. prompt: their text, to be shown."""
+
+    prompt_token_ids: list[int]
+    prompt: str
+    cache_salt: str
+
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")

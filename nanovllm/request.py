@@ -10,7 +10,7 @@ from typing import Any
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.logprobs import MAX_BYTES, make_entries
+from nanovllm.features.logprobs.entries import MAX_BYTES, make_entries
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 

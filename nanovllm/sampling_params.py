@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanovllm.option_checks import check_parameter
-from nanovllm.structured_outputs import StructuredOutputsParams
-from nanovllm.validation import option
-from nanovllm.vllm_names import Named, accepted
+from nanovllm.checks.options import check_parameter
+from nanovllm.checks.values import option
+from nanovllm.checks.vllm_names import Named, accepted
+from nanovllm.features.grammar.grammar import StructuredOutputsParams
 
 
 @dataclass
@@ -46,7 +46,7 @@ class SamplingParams(metaclass=Named):
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
     structured_outputs: StructuredOutputsParams | None = option(
-        None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar (structured_outputs.py)"
+        None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar (grammar.py)"
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")

@@ -12,9 +12,9 @@ from typing import Any
 
 from openai import OpenAI
 
-from nanovllm.async_llm import AsyncLLM
-from nanovllm.server.options import ServeOptions
-from nanovllm.server.serve import Server, bind
+from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.serve import Server, bind
 
 PATIENCE_S = 60  # for what must come; no machine is so busy that it takes as long
 

@@ -7,8 +7,8 @@ import weakref
 import pytest
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.async_llm import AsyncLLM, Overloaded, wait_for
-from nanovllm.engine_thread import EngineDied, StepFailed
+from nanovllm.serving.async_llm import AsyncLLM, Overloaded, wait_for
+from nanovllm.serving.engine_thread import EngineDied, StepFailed
 
 OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.tokenizer import load_tokenizer
+from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.worker.layers import RotaryEmbedding
 
 DELETE = object()  # a field that is not there; None: one that is null
@@ -332,5 +332,5 @@ def test_a_tokenizer_with_dropout_gives_the_same_ids_each_time(broken, caplog):
 def test_a_tokenizer_that_samples_is_refused(broken, monkeypatch):
     tokenizer = load_tokenizer(broken)
     tokenizer.sp_model_kwargs = {"enable_sampling": True, "alpha": 0.1}
-    monkeypatch.setattr("nanovllm.tokenizer._from_directory", lambda *_: tokenizer)
+    monkeypatch.setattr("nanovllm.files.tokenizer._from_directory", lambda *_: tokenizer)
     expect("cannot be used: it samples (enable_sampling in sp_model_kwargs)", load_tokenizer, broken)

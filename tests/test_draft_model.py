@@ -11,10 +11,10 @@ from checkpoints import make_checkpoint
 from test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.speculation import Speculation
-from nanovllm.core.step_times import StepTimes
-from nanovllm.speculative_config import SpeculativeConfig
-from nanovllm.worker.draft import DraftModel
+from nanovllm.features.speculation.choose import Speculation
+from nanovllm.features.speculation.config import SpeculativeConfig
+from nanovllm.features.speculation.draft_model import DraftModel
+from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 

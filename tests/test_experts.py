@@ -10,12 +10,12 @@ from test_kernels import kernels
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.experts import Experts, Router, route
-from nanovllm.worker.grouped import RowGroups, Weights, group_rows
+from nanovllm.features.experts.layer import Experts, Router, route
+from nanovllm.features.lora.adapter_rows import RowGroups, Weights, group_rows
+from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0
+from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.quantized import MergedWeight, merge, quantize_q8_0
-from nanovllm.worker.rounding import search_q4_1
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from test_openai_batch import CHAT, COMPLETIONS, FOX, USER
 
 from nanovllm import LLM
+from nanovllm.checks.vllm_names import BODY
 from nanovllm.config import EngineConfig
-from nanovllm.tools import openai_request, run_batch
-from nanovllm.tools.openai_request import KNOWN_BY_URL
-from nanovllm.vllm_names import BODY
+from nanovllm.jobs import run_batch
+from nanovllm.serving.openai import request as openai_request
+from nanovllm.serving.openai.request import KNOWN_BY_URL
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
 NUMBERS = [0, 1, 2, 3, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, *HUGE, 0.5, 1.0, 1e-50, 1e-300, 5e-324, 1e38, 1e308]

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.group import Group
+from nanovllm.features.parallel.group import Group
+from nanovllm.features.quantization.formats import MergedWeight, quantize_q8_0
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.quantized import MergedWeight, quantize_q8_0
 
 CPU = torch.device("cpu")
 TOKENS = random.Random(1).choices(range(320), k=100)

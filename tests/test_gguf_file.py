@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
-from nanovllm.gguf_file import GGUFFile
-from nanovllm.hub import resolve_checkpoint
-from nanovllm.tokenizer import load_tokenizer
-from nanovllm.tools.job import hash_model
+from nanovllm.files.gguf_file import GGUFFile
+from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.jobs.fingerprint import hash_model
 
 
 def test_tokenizer_is_the_checkpoints(checkpoint, tmp_path):

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from errors import expect
 
-from nanovllm import LLM, SamplingParams, structured_outputs
-from nanovllm.async_llm import NUM_PREPARING_THREADS, AsyncLLM
-from nanovllm.confined import confined
-from nanovllm.confined.confined import Confined, TooMuch
+from nanovllm import LLM, SamplingParams
+from nanovllm.checks import confined
+from nanovllm.checks.confined import Confined, TooMuch
+from nanovllm.features.grammar import grammar as structured_outputs
+from nanovllm.features.grammar.grammar import LIMITS, TRIAL
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.structured_outputs import LIMITS, TRIAL
+from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
 
 GIANTS = [
     dict(json={"type": "integer", "multipleOf": 20000003}),
@@ -108,7 +109,7 @@ def test_it_ends_with_its_parent():
     """Of a script that is read from stdin, without a __main__ guard. It has the script's stderr: run() waits for it."""
     script = """
 import os, signal
-from nanovllm.structured_outputs import LIMITS, TRIAL
+from nanovllm.features.grammar.grammar import LIMITS, TRIAL
 TRIAL.ask("compile", 'start: "a"', LIMITS)
 os.kill(os.getpid(), signal.SIGKILL)
 """

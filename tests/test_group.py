@@ -6,8 +6,8 @@ from checkpoints import SIZES
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker import tensor_files
-from nanovllm.worker.group import Group, shard_config
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.files import tensor_files
 from nanovllm.worker.loader import load_model
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from test_model import logits_of
 
 from nanovllm import LLM
+from nanovllm.files.tensor_files import tensor_files
 from nanovllm.worker import loader
-from nanovllm.worker.tensor_files import tensor_files
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 

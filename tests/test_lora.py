@@ -19,9 +19,9 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.grouped import AdapterRows, LoRAWeights
+from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
+from nanovllm.features.lora.slots import Adapters
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.lora import Adapters
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SHARED = list(range(20, 45))

@@ -12,8 +12,8 @@ from test_openai_batch import FOX, line
 
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.config import EngineConfig
-from nanovllm.lora.modules import read_modules
-from nanovllm.server.options import ServeOptions
+from nanovllm.features.lora.cli_modules import read_modules
+from nanovllm.serving.http.options import ServeOptions
 from nanovllm.tools import cli
 
 GREEDY = dict(temperature=0, max_tokens=8, ignore_eos=True)

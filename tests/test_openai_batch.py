@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from nanovllm import LLM, SamplingParams, vllm_names
-from nanovllm.tools import openai_batch, openai_request
-from nanovllm.tools.lines import to_json
-from nanovllm.tools.openai_answer import CHAT, COMPLETIONS
-from nanovllm.tools.openai_batch import Answer, answer_lines
-from nanovllm.tools.run_batch import CustomIds
+from nanovllm import LLM, SamplingParams
+from nanovllm.checks import vllm_names
+from nanovllm.jobs import answer_lines as openai_batch
+from nanovllm.jobs.answer_lines import Answer, answer_lines
+from nanovllm.jobs.run_batch import CustomIds
+from nanovllm.serving.openai import request as openai_request
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
+from nanovllm.serving.openai.json_lines import to_json
 
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]

@@ -12,8 +12,8 @@ import pytest
 from processes import LIMIT_S
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.features.parallel import ranks as parallel
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.worker import parallel
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
 

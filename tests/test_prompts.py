@@ -13,9 +13,9 @@ from test_llm import TEXT, sampled
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from nanovllm.confined.confined import end
-from nanovllm.conversation import RENDERER
-from nanovllm.prompt_length import length_check
+from nanovllm.checks.confined import end
+from nanovllm.checks.prompt_length import length_check
+from nanovllm.features.chat_template.render import RENDERER
 from nanovllm.prompts import tokenize
 
 

@@ -12,14 +12,14 @@ from torch.distributions import Laplace, StudentT
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker import calibration
+from nanovllm.features.quantization import importance as calibration
+from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
+from nanovllm.features.quantization.formats import Q4_1, Q8_0, Groups, in_groups
+from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.quantize import INT8_SHARE, names_in_8_bits
-from nanovllm.worker.quantized import Q4_1, Q8_0, Groups, in_groups
-from nanovllm.worker.rounding import quantize_q4_1, search_q4_1
 from tests.test_kernels import kernels
 
 DISTRIBUTIONS = {

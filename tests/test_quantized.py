@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.quantized import (
+from nanovllm.features.quantization.formats import (
     FORMATS,
     Q4_0,
     Q4_1,
@@ -22,7 +21,8 @@ from nanovllm.worker.quantized import (
     quantized_linear,
     quantized_lookup,
 )
-from nanovllm.worker.rounding import quantize_q4_1
+from nanovllm.features.quantization.q4_1_search import quantize_q4_1
+from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.test_kernels import kernels
 
 # Float32 sums in another order, then one rounding. Relative to the sum of the products' magnitudes.

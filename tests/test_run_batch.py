@@ -17,11 +17,14 @@ from test_openai_batch import FOX, line
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
-from nanovllm.tools import cli, lines, openai_batch, run_batch
-from nanovllm.tools.job import Job, hash_model
-from nanovllm.tools.lines import read_lines
-from nanovllm.tools.openai_batch import Answer
-from nanovllm.tools.run_batch import CustomIds, OutputFile
+from nanovllm.jobs import answer_lines as openai_batch
+from nanovllm.jobs import run_batch
+from nanovllm.jobs.answer_lines import Answer
+from nanovllm.jobs.fingerprint import Job, hash_model
+from nanovllm.jobs.run_batch import CustomIds, OutputFile
+from nanovllm.serving.openai import json_lines as lines
+from nanovllm.serving.openai.json_lines import read_lines
+from nanovllm.tools import cli
 from nanovllm.tools.screen import Screen
 
 # -- files ------------------------------------------------------------------------------------------------------------

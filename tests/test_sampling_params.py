@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from errors import expect
 
-from nanovllm import SamplingParams, validation
+from nanovllm import SamplingParams
+from nanovllm.checks import values as validation
 
 
 @pytest.mark.parametrize(

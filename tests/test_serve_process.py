@@ -125,7 +125,7 @@ def test_ctrl_c_does_not_wait_for_ever(start):
 def test_a_lost_rank_ends_the_server(start):
     """Its clients are told; the exit code is not 0, so that whoever watches starts it again."""
     process, url = start("-tp", "2", "--classroom")
-    children = ["pgrep", "-P", str(process.pid), "-f", "parallel import serve"]
+    children = ["pgrep", "-P", str(process.pid), "-f", "ranks import serve"]
     ranks = subprocess.run(children, capture_output=True, text=True).stdout.split()
     assert len(ranks) == 2
     client, heard = client_of(url), []

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from nanovllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 from nanovllm.core.sequence import NO_TOKEN
 from nanovllm.outputs import RequestMetrics
-from nanovllm.server.options import ServeOptions
-from nanovllm.server.pictures import draw_block, holders
-from nanovllm.tools.openai_answer import CHAT, COMPLETIONS, Chunks
+from nanovllm.serving.http.html_pictures import draw_block, holders
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 FOX = "the quick brown fox jumps over the lazy dog"

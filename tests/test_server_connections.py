@@ -9,10 +9,10 @@ from http.client import HTTPConnection
 import pytest
 from servers import PATIENCE_S, Running, raw_post, serving
 
-from nanovllm.server import connections, log
-from nanovllm.server.options import ServeOptions
-from nanovllm.server.serve import name_of
-from nanovllm.tools.openai_answer import COMPLETIONS
+from nanovllm.serving.http import connections, log
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.serve import name_of
+from nanovllm.serving.openai.answer import COMPLETIONS
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

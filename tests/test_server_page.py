@@ -4,7 +4,7 @@ import pytest
 from servers import PATIENCE_S, serving
 from site_browser import chromium
 
-from nanovllm.server.options import ServeOptions
+from nanovllm.serving.http.options import ServeOptions
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
 

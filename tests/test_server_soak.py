@@ -10,7 +10,7 @@ import pytest
 from servers import raw_post, serving
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.server.options import ServeOptions
+from nanovllm.serving.http.options import ServeOptions
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=120, max_model_len=128, max_num_seqs=16)
 

@@ -14,11 +14,11 @@ from test_scheduler import CacheModel, make, next_token, sequence
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.ngrams import NgramIndex
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.core.speculation import MIN_GAIN, Speculation, choose_num_guesses
-from nanovllm.core.step_times import StepTimes
+from nanovllm.features.speculation.choose import MIN_GAIN, Speculation, choose_num_guesses
+from nanovllm.features.speculation.ngrams import NgramIndex
+from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner, sampler
 

@@ -12,8 +12,8 @@ from errors import expect
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.grammar.grammar import GrammarCompiler
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.structured_outputs import GrammarCompiler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 EOS = [1]

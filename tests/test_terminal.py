@@ -11,7 +11,7 @@ from test_llm import TEXT, sampled
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
 from nanovllm.stats import EngineStats
-from nanovllm.terminal import progress_bar
+from nanovllm.tools.progress import progress_bar
 
 
 def test_ctrl_c_takes_effect_between_steps(llm, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.async_llm import AsyncLLM
+from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.worker.cpu import threads
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
 from nanovllm.worker.layers import Linear

@@ -8,7 +8,7 @@ import pytest
 
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.turns import Turns
+from nanovllm.serving.fair_lock import Turns
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 

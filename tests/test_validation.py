@@ -8,7 +8,7 @@ import pytest
 import torch
 from errors import expect
 
-from nanovllm.validation import check_number, reject_unknown
+from nanovllm.checks.values import check_number, reject_unknown
 
 
 def test_unknown_names():

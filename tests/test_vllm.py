@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import vllm_cases as cases
 
-from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, vllm_names
+from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
+from nanovllm.checks import vllm_names
+from nanovllm.checks.values import size_of
+from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.speculative_config import SpeculativeConfig
-from nanovllm.validation import size_of
 
 PAGE = Path(__file__).parent.parent / "examples" / "move_to_vllm.md"
 RECORDED = json.loads((Path(__file__).parent / "vllm_recorded.json").read_text(encoding="utf-8"))

@@ -12,12 +12,12 @@ from errors import expect
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.flexible_parser import FlexibleArgumentParser
+from nanovllm.checks.requests import bad_word_ids
+from nanovllm.checks.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
-from nanovllm.request_checks import bad_word_ids
 from nanovllm.sampling_params import StructuredOutputsParams
-from nanovllm.utils.argparse_utils import FlexibleArgumentParser
-from nanovllm.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]

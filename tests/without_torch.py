@@ -63,7 +63,7 @@ def options_are_checked() -> None:
     import argparse
 
     from nanovllm import EngineArgs, SamplingParams
-    from nanovllm.server.options import ServeOptions
+    from nanovllm.serving.http.options import ServeOptions
 
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     args = EngineArgs.from_cli_args(parser.parse_args(["--max-model-len", "8k", "--no-enable-prefix-caching"]))

@@ -4,7 +4,7 @@ from html import escape
 
 from chapters.ch04_paged_attention.memories import ACTIONS, BLOCK_SIZE, COLUMNS, TwoMemories
 from chapters.site.player import Scene
-from nanovllm.server.pictures import color, draw_events, draw_queue, draw_table, label, marks
+from nanovllm.serving.http.html_pictures import color, draw_events, draw_queue, draw_table, label, marks
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 

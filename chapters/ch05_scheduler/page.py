@@ -3,7 +3,7 @@
 from chapters.ch05_scheduler.batching import ACTIONS, Comparison, letter, summary
 from chapters.site.player import Scene
 from chapters.stage import Stage
-from nanovllm.server.pictures import color, draw_card, draw_events, draw_pool, draw_queue, holders, label
+from nanovllm.serving.http.html_pictures import color, draw_card, draw_events, draw_pool, draw_queue, holders, label
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 

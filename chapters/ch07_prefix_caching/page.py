@@ -5,7 +5,16 @@ from html import escape
 from chapters.ch07_prefix_caching.scenes import SCENES
 from chapters.ch07_prefix_caching.simulator import ACTIONS, BLOCK_SIZE, Simulator
 from nanovllm.core.block_manager import Block
-from nanovllm.server.pictures import color, draw_counters, draw_events, draw_pool, draw_queue, holders, label, marks
+from nanovllm.serving.http.html_pictures import (
+    color,
+    draw_counters,
+    draw_events,
+    draw_pool,
+    draw_queue,
+    holders,
+    label,
+    marks,
+)
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 

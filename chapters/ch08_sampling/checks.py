@@ -21,8 +21,8 @@ from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.grammar.grammar import StructuredOutputsParams
 from nanovllm.outputs import CompletionOutput
-from nanovllm.structured_outputs import StructuredOutputsParams
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 

@@ -1,4 +1,4 @@
-"""A choice as a grammar: what the engine asks of one (nanovllm/structured_outputs.py), answered by a Python function.
+"""A choice as a grammar: what the engine asks of one (features/grammar/grammar.py), answered by a Python function.
 
 llguidance is not needed for this: the function says which tokens may come, the class writes them down as bits.
 """
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chapters.patching import replaced
-from nanovllm.structured_outputs import GrammarCompiler, StructuredOutputsParams
+from nanovllm.features.grammar.grammar import GrammarCompiler, StructuredOutputsParams
 
 # (choices, generated, eos_token_id) -> the tokens that may come next; see exercise.py
 AllowedTokens = Callable[[list[list[int]], list[int], int], list[int]]

@@ -27,10 +27,11 @@ from chapters.ch08_sampling.theory import Fit, compare, effective_number, reshap
 from chapters.patching import replaced
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.requests import bad_word_ids
 from nanovllm.core.sequence import Sequence
-from nanovllm.request_checks import bad_word_ids
-from nanovllm.structured_outputs import StructuredOutputsParams
-from nanovllm.worker import masks, model_runner, sampler
+from nanovllm.features.grammar import masks
+from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.worker import model_runner, sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 if TYPE_CHECKING:

@@ -32,10 +32,11 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.hub import resolve_checkpoint
-from nanovllm.worker import parallel, tensor_files
+from nanovllm.features.parallel import ranks as parallel
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.files import tensor_files
+from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import RotaryEmbedding, RowParallelLinear

@@ -30,9 +30,9 @@ from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.hub import resolve_checkpoint
-from nanovllm.worker import tensor_files
-from nanovllm.worker.group import Group, shard_config
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.files import tensor_files
+from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.kernels import silu_and_mul
 from nanovllm.worker.layers import Linear, RowParallelLinear
 from nanovllm.worker.loader import load_model

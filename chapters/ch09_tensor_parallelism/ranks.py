@@ -1,6 +1,6 @@
 """Ranks as threads of one process, so that whatever is put into the engine here is in every rank.
 
-The engine's own ranks are processes (nanovllm/worker/parallel.py). Nothing but that is replaced: Group, ModelRunner,
+The engine's own ranks are processes (features/parallel/ranks.py). Nothing but that is replaced: Group, ModelRunner,
 Decoder, the loader and the driver's ParallelRunner are the real ones. Only the last step of a group operation, the call
 of torch.distributed, becomes a meeting of threads, which adds for real.
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 from chapters.patching import replaced
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.worker.group import Group, shard_config
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.ranks import ParallelRunner
 from nanovllm.worker.model_runner import ModelRunner
-from nanovllm.worker.parallel import ParallelRunner
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from chapters.expect import expect, read_again
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
+from nanovllm.features.quantization.formats import Q4_0, Q4_1, Q8_0, Format, Groups, MergedWeight, merge, quantize_rows
+from nanovllm.features.quantization.formats import quantized_linear as our_linear
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.quantized import Q4_0, Q4_1, Q8_0, Format, Groups, MergedWeight, merge, quantize_rows
-from nanovllm.worker.quantized import quantized_linear as our_linear
 
 Quantize = Callable[[Tensor, Format], tuple[Tensor, Tensor, Tensor | None]]
 Restore = Callable[[Groups], Tensor]

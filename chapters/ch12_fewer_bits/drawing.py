@@ -3,7 +3,7 @@
 from rich.text import Text
 from torch import Tensor
 
-from nanovllm.worker.quantized import Format
+from nanovllm.features.quantization.formats import Format
 
 BARS = " ▁▂▃▄▅▆▇█"
 

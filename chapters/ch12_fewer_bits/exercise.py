@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
-from nanovllm.worker.quantized import Format, Groups
+from nanovllm.features.quantization.formats import Format, Groups
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 

@@ -21,10 +21,10 @@ from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
 from chapters.draw import make_table
 from chapters.story import Story, one_core
 from nanovllm import LLM
+from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
+from nanovllm.features.quantization.q4_1_search import quantize_q4_1
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.quantized import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
-from nanovllm.worker.rounding import quantize_q4_1
 
 if TYPE_CHECKING:
     from chapters.explorer import Explorer

@@ -18,9 +18,9 @@ from chapters.ch12_fewer_bits.solution import quantize
 from nanovllm import LLM
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.quantization.formats import Format
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.quantized import Format
 
 KINDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 MAX_TOKENS = 160

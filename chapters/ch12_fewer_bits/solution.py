@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker.quantized import GROUP_SIZE, Format, Groups
+from nanovllm.features.quantization.formats import GROUP_SIZE, Format, Groups
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 

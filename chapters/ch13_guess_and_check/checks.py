@@ -16,11 +16,11 @@ from chapters.expect import expect, expect_answer, expect_sane, read_again
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.core import speculation as speculation_module
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
-from nanovllm.core.speculation import Speculation
+from nanovllm.features.speculation import choose as speculation_module
+from nanovllm.features.speculation.choose import Speculation
 
 Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
 TakeTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]

@@ -32,7 +32,7 @@ from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.speculation import Speculation, choose_num_guesses
+from nanovllm.features.speculation.choose import Speculation, choose_num_guesses
 
 if TYPE_CHECKING:
     from chapters.explorer import Explorer

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.ngrams import NgramProposer
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.speculation import Proposer, Speculation
-from nanovllm.hub import resolve_checkpoint
+from nanovllm.features.speculation.choose import Proposer, Speculation
+from nanovllm.features.speculation.ngrams import NgramProposer
+from nanovllm.files.hub import resolve_checkpoint
 
 TEXTS = {
     "a quotation": (
@@ -95,7 +95,9 @@ def guessing(llm: LLM, proposer: Proposer | None, num_guesses: int) -> Iterator[
 
 def load_own_draft(llm: LLM) -> Any:
     """The model itself in 8 bits, as a DraftModel."""
-    from nanovllm.worker.draft import make_speculation  # needs torch, which half of the exercises does not
+    from nanovllm.features.speculation.draft_model import (
+        make_speculation,  # needs torch, which half of the exercises does not
+    )
 
     engine = llm.engine
     config = replace(engine.config, speculative_config={"method": "self", "quantization": "int8"})

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 from chapters.ch14_many_users.fleet import percentile
 from chapters.draw import make_table
 from chapters.story import Story
-from nanovllm.server.load import Timing, run_load, running_server, stream
+from nanovllm.serving.http.load_generator import Timing, run_load, running_server, stream
 
 SEATS, PLACES = 4, 16
 LOADS = (0.5, 0.8, 1.2)

@@ -19,10 +19,10 @@ from chapters.expect import Wrong, expect, read_again
 from chapters.grading import PROMPTS, Bench
 from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.lora.adapter import linear_shapes
-from nanovllm.worker import lora
-from nanovllm.worker.grouped import AdapterRows, LoRAWeights
-from nanovllm.worker.lora import Adapters
+from nanovllm.features.lora import slots as lora
+from nanovllm.features.lora.adapter import linear_shapes
+from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
+from nanovllm.features.lora.slots import Adapters
 
 AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], Any]
 SlotFor = Callable[[dict[int, int], int, set[int], int], int]

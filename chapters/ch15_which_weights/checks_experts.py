@@ -13,7 +13,7 @@ from chapters.expect import Wrong, expect, read_again
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.worker.experts import Experts
+from nanovllm.features.experts.layer import Experts
 from nanovllm.worker.layers import ForwardContext
 
 MeetExperts = Callable[[Tensor, Tensor, list[Callable[[Tensor], Tensor]], int, bool], Tensor]

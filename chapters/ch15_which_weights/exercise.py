@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
-from nanovllm.worker.grouped import LoRAWeights
+from nanovllm.features.lora.adapter_rows import LoRAWeights
 
 
 def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> None:

@@ -19,7 +19,7 @@ from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core import block_manager as block_manager_module
-from nanovllm.lora.adapter import linear_shapes
+from nanovllm.features.lora.adapter import linear_shapes
 from nanovllm.worker.model import Decoder
 
 NUM_TOKENS, NUM_SHOWN = 7, 6

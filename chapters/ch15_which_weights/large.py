@@ -11,8 +11,8 @@ from torch import nn
 
 from chapters.ch15_which_weights.sparse import expected_met
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.experts import Experts
-from nanovllm.worker.grouped import RowGroups, Weights, group_rows, grouped_linear
+from nanovllm.features.experts.layer import Experts
+from nanovllm.features.lora.adapter_rows import RowGroups, Weights, group_rows, grouped_linear
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import MLP, Linear, reorder_weights
 from nanovllm.worker.model import Decoder

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nanovllm.worker.grouped import LoRAWeights
+from nanovllm.features.lora.adapter_rows import LoRAWeights
 
 
 def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.worker import experts
+from nanovllm.features.experts import layer as experts
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 3, 8, 2
 SIZES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.hub import resolve_checkpoint
+from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.request import Request
 
 NOBODY = "none"

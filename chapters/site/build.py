@@ -11,7 +11,7 @@ from chapters.site.quiz import quiz_section
 from chapters.site.sources import TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
-from nanovllm.server import pictures
+from nanovllm.serving.http import html_pictures as pictures
 
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from nanovllm.hub import cache_folder
+from nanovllm.files.hub import cache_folder
 
 REPOSITORY = Path(__file__).parents[2]
 CDN = "https://cdn.jsdelivr.net/npm"

@@ -8,11 +8,11 @@ from rich.progress import track
 from rich.table import Table
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.tokenizer import load_tokenizer
-from nanovllm.tools.lines import explain, parse_json, read_lines
+from nanovllm.checks.values import check_number
+from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.serving.openai.json_lines import explain, parse_json, read_lines
 from nanovllm.tools.screen import Screen
 from nanovllm.tools.workload import Workload, hit_rates, parse_request
-from nanovllm.validation import check_number
 
 BAR_WIDTH = 14
 MAX_BLOCK_SIZE = 65_536
@@ -22,7 +22,7 @@ def run_analyze(log: Path, model: str, block_size: int) -> int:
     check_number("--block-size", block_size, Integral, 1, MAX_BLOCK_SIZE)
     if not log.is_file():
         raise FileNotFoundError(f"{log} is not a file")
-    from nanovllm.hub import resolve_checkpoint
+    from nanovllm.files.hub import resolve_checkpoint
 
     directory = resolve_checkpoint(model)
     config, tokenizer = ModelConfig.from_directory(directory), load_tokenizer(directory)

@@ -10,12 +10,12 @@ from numbers import Integral
 from pathlib import Path
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.flags import add_flags, flag_of
+from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
-from nanovllm.engine_args import add_flags, flag_of
-from nanovllm.server.options import ServeOptions
+from nanovllm.serving.http.options import ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.tools.screen import Screen, standard_streams
-from nanovllm.validation import check_number
 
 OVERVIEW = """\
 An LLM inference engine, small enough to read in an afternoon, from the shell.
@@ -89,7 +89,7 @@ def _analyze(args: argparse.Namespace) -> int:
 
 
 def _run_batch(args: argparse.Namespace) -> int:
-    from nanovllm.tools.run_batch import run_batch
+    from nanovllm.jobs.run_batch import run_batch
 
     names, adapters = tuple(args.served_model_name), tuple(args.lora_modules)
     return run_batch(Path(args.input_file), Path(args.output_file), _engine_config(args), names, adapters)
@@ -124,7 +124,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     try:
-        from nanovllm.server.serve import serve
+        from nanovllm.serving.http.serve import serve
     except ImportError as error:
         raise ValueError(f'the server needs packages of its own ({error}): pip install "nanovllm[serve]"') from error
 

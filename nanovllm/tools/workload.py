@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.conversation import render_chat
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.chat_template.render import render_chat
 from nanovllm.prompts import parse_prompt
 
 HEADROOM = 1.2

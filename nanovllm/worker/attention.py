@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.block_manager import cdiv
+from nanovllm.features.positions.windowed_attention import windowed_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.windowed_attention import windowed_attention
 
 # Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
 MAX_GATHERED_ROWS = 1 << 16

@@ -15,13 +15,13 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
     quantized_linear(x, weight, bias) -> y
-        The same with a weight of fewer bits. See worker/quantized.py.
+        The same with a weight of fewer bits. See features/quantization/formats.py.
     grouped_linear(x, weights, groups) -> y, weighted_sum(x, places, weights) -> y
-        Rows that meet weights of their own, and sums of such rows. See worker/grouped.py.
+        Rows that meet weights of their own, and sums of such rows. See features/lora/adapter_rows.py.
     add_adapters(y, x, rows, weights)
-        y += B (A x), in place, for the rows that meet an adapter. See worker/grouped.py.
+        y += B (A x), in place, for the rows that meet an adapter. See features/lora/adapter_rows.py.
     search_q4_1(weight, importance) -> groups
-        A weight rounded to 4 bits. See worker/rounding.py.
+        A weight rounded to 4 bits. See features/quantization/q4_1_search.py.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker import grouped
+from nanovllm.features.lora import adapter_rows as grouped
+from nanovllm.features.quantization.formats import Groups, MergedWeight, quantized_linear
+from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.quantized import Groups, MergedWeight, quantized_linear
-from nanovllm.worker.rounding import search_q4_1
 
 Tensors = tuple[Tensor, Tensor]
 

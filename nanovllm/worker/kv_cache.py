@@ -6,9 +6,9 @@ from numbers import Integral
 import torch
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import cdiv
-from nanovllm.validation import check_number
 from nanovllm.worker.cpu.memory import lazy_zeros
 
 MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.parallel.group import Group
+from nanovllm.features.positions.rope_frequencies import attention_factor, inverse_frequencies
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
-from nanovllm.worker.rope_frequencies import attention_factor, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)

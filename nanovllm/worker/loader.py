@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.group import Group, shard_config
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.quantization.convert import BYTES_PER_NUMBER, quantize_weights, take_embeddings
+from nanovllm.features.quantization.formats import FORMATS
+from nanovllm.files.tensor_files import check_tensors, tensor_files
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
-from nanovllm.worker.quantize import BYTES_PER_NUMBER, quantize_weights, take_embeddings
-from nanovllm.worker.quantized import FORMATS
-from nanovllm.worker.tensor_files import check_tensors, tensor_files
 
 PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.experts.layer import Experts
+from nanovllm.features.parallel.group import Group
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.experts import Experts
-from nanovllm.worker.group import Group
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding, RowParallelLinear

@@ -13,6 +13,9 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.features.logprobs.scores import PromptLogprobs, PromptRows, TokenLogprobs, forward_and_score
+from nanovllm.features.lora.slots import Adapters, BatchAdapters
+from nanovllm.features.parallel.group import Group, shard_config
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import memory as cpu_memory
 from nanovllm.worker.cpu.kernels import load_cpu_kernels
@@ -20,13 +23,10 @@ from nanovllm.worker.cpu.threads import step_threads
 from nanovllm.worker.cuda import memory as cuda_memory
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.cuda.kernels import load_cuda_kernels
-from nanovllm.worker.group import Group, shard_config
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.kv_cache import KVCache, KVPool, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding, reorder_weights
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.logprobs import PromptLogprobs, PromptRows, TokenLogprobs, forward_and_score
-from nanovllm.worker.lora import Adapters, BatchAdapters
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 logger = logging.getLogger("nanovllm")

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nanovllm.core.sequence import NO_TOKEN, Sequence
+from nanovllm.features.grammar.masks import Masks
+from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs, token_logprobs
 from nanovllm.worker.batch import to_device
-from nanovllm.worker.logprobs import PromptRows, TokenLogprobs, token_logprobs
-from nanovllm.worker.masks import Masks
 
 # top_k and top_p look at this many tokens before they sort the whole vocabulary.
 NUM_CANDIDATES = 1024

@@ -1,5 +1,5 @@
 /* Activations in groups, as products with quantized weights read them (chapter 12). A part of cpu/quantized.c. */
-enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in worker/quantized.py */
+enum { Q8_0, Q4_0, Q4_1 }; /* the order of FORMATS in features/quantization/formats.py */
 enum { GROUP_SIZE = 32 };
 
 /* 32 numbers of a row: scale * x. */

@@ -1,6 +1,6 @@
-/* Adapters: y += B (A x), for the rows that meet one (chapter 15). A part of cpu/kernels.c. worker/grouped.py has the same
+/* Adapters: y += B (A x), for the rows that meet one (chapter 15). A part of cpu/kernels.c. features/lora/adapter_rows.py has the same
  * in PyTorch. A task is up to TASK_ROWS rows that meet the same adapter: each number of A and B that is loaded serves all. */
-enum { TASK_ROWS = 4 }; /* TILE_ROWS of worker/grouped.py */
+enum { TASK_ROWS = 4 }; /* TILE_ROWS of features/lora/adapter_rows.py */
 
 typedef struct {
     int64_t slot, num_rows, rows[TASK_ROWS];

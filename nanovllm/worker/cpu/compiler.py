@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from nanovllm.hub import cache_folder
+from nanovllm.files.hub import cache_folder
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 # Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, RowGroups, Weights
+from nanovllm.features.quantization.formats import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 from nanovllm.worker.batch import FEW_ROWS, TILE_ROWS, Batch
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
-from nanovllm.worker.grouped import AdapterRows, LoRAWeights, RowGroups, Weights
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
-from nanovllm.worker.quantized import FORMATS, Q4_1, Groups, MergedWeight, in_groups
 
 logger = logging.getLogger("nanovllm")
 

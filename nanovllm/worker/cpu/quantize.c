@@ -1,4 +1,4 @@
-/* Rounding weights to 4 bits by search (chapter 12). A part of cpu/kernels.c. worker/rounding.py has the
+/* Rounding weights to 4 bits by search (chapter 12). A part of cpu/kernels.c. features/quantization/q4_1_search.py has the
  * same in PyTorch, and says why.
  *
  * For each group of 32 weights, CUTS times CUTS ranges are tried, cut at both ends, then those half a step around the best

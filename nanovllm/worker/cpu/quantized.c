@@ -1,4 +1,4 @@
-/* Matrix products with weights of 8 and 4 bits (chapter 12). A part of cpu/kernels.c. worker/quantized.py has the
+/* Matrix products with weights of 8 and 4 bits (chapter 12). A part of cpu/kernels.c. features/quantization/formats.py has the
  * formats, and the same computation in PyTorch.
  *
  * First the rows of x are quantized, in groups of 32 along k. Then, for 32 outputs side by side, the codes of a group

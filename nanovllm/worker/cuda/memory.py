@@ -9,8 +9,8 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.speculation.config import max_num_logits
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.speculative_config import max_num_logits
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.sampler import SamplingBatch, sample

@@ -1,0 +1,181 @@
+"""What vLLM's scripts may say here, beyond what this engine has: one table, one rule.
+
+An option that asks for something this engine does not do is accepted at the values that ask for nothing (None always
+does), and refused at any other. An option that is not in the table either is a mistake. Methods that vLLM has and we
+don't are refused by name. examples/move_to_vllm.md is the whole list; a test compares it with the code.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nanovllm.checks.values import reject_unknown, shorten
+
+ANY = object()  # neutral at every value: it says how fast, how loud or where, never what
+Table = dict[str, tuple[str, tuple[Any, ...]]]  # name -> what another value would ask for, the neutral values
+
+
+def _asks(reason: str, **neutral: Any) -> Table:
+    """Options for one thing, each with its neutral value; a tuple stands for several."""
+    return {name: (reason, value if isinstance(value, tuple) else (value,)) for name, value in neutral.items()}
+
+
+def _any(names: str) -> Table:
+    return dict.fromkeys(names.split(), ("", (ANY,)))
+
+
+PARALLEL: dict[str, Any] = dict(pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1)
+PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0, enable_expert_parallel=False)
+MEDIA: dict[str, Any] = dict(limit_mm_per_prompt={}, mm_processor_kwargs=None, media_io_kwargs={})
+MEDIA |= dict(allowed_local_media_path="", allowed_media_domains=None, skip_mm_profiling=False)
+MEDIA |= dict(enable_prompt_embeds=False)
+ENGINE: Table = {
+    **_any("disable_log_stats use_tqdm_on_load swap_space max_parallel_loading_workers max_seq_len_to_capture"),
+    **_any("disable_custom_all_reduce disable_cascade_attn distributed_executor_backend optimization_level"),
+    **_any("served_model_name max_logprobs ignore_patterns mm_processor_cache_gb disable_mm_preprocessor_cache"),
+    **_asks("running the checkpoint's own code", trust_remote_code=False),
+    **_asks("another kind of tokenizer than transformers' own", tokenizer_mode=("auto", "hf", "slow")),
+    **_asks("work without a tokenizer", skip_tokenizer_init=False),
+    **_asks("a configuration in another file than config.json", config_format=("auto", "hf"), hf_config_path=None),
+    **_asks("another implementation of the model", model_impl=("auto", "vllm"), model_class_overrides={}),
+    **_asks("something else than text", runner=("auto", "generate"), convert=("auto", "none"), pooler_config=None),
+    **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
+    **_asks("input that is not text", **MEDIA),
+    **_asks("a KV cache of another dtype than the model's", kv_cache_dtype="auto", calculate_kv_scales=False),
+    **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
+    **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
+    **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),
+    **_asks("a step that begins before the one before has ended", async_scheduling=False),
+    **_asks("streaming in larger pieces", stream_interval=1),
+    **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
+    **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
+    **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
+    **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
+    **_any("max_cpu_loras"),
+    **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
+    **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
+    **_asks("code of yours on the logits", logits_processors=[]),
+    **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
+    **_asks("vLLM's compiler", compilation_config=(0, {})),
+    **_asks("vLLM's attention backends (ours: `optimizations`)", attention_backend=None, attention_config=None),
+    **_asks("another backend than llguidance", structured_outputs_config=({}, {"backend": "guidance"})),
+    **_asks("full attention where the checkpoint has a window", disable_sliding_window=False),
+    **_asks("memory given back while idle", enable_sleep_mode=False),
+    **_asks("a profile (ours: examples/profile_step.py)", profiler_config=None),
+    **_asks("vLLM's workers", worker_cls="auto", worker_extension_cls="", additional_config={}),
+    **_asks("downloads elsewhere than in the hub's cache (HF_HOME says where)", download_dir=None),
+    **_asks("files of another revision than the weights'", code_revision=None, tokenizer_revision=None),
+    **_asks("another token for the hub than HF_TOKEN's", hf_token=None),
+    **_asks("other sampling defaults (ours: `generation_config`)", override_generation_config={}),
+    **_asks("a chat template for all chats (ours: chat(chat_template=...))", chat_template=None),
+    **_asks("vLLM's loaders", model_loader_extra_config={}, quantization_config=None),
+}
+SAMPLING: Table = {
+    **_any("skip_clone"),
+    **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
+    **_asks("the best of several answers", best_of=1),
+    **_asks("code of yours on the logits", logits_processors=[]),
+    **_asks("logprobs in a flat list", flat_logprobs=False),
+    **_asks("logprobs of chosen tokens", logprob_token_ids=None, prompt_logprob_token_ids=None),
+    **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
+    **_asks("outputs that hold only what is new", output_kind=(0,)),  # RequestOutputKind.CUMULATIVE
+    **_asks("streaming in larger pieces", stream_interval=1),
+    **_asks("a prompt that is cut short", truncate_prompt_tokens=None),
+    **_asks("a request that leaves the prefix cache alone", skip_reading_prefix_cache=False),
+    **_asks("a limit on reasoning", thinking_token_budget=None),
+    **_asks("an end at repetition", repetition_detection=None),
+    **_asks("arguments of plugins", extra_args={}),
+    **_asks("a watermark", watermarking=False),
+    **_asks("tokens that are given instead of sampled", trace_decode_token_ids=None),
+    **_asks("which experts were met", routed_experts_prompt_start=0),
+}
+STRUCTURED: Table = {
+    **_asks("another pattern of whitespace", whitespace_pattern=None),
+    **_asks("grammar in parts of a text", structural_tag=None),
+}
+SPECULATIVE: Table = {
+    **_any("disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction draft_sample_method"),
+    **_asks("a draft model on several ranks", draft_tensor_parallel_size=1, tensor_parallel_size=1),
+    **_asks("other code for the draft model", enforce_eager=None, attention_backend=None, moe_backend=None),
+    **_asks("a KV cache of another dtype than the model's", kv_cache_dtype=None),
+    **_asks("files of another revision than the weights'", code_revision=None),
+    **_asks("guesses in another vocabulary", use_heterogeneous_vocab=False),
+    **_asks("a model that guesses several tokens at once", parallel_drafting=False),
+    **_asks("a number of guesses by batch size (here it is measured)", num_speculative_tokens_per_batch_size=None),
+    **_asks("acceptance other than of exactly what is sampled", rejection_sample_method="standard"),
+}
+LORA: Table = {
+    **_any("base_model_name"),
+    **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
+    **_asks("another adapter under the same id", load_inplace=False),
+}
+PROMPT: Table = {
+    **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
+    **_asks("input that is not text", prompt_embeds=None),
+    **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
+}
+CALL: Table = {
+    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
+    **_asks("options of the tokenizer", tokenization_kwargs={}),
+    **_asks("input that is not text", mm_processor_kwargs={}),
+}
+CHAT: Table = CALL | _asks("parts of content for the template", chat_template_content_format=("auto", "string"))
+BODY: Table = SAMPLING | {  # of a request in OpenAI's API
+    **_any("user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls"),
+    **_asks("streaming", stream=False, stream_options=None),
+    **_asks("the prompt in the answer", echo=False, prompt_logprobs=None),
+    **_asks("text behind the completion", suffix=""),
+    **_asks("storing answers", store=False),
+    **_asks("token ids instead of text", detokenize=True),
+    **_asks("a limit on reasoning", reasoning_effort=None),
+    **_asks("another order than first come, first served", priority=0),
+    **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
+}
+TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
+TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
+
+NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
+METHODS = {
+    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
+    "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
+    **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
+    **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),
+    "get_metrics": "stats() has the counters",
+    **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
+    **dict.fromkeys("enqueue enqueue_chat wait_for_completion".split(), "use generate(), stream() or LLMEngine"),
+}
+
+
+class Named(type):
+    """A dataclass that is called as vLLM's class of the same purpose is."""
+
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
+        return super().__call__(*args, **accepted(kwargs, cls.__dataclass_fields__, what))  # type: ignore[attr-defined]
+
+
+def accepted(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:
+    """What `given` asks of `what`, one of TABLES: without what asks for nothing.
+
+    ValueError for an option at a value that we cannot honour, and for a name that nobody knows.
+    """
+    known, table = list(known), TABLES[what]
+    reject_unknown((name for name in given if name not in table), known, what)
+    for name in table.keys() & given.keys() - set(known):
+        reason, neutral = table[name]
+        value = given[name]
+        if value is not None and ANY not in neutral and not any(_same(value, n) for n in neutral):
+            works = " or ".join(f"{name}={n!r}" for n in neutral if n is not None)
+            fine = f"Leave it out{f' or say {works}' if works else ''}"
+            raise ValueError(f"{what}: {name}={shorten(value)} asks for {reason}; this engine does not do that. {fine}")
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    value = getattr(value, "value", value)  # of an Enum
+    return type(value) is type(neutral) and value == neutral
+
+
+def refused_method(cls: type, name: str) -> AttributeError:
+    """What a class raises, in __getattr__, for a method that it does not have."""
+    reason = f", as vLLM's does: {METHODS[name]}" if name in METHODS else ""
+    return AttributeError(f"{cls.__name__} has no {name}(){reason}" if reason else f"{cls.__name__} has no {name!r}")

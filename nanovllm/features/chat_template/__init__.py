@@ -1,0 +1,1 @@
+"""A conversation as a prompt (chapter 2)."""

@@ -1,0 +1,48 @@
+"""Experts: an MLP for each kind of token instead of one for all (chapter 15; arXiv:1701.06538, arXiv:2401.06066).
+
+A router scores the experts for each token, and the token meets the best few of them. So a step computes with a small
+part of the weights, and which part depends on its tokens. Rows that have chosen the same expert are multiplied
+together: its weights are read once a step, however many rows meet them.
+
+Each rank holds a slice of every expert, as it does of an ordinary MLP.
+"""
+
+from torch import Tensor, nn
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.lora.adapter_rows import Weights, group_rows
+from nanovllm.features.parallel.group import Group
+from nanovllm.worker.layers import MLP, ForwardContext, Linear
+
+
+class Router(Linear):
+    """Scores of all experts [T, num_experts]. Its weight is never rounded to fewer bits: rows would change experts."""
+
+
+class Experts(nn.Module):
+    def __init__(self, config: ModelConfig, group: Group) -> None:
+        super().__init__()
+        self.num_chosen, self.normalize, self.group = config.num_experts_per_tok, config.norm_topk_prob, group
+        self.gate = Router(config.hidden_size, config.num_experts, bias=False)
+        mlps = [MLP(config, config.moe_intermediate_size, group) for _ in range(config.num_experts)]
+        self.experts = nn.ModuleList(mlps)
+        self.gate_up = Weights(mlp.gate_up_proj for mlp in mlps)
+        self.down = Weights(mlp.down_proj for mlp in mlps)
+
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up."""
+        kernels = context.kernels
+        weights, chosen = route(self.gate(hidden), self.num_chosen, self.normalize)
+        groups = group_rows(chosen, len(self.experts))
+        x = kernels.grouped_linear(hidden[groups.rows], self.gate_up, groups)  # [T * num_chosen, 2 * size]
+        x = kernels.grouped_linear(kernels.silu_and_mul(x), self.down, groups)
+        return self.group.all_reduce(kernels.weighted_sum(x, groups.places, weights))
+
+
+def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """scores: [T, num_experts]. Returns the weights, float32, and the numbers of each row's experts [T, num_chosen].
+
+    The weights are probabilities over all experts; normalize: those of the chosen ones are scaled to add up to 1.
+    """
+    weights, chosen = scores.float().softmax(-1).topk(num_chosen)
+    return weights / weights.sum(-1, keepdim=True) if normalize else weights, chosen

@@ -1,0 +1,289 @@
+"""Structured outputs: text that fits a JSON schema, a regular expression, a list of choices or a grammar (chapter 8).
+
+llguidance says which tokens may come next; masks.py takes the others' logits away. A state belongs to a sequence
+and is brought up to its tokens whenever it is asked, forwards or backwards: a step that failed, a preemption or a
+rejected guess need no word from anybody. `pip install nanovllm[structured]`.
+"""
+
+import ctypes
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from nanovllm.checks.confined import Confined, TooMuch
+from nanovllm.checks.values import list_of, shorten
+from nanovllm.checks.vllm_names import Named
+
+# Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
+TRIAL = Confined(Path(__file__).with_name("trial.py"), seconds=2, max_mb=32, niceness=5)
+# llguidance's own limits, for this process, too: an ordinary grammar needs a tenth.
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
+JSON = "start: %json "
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+# Where a schema has schemas; what else it holds, a const for example, is data.
+SUBSCHEMAS = set(
+    "items prefixItems contains additionalProperties propertyNames allOf anyOf oneOf not if then else".split()
+)
+MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
+# llguidance follows rules and references by recursion, and a full stack would end the process. It holds twice as much.
+MAX_DEPTH, MAX_SIGNS = 1000, 2000
+# What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
+FREE_S, TOKEN_S = 0.25, 0.002
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams(metaclass=Named):
+    """One of json, regex, choice, grammar or json_object=True; names and meanings are vLLM's.
+
+    json:          a JSON schema, as a dict or as text
+    regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
+    choice:        texts, one of which is generated
+    grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
+    json_object:   any JSON object
+    disable_any_whitespace:        JSON without line breaks and indentation
+    disable_additional_properties: objects of a schema have only the properties that it names
+
+    A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
+    masks take too long ends with finish_reason "error".
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none"
+            raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
+        if isinstance(self.choice, str) or "" in list_of(self.choice, str, "texts", "choice") or self.choice == []:
+            raise ValueError(f"choice must be a list of texts, none of them empty, found {shorten(self.choice)}")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
+
+
+class GrammarCompiler:
+    """Grammars of one model's tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, sorted(eos_token_ids)
+        self._compiled: tuple[str, Any] = "", None  # the newest: samples of a request and lines of a job share it
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        return [text for text in self.tokenizer.get_added_vocab() if text.strip()]
+
+    @cached_property
+    def _llg_tokenizer(self) -> Any:
+        """Made at the first request that needs it: it takes half a second."""
+        import llguidance.hf
+
+        try:
+            return llguidance.hf.from_tokenizer(self.tokenizer, self.vocab_size, eos_token=self.eos_token_ids)
+        except Exception as error:
+            raise ValueError(f"this checkpoint's tokenizer does not suit llguidance: {error}") from error
+
+    def compile(self, params: StructuredOutputsParams) -> "Grammar":
+        """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
+        try:
+            import llguidance
+        except ImportError as missing:
+            raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
+        try:
+            source = _source(params)
+            plain = source.replace("\\", "")
+            if any(text in plain for text in self._special_texts) and "%llguidance" not in source:
+                # llguidance would write a text that has to come in the fewest tokens: as the special one.
+                source = NO_FORCING + source
+            elif source.startswith(JSON):
+                source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
+            known, matcher = self._compiled
+            if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
+                _try("compile", source)
+                limits = llguidance.LLParserLimits(**LIMITS)
+                matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
+                if error := _first_error(matcher):
+                    raise ValueError(error)
+                self._compiled = source, matcher
+        except ValueError as problem:
+            kind = next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
+            raise ValueError(f"structured outputs: {kind} cannot be used: {str(problem).strip()[:2000]}") from None
+        return Grammar(matcher, self.vocab_size, self.eos_token_ids)
+
+
+class Grammar:
+    """How far one sequence has come in its grammar. May be asked by two threads.
+
+    error: why llguidance has given up (a grammar can grow beyond its limits), or "". No token can follow then, either.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
+        self._beginning, self._matcher, self._lock = matcher, matcher.deep_copy(), Lock()
+        self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
+        self._spent_s = 0.0  # of the asking threads' own time
+
+    def __copy__(self) -> "Grammar":
+        """Another one, at its beginning."""
+        return Grammar(self._beginning, self.vocab_size, self.eos_token_ids)
+
+    def is_complete(self, token_ids: list[int]) -> bool:
+        """Can nothing but EOS follow these tokens, the whole output so far?"""
+        with self._asked():
+            self._follow(token_ids)
+            self.error = self.error or self._matcher.get_error() or self._is_slow(len(token_ids))
+            return bool(self.error) or self._matcher.is_stopped()
+
+    def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
+        """Write the bits of the tokens that may follow: token t is bit t % 8 of byte t // 8."""
+        with self._asked():
+            self._follow(token_ids)
+            self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+            if self._matcher.is_error():  # its mask is EOS, and the answer would look complete; is_complete() ends it
+                other = next(token for token in range(self.vocab_size) if token not in self.eos_token_ids)
+                ctypes.memset(address, 0, num_bytes)
+                ctypes.c_ubyte.from_address(address + other // 8).value = 1 << other % 8
+
+    def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
+        """The guesses that may follow these tokens, up to one that completes the text."""
+        with self._asked():
+            for n, guess in enumerate(guesses):
+                self._follow(token_ids + guesses[:n])
+                if self._matcher.is_stopped() or not self._matcher.validate_tokens([guess]):
+                    return guesses[:n]
+        return guesses
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        with self._lock:
+            began = time.thread_time()
+            yield
+            self._spent_s += time.thread_time() - began
+
+    def _is_slow(self, num_tokens: int) -> str:
+        """Why that is an error, or "". llguidance's limits leave room for masks of a second, at every step."""
+        limit_s = FREE_S + TOKEN_S * num_tokens
+        return f"its masks have taken {self._spent_s:.2f} s, above {limit_s:.2f} s" * (self._spent_s > limit_s)
+
+    def _follow(self, token_ids: list[int]) -> None:
+        known, self._token_ids = self._token_ids, None  # until it is done: an exception may come between any two lines
+        same = min(len(known or ()), len(token_ids))
+        while known and known[:same] != token_ids[:same]:  # guesses that did not hold, or a step that has failed
+            same -= 1
+        if known is None or (same < len(known) and not self._matcher.rollback(len(known) - same)):
+            self._matcher = self._beginning.deep_copy()  # reset() keeps an error
+            same = 0
+        self._matcher.consume_tokens(token_ids[same:])
+        self._token_ids = list(token_ids)
+
+
+def _try(kind: str, text: str) -> str:
+    """See confined/grammar.py. Raises ValueError."""
+    try:
+        return TRIAL.ask(kind, text, LIMITS)
+    except TooMuch as error:
+        remedy = "use smaller numbers (multipleOf, lengths, repetitions) or fewer parts"
+        raise ValueError(f"to compile it {error} ({len(text)} characters): {remedy}") from None
+
+
+def _first_error(matcher: Any) -> str:
+    """Why there is no first token, or ""."""
+    if error := matcher.get_error():
+        return error
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    error = first.get_error().partition("\n")[0]
+    return "no text fits it: there is no first token" if error.startswith("NoExtension") else error
+
+
+def _source(params: StructuredOutputsParams) -> str:
+    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError."""
+    from llguidance import LLMatcher
+
+    if params.regex is not None:
+        return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
+    if params.grammar is not None:
+        source = _try("convert", params.grammar).removeprefix("%llguidance {}")
+        if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
+            raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
+        return source
+    if params.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
+        return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
+    schema: Any = _schema(params.json) if params.json is not None else {"type": "object"}
+    if params.disable_additional_properties:
+        _close(schema)
+    options = {"whitespace_flexible": not params.disable_any_whitespace}
+    if not isinstance(own := schema.get("x-guidance", {}), dict):
+        raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
+    options |= own
+    return f"{JSON}{json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
+
+
+def _schema(given: Any) -> Any:
+    """A copy of a schema. Raises ValueError for what is not JSON, or too deep."""
+    try:
+        schema = json.loads(given if isinstance(given, str) else json.dumps(given))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
+    if not isinstance(schema, dict) or (depth := _depth(schema)) > MAX_NESTING:
+        raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
+    targets = {part["$ref"] for part in _parts(schema) if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
+    if len(targets) > MAX_DEPTH or depth + sum(_depth(_target(schema, name)) for name in targets) > MAX_DEPTH:
+        raise ValueError(f"the definitions that it refers to have more than {MAX_DEPTH} levels, taken together")
+    return schema
+
+
+def _parts(value: Any) -> list[Any]:
+    """All objects and lists in it, itself among them."""
+    parts = [value]
+    for part in parts:
+        parts.extend(_children(part))
+    return parts
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and lists; one more than MAX_NESTING stands for all that are more."""
+    level, depth = [value], 0
+    while level and depth <= MAX_NESTING:
+        level, depth = [child for parent in level for child in _children(parent)], depth + 1
+    return depth
+
+
+def _target(schema: Any, name: str) -> Any:
+    """What "#/$defs/name" means; the whole schema for what we cannot follow."""
+    found = schema
+    for key in name.removeprefix("#").split("/")[1:]:
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return schema if found is None else found
+
+
+def _children(value: Any) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in inside if isinstance(child, dict | list)]
+
+
+def _close(schema: Any) -> None:
+    """Let objects that name their properties have no others, unless they say so."""
+    for part in schema if isinstance(schema, list) else ():
+        _close(part)
+    if isinstance(schema, dict):
+        for name in SUBSCHEMAS & schema.keys():
+            _close(schema[name])
+        maps = [schema[name] for name in MAPS_OF_SCHEMAS & schema.keys() if isinstance(schema[name], dict)]
+        for part in (part for found in maps for part in found.values()):
+            _close(part)
+        if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
+            schema.setdefault("additionalProperties", False)

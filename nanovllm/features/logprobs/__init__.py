@@ -1,0 +1,1 @@
+"""Log probabilities of generated and of prompt tokens (chapter 8)."""

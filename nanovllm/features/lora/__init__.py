@@ -1,0 +1,1 @@
+"""Adapters that a request chooses (chapter 15)."""

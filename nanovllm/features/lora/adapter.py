@@ -1,0 +1,173 @@
+"""An adapter's files: read, and refused where this engine would compute something else (chapter 15; arXiv:2106.09685).
+
+In the format of the `peft` package a directory has adapter_config.json and adapter_model.safetensors. For a linear
+layer y = W x it holds two thin matrices, A [r, in] and B [out, r], and the layer becomes y = W x + scale * B (A x).
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.values import check_number, shorten, typed
+from nanovllm.config import EngineConfig
+from nanovllm.features.lora.patterns import layers_of
+from nanovllm.features.lora.request import LoRARequest
+from nanovllm.files.config_json import read_json
+from nanovllm.files.hub import resolve_checkpoint
+
+Shape = tuple[int, int]
+PREFIX, SUFFIXES = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
+# Fields of adapter_config.json that change nothing here: who made the adapter, how it was trained, which layers it is
+# for (its tensors say that).
+DESCRIPTIONS = (
+    "auto_mapping base_model_name_or_path revision task_type inference_mode peft_version peft_type target_modules "
+    "exclude_modules layers_to_transform layers_pattern lora_dropout r rank_pattern lora_alpha alpha_pattern "
+    "use_rslora init_lora_weights eva_config loftq_config runtime_config ensure_weight_tying "
+    "megatron_core qalora_group_size"
+).split()
+# What another value than one of these asks for, this engine does not do.
+NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
+# These begin from other weights than the checkpoint's, so that the adapter belongs to those.
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+FLOATS = ("bfloat16", "float16", "float32")
+
+
+def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """{path in the checkpoint: (out, in)} of the layers that an adapter may change: all linear ones but experts."""
+    hidden, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv_size = config.num_key_value_heads * config.head_dim
+    attention = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
+    attention |= {"o_proj": (hidden, q_size)}
+    mlp = dict.fromkeys(("gate_proj", "up_proj"), (config.intermediate_size, hidden))
+    mlp |= {"down_proj": (hidden, config.intermediate_size)}
+    shapes = {"lm_head": (config.vocab_size, hidden)}
+    for i in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in attention.items()}
+        if i not in config.expert_layers:
+            shapes |= {f"model.layers.{i}.mlp.{name}": shape for name, shape in mlp.items()}
+    return shapes
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter in the CPU's memory: its files may change or go while requests wait for it.
+
+    digest:   of all that it computes
+    matrices: {path of a linear layer: (A [r, in], scale * B [out, r])}
+    """
+
+    request: LoRARequest
+    digest: str
+    matrices: dict[str, tuple[Any, Any]]
+
+    @property
+    def lora_id(self) -> int:
+        return self.request.lora_int_id
+
+    @classmethod
+    def open(cls, request: LoRARequest, model: ModelConfig, config: EngineConfig) -> "Adapter":
+        """Read and check it. Raises one ValueError that lists what does not fit."""
+        import torch  # not at the top: `import nanovllm` stays light
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        where, folder = f"adapter {request.lora_name!r}", adapter_folder(request)
+        options = read_json(folder / "adapter_config.json")
+        _check_options(options, folder)
+        dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+        try:
+            data = (folder / "adapter_model.safetensors").read_bytes()
+            tensors = load(data)
+        except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that PyTorch does not have
+            raise ValueError(f"{where}: adapter_model.safetensors in {folder} cannot be read: {error}") from error
+        shapes, found, problems = linear_shapes(model), dict[str, dict[str, Any]](), []
+        for name, tensor in sorted(tensors.items()):
+            suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+            path = name.removeprefix(PREFIX).removesuffix(suffix)
+            kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+            if name.endswith(("base_layer.weight", "embed_tokens.weight")):
+                problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
+            elif not suffix or path not in shapes or not name.startswith(PREFIX):
+                problems.append(f"{name} is no A or B of a linear layer that this model has and an adapter may change")
+            elif kind not in FLOATS:
+                problems.append(f"{name} is {kind}, only {', '.join(FLOATS)} are read")
+            elif len(shape) != 2:
+                problems.append(f"{name} is {shape}, not a matrix")
+            else:
+                found.setdefault(path, {})[SUFFIXES[suffix]] = tensor
+        ranks = _of_layers(options, "r", "rank_pattern", list(found), folder)
+        alphas = _of_layers(options, "lora_alpha", "alpha_pattern", list(found), folder)
+        matrices, scales = {}, []
+        for path, pair in found.items():
+            out_size, in_size = shapes[path]
+            rank = check_number(f"{folder / 'adapter_config.json'}: r", ranks[path], Integral)
+            given = {which: list(tensor.shape) for which, tensor in pair.items()}
+            if given != {"A": [rank, in_size], "B": [out_size, rank]}:
+                expected = f"A [{rank}, {in_size}] and B [{out_size}, {rank}]"
+                problems.append(f"{path} has {', '.join(f'{n} {shape}' for n, shape in given.items())}, not {expected}")
+            elif not 0 < rank <= config.max_lora_rank:
+                problems.append(f"{path} has rank {rank}, and max_lora_rank is {config.max_lora_rank}")
+            else:
+                scales.append(_scale(options, alphas[path], rank, folder))
+                a, b = pair["A"].to(dtype, copy=True), (pair["B"].float() * scales[-1]).to(dtype)
+                matrices[path] = a, b
+                if not a.isfinite().all() or not b.isfinite().all():
+                    problems.append(f"{path} has numbers that are NaN, or infinite in {dtype}")
+        if problems or not found:
+            shown = problems[:10] + [f"and {len(problems) - 10} more"] * (len(problems) > 10)
+            lines = "\n  ".join(shown or ["it has no tensors"])
+            base = options.get("base_model_name_or_path")
+            raise ValueError(f"{where} in {folder} (made for {shorten(base)}) does not fit this model:\n  {lines}")
+        return cls(request, xxhash.xxh3_128(data + repr(scales).encode()).hexdigest(), matrices)
+
+
+def adapter_folder(request: LoRARequest) -> Path:
+    """Where its files are: its path, or where the hub's were downloaded to."""
+    where, folder = f"adapter {request.lora_name!r}", Path(os.path.expanduser(request.lora_path))
+    if not os.path.isdir(folder):
+        try:
+            folder = resolve_checkpoint(request.lora_path)
+        except FileNotFoundError as error:
+            reason = f"{where}: {shorten(request.lora_path)} is neither a directory nor a hub id that can be downloaded"
+            raise ValueError(f"{reason} ({error})") from error
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{where}: {folder} has no {name}; PEFT's save_pretrained() writes it")
+    return folder
+
+
+def _check_options(options: dict[str, Any], folder: Path) -> None:
+    path = folder / "adapter_config.json"
+    if options.get("peft_type") != "LORA":
+        raise ValueError(f"{path}: peft_type is {shorten(options.get('peft_type'))}, only 'LORA' is supported")
+    for name, value in options.items():
+        if name not in DESCRIPTIONS and value and value not in NEUTRAL.get(name, ()):
+            raise ValueError(f"{path}: {name}={shorten(value)} is not supported; leave it out when training")
+    begin = options.get("init_lora_weights", True)
+    if isinstance(begin, str) and begin.lower().startswith(OTHER_BASES):
+        hint = "convert it with save_pretrained(path_initial_model_for_weight_conversion=...)"
+        raise ValueError(f"{path}: init_lora_weights={begin!r} changed the base model's weights, too; {hint}")
+
+
+def _of_layers(options: dict[str, Any], name: str, patterns: str, paths: list[str], folder: Path) -> dict[str, Any]:
+    """An option for each layer: what the first of the patterns that fits says of it."""
+    where = folder / "adapter_config.json"
+    special = typed(options, patterns, {}, where)
+    fits = layers_of(list(special), paths, f"{where}: {patterns}")
+    values = dict.fromkeys(paths, options.get(name, 8))
+    for pattern, value in reversed(special.items()):
+        values |= dict.fromkeys(fits[pattern], value)
+    return values
+
+
+def _scale(options: dict[str, Any], alpha: Any, rank: int, folder: Path) -> float:
+    """By the rank, or by its square root (arXiv:2312.03732)."""
+    where = folder / "adapter_config.json"
+    is_root = typed(options, "use_rslora", False, where)
+    return check_number(f"{where}: lora_alpha", alpha, Real) / (math.sqrt(rank) if is_root else rank)

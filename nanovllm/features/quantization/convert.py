@@ -1,0 +1,157 @@
+"""Fewer bits for a model's weights, while they are read (chapter 12).
+
+int8 is nearest rounding (Q8_0). int4 is a search (q4_1_search.py) for the best Q4_1, with up to INT8_SHARE of weights
+in int8: those whose rounding costs most for their number. That was measured on the demo model with its channels
+shuffled (examples/perplexity.py --shuffle), one kind of matrix or one layer in 4 bits at a time, by how far the
+probabilities of the next token move (KL divergence, divided by the part of all weights that was rounded):
+
+    v_proj 0.27, k_proj 0.17, down_proj 0.11, output head 0.08, up_proj 0.08, o_proj 0.07, gate_proj 0.05, q_proj 0.04
+
+v_proj and k_proj cost most because they are small: several query heads share what they compute. The MLP of the last
+layer costs seven times as much as one in the middle, that of the first layer four times. So these are kept, then
+down_proj of other layers, from the ends to the middle. The output head is too large. Of a layer with experts, all or
+none are kept; routers always are, in full.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanovllm.features.parallel.group import Group
+from nanovllm.features.quantization.formats import (
+    FORMATS,
+    GROUP_SIZE,
+    Groups,
+    MergedWeight,
+    concatenate,
+    merge,
+    quantize_q8_0,
+    quantized_lookup,
+)
+from nanovllm.features.quantization.importance import linears_of, measure_importance
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.layers import Linear, RowParallelLinear
+from nanovllm.worker.model import Decoder
+
+logger = logging.getLogger("nanovllm")
+
+BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
+BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
+INT8_SHARE = 0.12  # of int4's weights: 0.3125 + 0.12 * 0.21875 of the bytes of bf16, or 0.339
+CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
+LARGEST = torch.finfo(torch.float16).max  # of a weight
+
+Read = Callable[[str], Tensor | Groups]  # this rank's share of a tensor of the checkpoint
+EMBEDDINGS = "model.embed_tokens.weight"
+
+
+def quantize_weights(
+    model: Decoder, places: dict[str, Tensor], read: Read, quantization: str | None, kernels: Kernels
+) -> None:
+    """Give every linear layer a quantized weight and take out of places what has been read.
+
+    What the file holds in groups is taken as it is. Without quantization, a layer of ordinary tensors only stays one,
+    and an ordinary tensor that is merged with quantized ones is held as int8.
+    places: {name in the checkpoint: where the tensor goes}.
+    """
+    layers = linears_of(model)
+    if not layers[0].weight.is_cpu:
+        raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
+    for layer in layers:
+        k, size = layer.weight.shape[1], model.group.size
+        if isinstance(layer, RowParallelLinear) and size > 1 and k % GROUP_SIZE:
+            share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
+            raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
+    importance: dict[Linear, Tensor] = {}
+    if quantization == "int4":
+        warn_of_int4(sum(layer.weight.numel() for layer in layers), model.group)
+        importance = measure_importance(model, read)
+    in_8_bits = names_in_8_bits(places, model.config.num_hidden_layers)
+    for layer in layers:
+        address = layer.weight.untyped_storage().data_ptr()
+        names = [name for name, place in places.items() if place.untyped_storage().data_ptr() == address]
+        stored = [read(name) for name in names]
+        if quantization is None and all(isinstance(part, Tensor) for part in stored):
+            continue
+        parts = []
+        for name, part in zip(names, stored, strict=True):
+            check_numbers(name, part)
+            if isinstance(part, Tensor) and quantization == "int4" and name not in in_8_bits:
+                part = concatenate(kernels.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
+            elif isinstance(part, Tensor):
+                part = concatenate(map(quantize_q8_0, in_chunks(part)))
+            parts.append(part)
+        del layer.weight  # no longer a parameter
+        layer.weight, layer.product = merge(parts), kernels.quantized_linear
+        for name in names:
+            del places[name]
+    in_pytorch = kernels.quantized_linear is TORCH_KERNELS.quantized_linear
+    if in_pytorch and model.group.rank == 0 and any(isinstance(layer.weight, MergedWeight) for layer in layers):
+        logger.warning(
+            "quantized weights without C kernels: each step restores all of them as float32; with one request it takes "
+            "about 6 times as long as with bf16 weights, and 30 times as long as with C kernels"
+        )
+
+
+def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
+    """Of the tensors in places, those that int4 keeps in 8 bits."""
+    matrices = {name: place.numel() for name, place in places.items() if place.dim() == 2}
+    if "lm_head.weight" in matrices:
+        del matrices[EMBEDDINGS]  # stays in its file
+    names_of = defaultdict[tuple[int, str], list[str]](list)  # of a layer's projection; experts have several of each
+    for name in matrices:
+        if name.startswith("model.layers."):
+            names_of[int(name.split(".")[2]), name.split(".")[-2]].append(name)
+    from_the_ends = sorted(range(num_layers), key=lambda i: min(i + 0.5, num_layers - 1 - i))  # the last one first
+    order = [(i, kind) for kind in ("v_proj", "k_proj") for i in from_the_ends]
+    order += [(i, kind) for i in from_the_ends[:2] for kind in ("down_proj", "up_proj", "gate_proj")]
+    order += [(i, "down_proj") for i in from_the_ends[2:]]
+    budget, names = INT8_SHARE * sum(matrices.values()), set[str]()
+    for key in order:
+        budget -= sum(matrices[name] for name in names_of[key])
+        if budget < 0:
+            break
+        names.update(names_of[key])
+    return names
+
+
+def in_chunks(weight: Tensor) -> tuple[Tensor, ...]:
+    return weight.split(max(1, CHUNK_NUMBERS // weight.shape[1]))
+
+
+def check_numbers(name: str, part: Tensor | Groups) -> None:
+    tensors = (part,) if isinstance(part, Tensor) else (part.scales, part.minimums)
+    for tensor in tensors:
+        if tensor is not None and not max(abs(x.item()) for x in tensor.aminmax()) <= LARGEST:  # NaN is not, either
+            raise ValueError(f"{name} has numbers that are NaN, infinite or too large for a float16 scale")
+
+
+def warn_of_int4(num_weights: int, group: Group) -> None:
+    """num_weights: of this rank."""
+    if num_weights * group.size < 1e9 and group.rank == 0:
+        size = num_weights * group.size / 1e9
+        logger.warning(
+            "int4 costs a model of %.1f billion weights accuracy, some 5 %% of perplexity; int8 a tenth of that", size
+        )
+
+
+def take_embeddings(model: Decoder, places: dict[str, Tensor], read: Read, quantization: str | None) -> None:
+    """The embedding table: an ordinary one is looked up in the checkpoint's file, for a step reads a few rows of it.
+
+    One in groups is held so, once where the output head is the same tensor. An ordinary one of a file whose layers are
+    quantized is left in places.
+    """
+    table, dtype = read(EMBEDDINGS), model.embed_tokens.dtype
+    if quantization is None and isinstance(table, Tensor):
+        return
+    del model.embed_tokens  # no longer a parameter
+    places.pop(EMBEDDINGS, None)
+    if isinstance(table, Tensor):
+        model.embed_tokens, model.lookup = table, lambda input_ids, table: F.embedding(input_ids, table).to(dtype)
+    else:
+        model.embed_tokens = model.lm_head.weight if model.config.tie_word_embeddings else merge([table])
+        model.lookup = lambda input_ids, weight: quantized_lookup(input_ids, weight, dtype)

@@ -1,0 +1,93 @@
+"""How large the inputs of each linear layer are, measured before weights are rounded to 4 bits (chapter 12).
+
+In y = W x the error of a weight comes out multiplied by its input. So the squared error counts as much as the mean
+square of the input. Some inputs are a thousand times as large as others, and they are the same ones whatever the text.
+So no text is needed: random tokens go through the model once, in float32, layer by layer, with one layer in memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanovllm.features.experts.layer import Router
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
+from nanovllm.worker.model import Decoder, DecoderLayer
+
+NUM_SEQS, SEQ_LEN = 2, 128
+FIRST_LAYER = "model.layers.0."
+LEAST_IMPORTANCE = 1e-4  # of an input, beside the layer's mean: random tokens may have missed what another text brings
+
+
+def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linear, Tensor]:
+    """{linear layer: mean squares of its inputs, float32 [k], as multiples of their mean}; of this rank's share.
+
+    read(name): this rank's share of a tensor of the checkpoint. model's own weights are not touched.
+    """
+    config = model.config
+    decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
+    del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
+    decoder.embed_tokens = read("model.embed_tokens.weight")
+    norm, seen = decoder.norm, dict[Linear, Tensor]()
+    batch = random_batch(config.vocab_size * model.group.size)
+    rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
+    context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
+    k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim)
+    hidden, residual = decoder.embed(batch.input_ids).float(), None
+    importance: dict[Linear, Tensor] = {}
+    for i in range(config.num_hidden_layers):
+        decoder.layers[0] = layer = DecoderLayer(config, decoder.group, i).float()  # layers differ in what they compute
+        for name, place in decoder.checkpoint_tensors():
+            if name.startswith(FIRST_LAYER):
+                place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
+        for linear in linears_of(layer):
+            linear.product = measuring_product(linear, seen)
+        hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
+        for ours, linear in zip(linears_of(model.layers[i]), linears_of(layer), strict=True):
+            importance[ours] = seen.get(linear, torch.zeros(linear.weight.shape[1]))  # an expert that no token has met
+        seen.clear()
+    norm.weight.copy_(read("model.norm.weight"))
+    importance[model.lm_head] = norm(hidden, residual, context)[0].square().mean(0)
+    return {linear: relative(mean_squares) for linear, mean_squares in importance.items()}
+
+
+def linears_of(module: nn.Module) -> list[Linear]:
+    """Those whose weights may be rounded."""
+    return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
+
+
+def measuring_product(linear: Linear, seen: dict[Linear, Tensor]) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
+    def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        seen[linear] = x.square().mean(0)
+        return F.linear(x, weight, bias)
+
+    return product
+
+
+def random_batch(vocab_size: int) -> Batch:
+    """Low ids are drawn more often, for vocabularies are nearly in order of frequency; their first are single bytes."""
+    uniform = torch.rand(NUM_SEQS, SEQ_LEN, generator=torch.Generator().manual_seed(0))
+    first = 256 if vocab_size > 1000 else 1
+    positions, ends = torch.arange(SEQ_LEN).repeat(NUM_SEQS), torch.arange(NUM_SEQS + 1, dtype=torch.int32) * SEQ_LEN
+    return Batch(
+        input_ids=(first * (vocab_size / first) ** uniform).long().clamp(max=vocab_size - 1).flatten(),
+        positions=positions,
+        slot_mapping=torch.arange(NUM_SEQS * SEQ_LEN),
+        cu_seqlens_q=ends,
+        seqlens_k=ends.diff(),
+        block_tables=torch.arange(NUM_SEQS, dtype=torch.int32)[:, None],  # one block a sequence
+        logits_rows=torch.arange(0),
+        max_query_len=SEQ_LEN,
+        max_key_len=SEQ_LEN,
+    )
+
+
+def relative(mean_squares: Tensor) -> Tensor:
+    """As multiples of their mean. All alike where they are all 0, or not numbers: the weights are at fault then."""
+    multiples = mean_squares / mean_squares.mean()
+    return torch.where(multiples.isfinite(), multiples, 1) + LEAST_IMPORTANCE

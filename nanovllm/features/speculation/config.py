@@ -1,0 +1,84 @@
+"""SpeculativeConfig: who guesses, and how much, checked before any work (chapter 13)."""
+
+import os
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
+
+from nanovllm.checks.values import MAX_INT32, Bounds, check_choice, check_field, shorten
+from nanovllm.checks.vllm_names import Named
+
+METHODS = ("ngram", "draft_model", "self")
+QUANTIZATIONS = ("int8", "int4")
+NGRAM_LENGTHS = 4, 2  # longest and shortest
+BOUNDS: dict[str, Bounds] = {
+    "num_speculative_tokens": (Integral, 1, 64),
+    **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), (Integral, 1, 64)),
+    "max_model_len": (Integral, 2, MAX_INT32),
+}
+ONLY_OF = {  # option -> the methods that have it
+    **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), ("ngram",)),
+    **dict.fromkeys(("model", "revision"), ("draft_model",)),
+    **dict.fromkeys(("quantization", "max_model_len"), ("draft_model", "self")),
+}
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig(metaclass=Named):
+    """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours.
+
+    method:                 "ngram" (a text goes on as it did before), "draft_model" (a smaller model with the same
+                            vocabulary guesses) or "self" (the model itself in fewer bits does)
+    model:                  the draft model: a checkpoint's directory or a hub id; method is "draft_model" then
+    num_speculative_tokens: guesses of one sequence in a step, at most; how many pay is measured
+    prompt_lookup_max:      tokens of the longest n-gram that is looked up
+    prompt_lookup_min:      and of the shortest
+    quantization:           of the draft model's weights: "int8" or "int4"
+    revision:               branch, tag or commit of the draft model in the hub
+    max_model_len:          tokens up to which the draft model guesses
+    """
+
+    method: str | None = None
+    model: str | None = None
+    num_speculative_tokens: int = 5
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        def assign(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        if isinstance(self.model, os.PathLike):
+            assign("model", str(self.model))
+        for f in fields(self):
+            assign(f.name, check_field(f.name, getattr(self, f.name), f.type, BOUNDS))
+        if self.method is None and self.model is not None:
+            assign("method", "draft_model")
+        check_choice("speculative_config: method", self.method, METHODS)
+        for name, methods in ONLY_OF.items():
+            if getattr(self, name) is not None and self.method not in methods:
+                found = shorten(getattr(self, name))
+                raise ValueError(f"speculative_config: {name} is for {' and '.join(methods)}, found {name}={found}")
+        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
+            found = shorten(self.model)
+            raise ValueError(f"speculative_config: model must be a checkpoint's directory or a hub id, found {found}")
+        if self.method == "self":
+            assign("quantization", self.quantization or "int4")
+        if self.quantization is not None:
+            check_choice("speculative_config: quantization", self.quantization, QUANTIZATIONS)
+        if self.method == "ngram":
+            given = [n for n in (self.prompt_lookup_max, self.prompt_lookup_min) if n is not None] or NGRAM_LENGTHS
+            assign("prompt_lookup_max", given[0])
+            assign("prompt_lookup_min", given[-1])
+            if given[0] < given[-1]:
+                raise ValueError(
+                    f"speculative_config: prompt_lookup_min={given[-1]} is more than prompt_lookup_max={given[0]}"
+                )
+
+
+def max_num_logits(max_num_seqs: int, config: Any) -> int:
+    """Rows of a step that may give logits: one a sequence, and the guesses of one. config: None if nobody guesses."""
+    return max_num_seqs + (0 if config is None else config.num_speculative_tokens)

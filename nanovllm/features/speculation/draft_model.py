@@ -1,0 +1,195 @@
+"""A draft model: a smaller one, or the same one in fewer bits, that guesses what the model will sample (chapter 13).
+
+It generates a few tokens ahead, with weights and a KV cache of its own. It samples with the request's parameters and
+its noise: where both models think alike, they draw the same token, at any temperature.
+"""
+
+import time
+from collections import deque
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
+from nanovllm.features.speculation.choose import Proposer, Speculation
+from nanovllm.features.speculation.config import SpeculativeConfig, max_num_logits
+from nanovllm.features.speculation.ngrams import NgramProposer
+from nanovllm.features.speculation.step_times import NUM_TIMES
+from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.worker.cpu import memory as cpu_memory
+from nanovllm.worker.model_runner import ModelRunner
+
+KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft model's
+
+
+def make_speculation(
+    config: EngineConfig, directory: Path, model_config: ModelConfig, tokenizer: Any
+) -> Speculation | None:
+    """What guesses for this engine. Raises ValueError or FileNotFoundError for a draft model that cannot."""
+    chosen = config.speculative_config
+    if not isinstance(chosen, SpeculativeConfig):
+        return None
+    if chosen.prompt_lookup_max is not None and chosen.prompt_lookup_min is not None:
+        proposer: Proposer = NgramProposer(chosen.prompt_lookup_max, chosen.prompt_lookup_min)
+    else:
+        proposer = load_draft_model(config, chosen, directory, model_config, tokenizer)
+    return Speculation(proposer, chosen.num_speculative_tokens, max_num_logits(config.max_num_seqs, chosen))
+
+
+def load_draft_model(
+    config: EngineConfig, chosen: SpeculativeConfig, directory: Path, target: ModelConfig, tokenizer: Any
+) -> "DraftModel":
+    if chosen.model is None:
+        model = target
+        if chosen.quantization == config.quantization:
+            raise ValueError(
+                f"speculative_config: the model's weights are {config.quantization} already; as its own draft model it "
+                "needs fewer bits"
+            )
+    else:
+        directory = resolve_checkpoint(chosen.model, chosen.revision)
+        model = ModelConfig.from_directory(directory)
+        check_vocabulary(load_tokenizer(directory).get_vocab(), tokenizer.get_vocab(), chosen.model)
+    dtype = target.dtype if config.dtype == "auto" else config.dtype
+    max_model_len = min(chosen.max_model_len or config.max_model_len or 2**31, model.max_position_embeddings)
+    num_bytes = max_model_len * config.max_num_seqs * model.kv_bytes_per_token(getattr(torch, dtype).itemsize)
+    if torch.cuda.is_available():
+        free_bytes = torch.cuda.mem_get_info()[0]
+    else:
+        free_bytes = cpu_memory.free_bytes(config.gpu_memory_utilization)
+    draft_config = replace(
+        config,
+        model=str(directory),
+        dtype=dtype,
+        quantization=chosen.quantization,
+        kv_cache_memory_bytes=max(min(num_bytes, int(free_bytes * KV_SHARE)), 1),
+        num_gpu_blocks_override=None,
+        max_model_len=None,
+        tensor_parallel_size=1,
+        enable_lora=False,
+        speculative_config=None,
+    )
+    runner = ModelRunner(draft_config, model)
+    runner.load(directory)
+    pool = runner.prepare(target.eos_token_ids)
+    manager = BlockManager(pool.num_blocks, pool.block_size)
+    limits = min(max_model_len, pool.max_model_len), min(model.vocab_size, target.vocab_size)
+    return DraftModel(runner, manager, config.max_num_batched_tokens, *limits)
+
+
+def check_vocabulary(drafts: dict[str, int], ours: dict[str, int], name: str) -> None:
+    if drafts == ours:
+        return
+    different = sorted(drafts.items() ^ ours.items(), key=lambda item: item[1])
+    token_id = different[0][1]
+    theirs, own = ([text for text, i in vocabulary.items() if i == token_id] for vocabulary in (drafts, ours))
+    raise ValueError(
+        f"speculative_config: the draft model {name!r} has another vocabulary: token {token_id} is "
+        f"{(theirs or ['missing'])[0]!r} there and {(own or ['missing'])[0]!r} in the model; "
+        'choose a draft model of the same family, or {"method": "ngram"}'
+    )
+
+
+class DraftModel:
+    """A Proposer (choose.py). K/V is kept from step to step: guesses that held are not computed again.
+
+    drafts   sequence -> its copy here, which is some guesses longer
+    """
+
+    first_acceptance = 0.9
+
+    def __init__(
+        self, runner: Any, manager: BlockManager, max_num_batched_tokens: int, max_model_len: int, vocab_size: int
+    ) -> None:
+        self.runner, self.manager, self.max_num_batched_tokens = runner, manager, max_num_batched_tokens
+        self.max_model_len, self.vocab_size = max_model_len, vocab_size
+        self.draft_s, self._times = 0.0, deque[float](maxlen=NUM_TIMES)
+        self.drafts: dict[Sequence, Sequence] = {}
+        self._is_torn = False
+
+    def kind(self, seq: Sequence) -> int | None:
+        """It always has an opinion, as far as its positions go."""
+        return 0 if len(seq.tokens) < self.max_model_len else None
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        """Guesses for each sequence; none for one that has no room here."""
+        if self._is_torn:  # an exception has interrupted the last call, in whatever line
+            self.drafts.clear()
+            self.manager.roll_back()
+        self._is_torn = True
+        for seq in [seq for seq in self.drafts if seq.status in (SequenceStatus.WAITING, SequenceStatus.FINISHED)]:
+            self.manager.free(self.drafts.pop(seq))
+        lengths = {seq: len(seq.tokens) + num_guesses for seq, num_guesses in wanted}
+        active = followed = [seq for seq in lengths if self.follow(seq, lengths[seq])]
+        budget = self.max_num_batched_tokens
+        while active:
+            active = self.step(active, budget)
+            active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq] and self.goes_on(seq)]
+        self.manager.commit()
+        self._is_torn = False
+        guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
+        return [list(takewhile(lambda token_id: NO_TOKEN < token_id < self.vocab_size, found)) for found in guesses]
+
+    def follow(self, seq: Sequence, length: int) -> bool:
+        """Bring the copy up to the sequence's tokens, with room for so many. False if that cannot be."""
+        if length > self.max_model_len or max(seq.tokens) >= self.vocab_size:
+            return False
+        draft = self.drafts.get(seq)
+        if draft is None:
+            params = replace(seq.sampling_params, logprobs=None, prompt_logprobs=None)
+            draft = Sequence(seq.tokens[: seq.num_prompt_tokens], params, cache_salt=seq.cache_salt)
+            draft.seed, draft.sample_index, draft.bad_word_ids = seq.seed, seq.sample_index, seq.bad_word_ids
+            draft.grammar = seq.grammar
+        same = min(draft.num_computed_tokens, len(seq.tokens) - 1)
+        while draft.tokens[:same] != seq.tokens[:same]:
+            same -= 1
+        draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
+        del draft.block_hashes[same // self.manager.block_size :]
+        if same < draft.num_registered_blocks * self.manager.block_size:  # a step has failed: named blocks stay
+            self.manager.free(draft)
+        if not draft.block_table and not self.manager.allocate_with_prefix(draft):
+            return False
+        self.drafts[seq] = draft
+        return self.manager.append_slots(draft, length - draft.num_computed_tokens)
+
+    def goes_on(self, seq: Sequence) -> bool:
+        """Can anything follow the draft's newest token?"""
+        draft = self.drafts[seq]
+        if draft.tokens[-1] == NO_TOKEN:
+            return False
+        if draft.grammar is not None and draft.grammar.is_complete(draft.generated_token_ids):
+            return False
+        return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.eos_token_ids
+
+    def step(self, active: list[Sequence], budget: int) -> list[Sequence]:
+        """One more token for the drafts of these sequences. Returns those that got it; others are still mid-prompt."""
+        started, chunks = time.perf_counter(), []
+        for seq in active:
+            draft = self.drafts[seq]
+            start, num_tokens = draft.num_computed_tokens, len(draft.tokens) - draft.num_computed_tokens
+            end = start + min(num_tokens, budget)
+            if end > start:
+                write_start = end if self.manager.is_cached(draft, start) else start
+                chunks.append(ScheduledChunk(draft, start, end, write_start))
+                draft.num_computed_tokens = end
+                if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be named
+                    self.manager.register_prefix(draft)
+            budget -= end - start
+        num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
+        token_ids, _ = self.runner.run(SchedulerOutput(chunks, [], num_tokens))
+        sampling = [chunk.seq for chunk in chunks if chunk.samples]
+        for draft, token_id in zip(sampling, token_ids, strict=True):
+            draft.append(token_id)
+        if num_tokens <= 2 * len(active):  # no prompts: what a guess costs
+            self._times.append(time.perf_counter() - started)
+            self.draft_s = median(self._times)
+        return [seq for seq in active if self.drafts[seq] in sampling]

@@ -1,0 +1,1 @@
+"""What lies on a disk: hub, tokenizer, config.json, safetensors, GGUF."""

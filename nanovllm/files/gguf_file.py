@@ -1,0 +1,204 @@
+"""A GGUF file, llama.cpp's format: metadata, a table of tensors and the tensors, all in one file (chapter 12).
+
+The format: github.com/ggml-org/ggml, docs/gguf.md. The header is parsed here, because the `gguf` package's GGUFReader
+takes seconds for a vocabulary of 50,000 words; the package knows the types of tensors. No torch.
+"""
+
+import mmap
+import re
+import struct
+from dataclasses import dataclass
+from math import prod
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanovllm.checks.values import check_choice, check_number, shorten
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+SIZES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+NOT_SUPPORTED = "attention.sliding_window expert_count attention.scale logit_scale embedding_scale residual_scale"
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+LAYER_NAMES |= {f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
+LAYER_NAMES |= {f"attn_{x}": f"self_attn.{x[0]}_proj" for x in ("q", "k", "v", "output")}
+LAYER_NAMES |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STRING, ARRAY = 8, 9
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as in struct
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """Where a tensor lies in the file. worker/gguf_weights.py reads it."""
+
+    type: Any  # gguf.GGMLQuantizationType
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+    num_heads: int = 0  # whose rows must be put back in order: of Llama's q and k
+
+
+class GGUFFile:
+    """metadata: {key: value}; tensors: {name in an ordinary checkpoint: GGUFTensor}, not read yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError for a file that is damaged."""
+        self.path, self.position, self.metadata, self.tensors = path, 4, dict[str, Any](), dict[str, GGUFTensor]()
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ValueError(f"{path} does not begin with GGUF, so it is not a GGUF file")
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable, as torch wants it
+        try:
+            self._read_header()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged, or not whole: {error} in its header; download it again") from error
+
+    def config(self) -> dict[str, Any]:
+        """What config.json says of an ordinary checkpoint. Raises ValueError for what would be computed wrongly."""
+        kind: Any = self.metadata.get("general.architecture")
+        check_choice(f"{self.path}: general.architecture", kind, ARCHITECTURES)
+        given = {k.removeprefix(f"{kind}."): v for k, v in self.metadata.items() if k.startswith(f"{kind}.")}
+        head_dim = given.get("attention.key_length", given.get("rope.dimension_count"))
+        supported = dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
+        for name, value in (supported | dict.fromkeys(NOT_SUPPORTED.split())).items():
+            if (found := given.get(name)) and found != value:
+                raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
+        embeddings = self.tensors.get("model.embed_tokens.weight")
+        quantized = any(tensor.type.name not in FLOATS for tensor in self.tensors.values())
+        eos = [self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        config = {ours: given.get(theirs) for theirs, ours in SIZES.items()} | {
+            "architectures": [ARCHITECTURES[kind]],
+            "head_dim": head_dim,
+            "vocab_size": embeddings and embeddings.shape[0],
+            "dtype": "bfloat16" if quantized or embeddings is None else FLOATS[embeddings.type.name],
+            "eos_token_id": [token_id for token_id in eos if token_id is not None],
+            "tie_word_embeddings": "lm_head.weight" not in self.tensors,
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,
+            "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,
+        }
+        scaling = given.get("rope.scaling.type", "linear")
+        check_choice(f"{self.path}: {kind}.rope.scaling.type", scaling, ("none", "linear"))
+        factor = given.get("rope.scaling.factor", given.get("rope.scale_linear"))
+        if scaling != "none" and (factor or scaling != "linear"):
+            config["rope_parameters"] = {"rope_type": scaling, "factor": factor}
+        return {name: value for name, value in config.items() if value is not None}
+
+    def rope_divisors(self, head_dim: int) -> dict[str, list[float]]:
+        """Llama 3's rotary scaling as these files have it: what each frequency is divided by."""
+        tensor = self.tensors.get("rope_freqs.weight")
+        if tensor is None:
+            return {}
+        where, size = f"{self.path}: rope_freqs.weight", head_dim // 2
+        if (tensor.type.name, tensor.shape) != ("F32", (size,)):
+            raise ValueError(f"{where} must be {size} numbers in F32, found {tensor.shape} in {tensor.type.name}")
+        divisors = struct.unpack_from(f"<{size}f", self.data, tensor.start)
+        return {"divisors": [check_number(where, divisor, Real, 1e-3, 1e6) for divisor in divisors]}
+
+    def _read_header(self) -> None:
+        (version,) = self._take("I")
+        if version not in (2, 3):
+            found = "is big-endian" if version in (2 << 24, 3 << 24) else f"is of version {version}"
+            raise ValueError(f"{self.path} {found}; GGUF files of versions 2 and 3, little-endian, are read")
+        num_tensors, num_keys = self._take("QQ")
+        for _ in range(num_keys):
+            key = self._string()
+            if key in self.metadata:
+                raise ValueError(f"{self.path} has {shorten(key)} twice")
+            self.metadata[key] = self._value(*self._take("I"))
+        if (num_files := self.metadata.get("split.count", 1)) not in (0, 1):
+            hint = "merge them with  llama-gguf-split --merge"
+            raise ValueError(f"{self.path} is one of {shorten(num_files)} parts of a model; {hint}")
+        alignment = self.metadata.get("general.alignment", 32)
+        check_number(f"{self.path}: general.alignment", alignment, Integral, 8, 2**20)
+        table = []
+        for _ in range(num_tensors):
+            name, (num_dims,) = self._string(), self._take("I")
+            table.append((name, self._take("Q" * min(num_dims, 5))[::-1], *self._take("IQ")))
+        begin = -(-self.position // alignment) * alignment
+        end, before = begin, ""
+        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
+            tensor = self._tensor(name, shape, kind, begin + offset)
+            if tensor.start % alignment:
+                raise ValueError(f"{self.path}: tensor {shorten(name)} does not begin at a multiple of {alignment}")
+            if tensor.start < end:
+                both = f"{shorten(before)} and {shorten(name)} have bytes in common"
+                raise ValueError(f"{self.path}: the tensors {both}: the file is damaged, download it again")
+            end, before = tensor.start + tensor.num_bytes, name
+            if (name := _checkpoint_name(name)) in self.tensors:
+                raise ValueError(f"{self.path} has the tensor {shorten(name)} twice")
+            self.tensors[name] = tensor
+
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GGUFTensor:
+        """Raises ValueError unless all of it is in the file, in a type that can be read."""
+        gguf, where = gguf_package(), f"{self.path}: tensor {shorten(name)}"
+        try:
+            type = gguf.GGMLQuantizationType(kind)
+            block_size, block_bytes = gguf.GGML_QUANT_SIZES[type]
+            gguf.dequantize(np.zeros(block_bytes, np.uint8), type)
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"{where} is of a type that cannot be unpacked ({error})") from error
+        if not 1 <= len(shape) <= 4 or 0 in shape or (shape[-1] if len(shape) > 1 else 1) % block_size:
+            raise ValueError(f"{where} of shape {shape} is not made of rows of whole {type.name} blocks")
+        num_bytes = prod(shape) // block_size * block_bytes
+        if start + num_bytes > len(self.data):
+            found = f"ends at byte {start + num_bytes:,} of a file of {len(self.data):,} bytes"
+            raise ValueError(f"{where} {found}: the file is not whole, download it again")
+        num_heads = self.metadata.get("llama.attention.head_count", 0)
+        heads = {"attn_q": num_heads, "attn_k": self.metadata.get("llama.attention.head_count_kv", num_heads)}
+        return GGUFTensor(type, shape, start, num_bytes, heads.get(name.split(".")[-2:][0], 0))
+
+    def _take(self, kinds: str) -> tuple[Any, ...]:
+        """Numbers at the current position, which moves behind them."""
+        values = struct.unpack_from(f"<{kinds}", self.data, self.position)
+        self.position += struct.calcsize(f"<{kinds}")
+        return values
+
+    def _string(self) -> str:
+        start = self.position + 8
+        self.position = start + self._take("Q")[0]
+        if self.position > len(self.data):
+            raise struct.error("a text without end")
+        return self.data[start : self.position].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == ARRAY:
+            (kind, count) = self._take("IQ")
+            if kind == STRING:
+                return [self._string() for _ in range(count)]
+            if kind in NUMBERS:
+                return list(self._take(f"{count}{NUMBERS[kind]}"))
+        if kind == STRING:
+            return self._string()
+        if kind in NUMBERS:
+            return self._take(NUMBERS[kind])[0]
+        raise ValueError(f"{self.path}: metadata of type {kind} is not known")
+
+
+def _checkpoint_name(name: str) -> str:
+    """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight. A name that is not known stays as it is."""
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if layer and layer[2] in LAYER_NAMES:
+        return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}.{layer[3]}"
+    part, _, kind = name.rpartition(".")
+    return f"{NAMES[part]}.{kind}" if part in NAMES else name
+
+
+def gguf_package() -> Any:
+    """Raises ValueError where it is not installed."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError('GGUF files are read with the gguf package: run  pip install "nanovllm[gguf]"') from error
+    return gguf

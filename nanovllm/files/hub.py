@@ -1,0 +1,106 @@
+"""Where files are: a checkpoint's (a directory, a GGUF file, a hub's repository), and this project's own. No torch."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from nanovllm.files.tokenizer import TOKENIZER_FILES
+
+WEIGHTS = ["*.safetensors"]
+REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """nanovllm/ in the folder that an environment variable names, else in ~/`default`. OSError if there is no home."""
+    try:
+        return Path(os.environ.get(variable) or Path.home() / default) / "nanovllm"
+    except RuntimeError:
+        raise OSError(f"there is no home directory, and {variable} names no folder instead") from None
+
+
+def cache_folder() -> Path:
+    """Where this project keeps what it downloads and compiles."""
+    return user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def resolve_tokenizer(name: str) -> Path:
+    """Where the tokenizer's files are: a directory, a GGUF file, or where the hub's were downloaded to."""
+    if any(os.path.isfile(os.path.join(os.path.expanduser(name), file)) for file in TOKENIZER_FILES):
+        return Path(os.path.expanduser(name))
+    return resolve_checkpoint(name, load_format="dummy")
+
+
+def resolve_checkpoint(model: str, revision: str | None = None, load_format: str = "auto") -> Path:
+    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to.
+
+    revision: of the hub's repository. load_format: "dummy" needs no weights, "gguf" and "safetensors" choose.
+    """
+    path = Path(os.path.expanduser(model))
+    exists, is_folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise for a name that is too long
+    if is_folder or (exists and path.suffix == ".gguf"):
+        found = (is_folder and _gguf_file_in(path)) or path
+        _check_format(load_format, found.is_file(), model)
+        return found
+    repository, _, quantization = model.partition(":")
+    if exists or model.startswith((".", "/", "~")) or repository.count("/") != 1:
+        problem = "is a file" if exists else "does not exist"
+        known = "a checkpoint's directory, a GGUF file or a hub id like 'owner/name' (its GGUF file: 'owner/name:Q8_0')"
+        raise FileNotFoundError(f"model {model!r} {problem}; give {known}")
+    _check_format(load_format, bool(quantization), model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        if quantization:
+            return _download_gguf_file(repository, quantization, revision)
+        patterns = REST + WEIGHTS * (load_format != "dummy")
+        folder = Path(snapshot_download(model, allow_patterns=patterns, revision=revision))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"model {model!r} is not a local directory and could not be downloaded from the hub: {reason}"
+        ) from error
+    if load_format != "dummy" and not any(folder.glob("*.safetensors")):
+        hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
+        raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
+    return folder
+
+
+def _check_format(load_format: str, is_gguf: bool, model: str) -> None:
+    if load_format == ("safetensors" if is_gguf else "gguf"):
+        problem = "is a GGUF file" if is_gguf else "is no GGUF file, or has *.safetensors beside it"
+        raise FileNotFoundError(f"load_format={load_format!r}, and {model!r} {problem}")
+
+
+def _gguf_file_in(directory: Path) -> Path | None:
+    """The GGUF file of a directory that has no other weights. FileNotFoundError if it is not clear which."""
+    paths = sorted(directory.glob("*.gguf"))
+    if not paths or any(directory.glob("*.safetensors")):
+        return None
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise FileNotFoundError(f"{directory} has {len(paths)} GGUF files ({names}); give the path of one")
+    return paths[0]
+
+
+def _download_gguf_file(repository: str, quantization: str, revision: str | None) -> Path:
+    """The one file that is called model-Q8_0.gguf or model.Q8_0.gguf, for example; capital letters or not."""
+    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+
+    try:
+        names = list_repo_files(repository, revision=revision)
+    except Exception:
+        names = []
+        with suppress(Exception):  # without a network, what has been downloaded before is there
+            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        if not names:
+            raise
+    names = [name for name in names if name.endswith(".gguf")]
+    ending = re.compile(rf"(.*[-./])?{re.escape(quantization)}\.gguf", re.IGNORECASE)
+    found = [name for name in names if ending.fullmatch(name)]
+    if len(found) != 1:
+        listed = ", ".join(found or names) or "none at all"
+        hint = "give the path of one that you have downloaded" if found else "files in several parts are not read"
+        raise FileNotFoundError(f"{len(found)} of its GGUF files are called ...-{quantization}.gguf: {listed} ({hint})")
+    return Path(hf_hub_download(repository, found[0], revision=revision))

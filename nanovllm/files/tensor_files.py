@@ -1,0 +1,121 @@
+"""The files that hold a checkpoint's tensors, safetensors or GGUF, opened but not read."""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.values import shorten
+from nanovllm.features.quantization.formats import FORMATS
+from nanovllm.files.config_json import read_json
+from nanovllm.files.gguf_weights import GGUFWeights
+
+# Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
+WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
+
+
+def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """{tensor name: the open file that holds it}. dummies: no files; random weights that have these shapes."""
+    if dummies is not None:
+        return dict.fromkeys(dummies, DummyWeights(dummies))
+    if directory.is_file():
+        weights = GGUFWeights(directory)
+        return dict.fromkeys(weights.names, weights)
+    index_path, weight_map = directory / "model.safetensors.index.json", None
+    if index_path.is_file():
+        weight_map = read_json(index_path).get("weight_map")
+        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]
+        if outside := [name for name in names if name != Path(name).name or not name.endswith(".safetensors")]:
+            raise ValueError(
+                f"{index_path}: weight_map may only name safetensors files beside it, not {shorten(outside[0])}"
+            )
+        paths = [directory / name for name in names]
+    else:
+        single = directory / "model.safetensors"  # some directories hold the same weights once more, differently named
+        paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        others = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
+        raise FileNotFoundError(f"{directory} has no *.safetensors file and no GGUF file, only {others}")
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise FileNotFoundError(f"{index_path} names files that are not there: {shorten(missing)}")
+    files, places = dict[str, Any](), dict[str, str]()
+    for path in paths:
+        file = open_file(path)
+        for name in list(file.keys()):
+            if name in files:
+                twice = f"{shorten(name)} is in {places[name]} and in {path.name}"
+                raise ValueError(f"{directory}: the tensor {twice}; remove the file that is not the model's")
+            files[name], places[name] = file, path.name
+    if weight_map is not None:
+        _check_index(weight_map, places, index_path)
+    return files
+
+
+def _check_index(weight_map: dict[str, str], places: dict[str, str], path: Path) -> None:
+    """places: {tensor: the file that holds it}. Raises ValueError unless each is where the index says."""
+    for name, said in weight_map.items():
+        if said != (found := places.get(name, "none")):
+            where = f"it names {said} for the tensor {shorten(name)}, which is in {found}"
+            raise ValueError(f"{path} does not belong to the files beside it: {where}; download all of them again")
+
+
+def check_tensors(
+    files: Mapping[str, Any], whole: Mapping[str, Tensor], config: ModelConfig, directory: Path
+) -> dict[str, str]:
+    """{name: how the file holds it}. Raises one ValueError that lists missing, extra and wrongly shaped tensors.
+
+    whole: what the model needs, of the whole model.
+    """
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+    extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
+    problems = [f"missing: {name}" for name in whole if name not in files]
+    problems += [f"not part of a {config.architecture}: {name}" for name in extra]
+    dtypes = {name: files[name].get_slice(name).get_dtype() for name in whole.keys() & files.keys()}
+    for name, stored in dtypes.items():
+        found, expected = files[name].get_slice(name).get_shape(), list(whole[name].shape)
+        if found != expected:
+            problems.append(f"wrong shape: {name} is {found}, the configuration implies {expected}")
+        if stored not in WEIGHT_DTYPES:
+            problems.append(f"wrong dtype: {name} is {stored}, only {', '.join(WEIGHT_DTYPES)} are read")
+    if problems:
+        shown = "\n  ".join(problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20))
+        raise ValueError(f"the tensors in {directory} do not fit its configuration:\n  {shown}")
+    return dtypes
+
+
+class DummyWeights:
+    """Looks like an open file. A tensor's numbers depend on its name alone: ranks agree on them."""
+
+    def __init__(self, shapes: Mapping[str, Tensor]) -> None:
+        self._shapes = shapes
+
+    def get_slice(self, name: str) -> "DummyTensor":
+        return DummyTensor(name, list(self._shapes[name].shape))
+
+
+class DummyTensor:
+    def __init__(self, name: str, shape: list[int]) -> None:
+        self._name, self._shape = name, shape
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, share: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(self._name.encode()))
+        return torch.randn(self._shape, generator=generator).mul_(0.02)[share]
+
+
+def open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again") from error

@@ -1,0 +1,67 @@
+"""A checkpoint's tokenizer: transformers reads it."""
+
+import json
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nanovllm.files.config_json import read_json
+
+logger = logging.getLogger("nanovllm")
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer in a checkpoint's directory or GGUF file. FileNotFoundError or ValueError when none works."""
+    is_gguf = directory.is_file()
+    if not is_gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise FileNotFoundError(f"{directory} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)})")
+    path = directory / "tokenizer_config.json"
+    class_name = read_json(path).get("tokenizer_class") if path.is_file() else None  # refuses one that asks to run code
+    try:
+        tokenizer = _from_gguf(directory) if is_gguf else _from_directory(directory, class_name)
+        _make_repeatable(tokenizer, directory)
+        tokenizer.decode(tokenizer("a").input_ids)
+        return tokenizer
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
+        raise
+
+
+def _make_repeatable(tokenizer: Any, directory: Path) -> None:
+    """Switch off what serves training: to split the same text now in one way, now in another."""
+    if (getattr(tokenizer, "sp_model_kwargs", None) or {}).get("enable_sampling"):
+        raise ValueError("it samples (enable_sampling in sp_model_kwargs); take that out of tokenizer_config.json")
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    for name in ("dropout", "alpha", "nbest_size"):  # of BPE, of Unigram
+        if getattr(model, name, None) is not None:
+            logger.warning("%s: the tokenizer's %s is switched off, a text always gets the same ids", directory, name)
+            setattr(model, name, None)
+
+
+def _from_directory(directory: Path, class_name: Any) -> Any:
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    path = directory / "config.json"  # it may have an auto_map, for no code of it is run here
+    model_type = json.loads(path.read_text("utf-8")).get("model_type") if class_name and path.is_file() else None
+    config = None  # AutoTokenizer reads it, which imports as much again as torch
+    if model_type:
+        asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for if it has class_name
+        config = PreTrainedConfig.from_dict(asked)
+    return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
+
+
+def _from_gguf(path: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
+
+    with TemporaryDirectory() as folder:  # with nothing else in it: tokenizer files beside a GGUF file would come first
+        Path(folder, "model.gguf").symlink_to(path.absolute())
+        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
+
+
+def is_panic(error: BaseException) -> bool:
+    """The tokenizers' Rust code has given up. Python sees no Exception then, and has no name for the class."""
+    return type(error).__name__ == "PanicException"

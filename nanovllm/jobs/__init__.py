@@ -1,0 +1,1 @@
+"""Files of requests, answered: nanovllm run-batch (chapter 11)."""

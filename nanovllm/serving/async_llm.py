@@ -1,0 +1,214 @@
+"""AsyncLLM: the engine in a thread of its own, with an asyncio face. What a server needs; it works without one, too.
+
+llm = AsyncLLM("path/or/hub-id")
+async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
+    print(output.outputs[0].text)
+llm.shutdown()
+
+The thread is in engine_thread.py; here is what a coroutine asks of it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from threading import Thread
+from typing import Any, TypeVar
+
+from nanovllm.features.lora.request import LoRARequest
+from nanovllm.llm import LLM
+from nanovllm.outputs import RequestOutput
+from nanovllm.prompts import Prompt
+from nanovllm.request import Request
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.serving.engine_thread import EngineThread, Reader
+from nanovllm.stats import snapshot
+
+Result = TypeVar("Result")
+NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
+
+
+class Overloaded(RuntimeError):
+    """Too many sequences wait; this request was not taken."""
+
+
+class AsyncLLM:
+    """Options are LLM's. All methods are for one event loop, the one in which generate() is first used.
+
+    max_waiting: a request with whose samples more sequences would wait is refused by Overloaded.
+    """
+
+    def __init__(self, model: str, *, max_waiting: int | None = None, **options: Any) -> None:
+        self.llm = LLM(model, **options)
+        self.engine = self.llm.engine
+        self.thread = EngineThread(self.engine)
+        self.max_waiting = max_waiting
+        self._num_entering = 0  # sequences that are being prepared or on their way to the engine
+        self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
+        self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Growing outputs of one prompt, the last with finished=True.
+
+        Leaving the loop, or cancelling the task, aborts the request: its blocks are free before the next step. Raises
+        ValueError for what cannot be run, Overloaded, StepFailed, EngineDied, and TimeoutError after timeout_s.
+        """
+        params = sampling_params or self.llm.get_default_sampling_params()
+
+        def make() -> list[Request]:
+            options: dict[str, Any] = dict(request_id=request_id, stream=True, compile_grammar=False)
+            return [self.engine.make_request(prompt, params, lora_request, **options)]
+
+        async with aclosing(self.run(make, timeout_s)) as steps:
+            async for outputs in steps:
+                for output in outputs:
+                    yield output
+
+    async def run(
+        self, make: Callable[[], list[Request]], timeout_s: float | None = None
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Several requests that belong together: what is new of any of them, until all have finished.
+
+        make: makes the requests, in a thread beside the event loop; their grammars are compiled here. See generate().
+        """
+        self._check_room()
+        loop = asyncio.get_running_loop()
+        began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
+        self._num_entering += 1  # others that come meanwhile count it
+        try:
+            requests = await wait_for(self._made(make), timeout_s)
+        except asyncio.TimeoutError:
+            raise too_late from None
+        finally:
+            self._num_entering -= 1
+        num_samples = sum(request.params.n for request in requests)
+        self._check_room(num_samples)
+        reader = Reader(requests)
+        timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
+        self._num_entering += num_samples
+        try:
+            try:
+                await self.call(lambda: self.thread.enqueue(reader))
+            finally:
+                self._num_entering -= num_samples
+            while reader.num_unfinished or reader.newest:
+                await reader.changed.wait()
+                reader.changed.clear()
+                if reader.error is not None:
+                    raise reader.error
+                outputs, reader.newest = list(reader.newest.values()), {}
+                yield outputs
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if reader.num_unfinished:
+                self.thread.ask(lambda: self.thread.forget(requests))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its reader gets what there is as its last output. Unknown ids are ignored."""
+
+        def end() -> None:
+            if (output := self.engine.abort_request(request_id)) is not None:
+                self.thread.hand_out([output])
+
+        await self.call(end)
+
+    # -- the engine, from the event loop --------------------------------------------------------------------------
+
+    async def _made(self, make: Callable[[], list[Request]]) -> list[Request]:
+        requests = await self.prepare(make)
+        if any(request.params.structured_outputs is not None for request in requests):
+            await self.prepare(lambda: self.engine.compile_grammars(requests), self._compiling)
+        return requests
+
+    async def prepare(self, function: Callable[[], Result], places: asyncio.Semaphore | None = None) -> Result:
+        """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
+
+        A few at a time. Nobody waits for such a thread when the program ends.
+        """
+        places = places or self._preparing
+        await places.acquire()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def run() -> None:
+            settle = _settled(future, function)
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(places.release)
+
+        Thread(target=run, name="prepare", daemon=True).start()
+        return await future
+
+    async def call(self, function: Callable[[], Result]) -> Result:
+        """function() in the engine's thread, between two steps; what it returns or raises."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self.thread.start(loop)
+        self.thread.ask(lambda: self.thread.tell(_settled(future, function)))
+        return await future
+
+    async def stats(self) -> dict[str, Any]:
+        """See LLM.stats."""
+        return await self.call(lambda: snapshot(self.engine))
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See LLMEngine.reset_prefix_cache."""
+        return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
+
+    async def check_health(self) -> None:
+        """Raises EngineDied."""
+        self.thread.check_usable()
+
+    def shutdown(self) -> None:
+        """Abort what runs and end the engine's thread. Safe to call twice."""
+        self.thread.close()
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def _check_room(self, num_samples: int = 1) -> None:
+        self.thread.check_usable()
+        num_waiting, limit = len(self.engine.scheduler.waiting) + self._num_entering, self.max_waiting
+        if limit is not None and num_samples > limit:
+            raise ValueError(f"a request may have {limit} samples (max_waiting), found {num_samples}")
+        if limit is not None and num_waiting + num_samples > limit:
+            raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
+
+
+async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:
+    """asyncio.wait_for, except that a cancellation always gets through.
+
+    Before Python 3.12 theirs loses one that comes in the moment in which the work is done.
+    """
+    task = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        task.cancel()
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+def _settled(future: asyncio.Future[Result], function: Callable[[], Result]) -> Callable[[], None]:
+    """Call the function; what to do in the future's event loop so that it has the result, or the error."""
+    method: Callable[[Any], None]
+    value: Any
+    try:
+        method, value = future.set_result, function()
+    except Exception as error:
+        method, value = future.set_exception, error
+    return lambda: None if future.done() else method(value)  # who waited may have gone

@@ -1,0 +1,201 @@
+"""EngineThread: the one thread that touches an engine. It does what others ask for, makes a step, says what came of it.
+
+Others are coroutines of an event loop. A reader finds the newest output of a request, never a queue of them: an output
+holds all that was generated so far. So a slow reader misses nothing, holds no memory but that, and slows nobody.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import TIMEOUT_MAX, Condition, Thread
+from typing import Any
+
+from nanovllm.checks.forks import check_process
+from nanovllm.engine import LLMEngine
+from nanovllm.outputs import RequestOutput
+from nanovllm.request import Request
+
+logger = logging.getLogger("nanovllm")
+
+
+class StepFailed(RuntimeError):
+    """The step that worked on this request failed. The engine goes on without the request."""
+
+
+class EngineDied(RuntimeError):
+    """The engine cannot go on: a rank was lost, or it was shut down. Nothing is answered any more."""
+
+
+class Reader:
+    """The newest outputs of some requests, for one coroutine. It lives in the event loop."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.num_unfinished = len(requests)
+        self.newest: dict[str, RequestOutput] = {}
+        self.error: Exception | None = None
+        self.changed = asyncio.Event()
+
+    def take_in(self, output: RequestOutput) -> None:
+        self.newest[output.request_id] = output
+        self.num_unfinished -= output.finished
+        self.changed.set()
+
+    def fail(self, error: Exception) -> None:
+        if self.num_unfinished:
+            self.error = self.error or error
+            self.changed.set()
+
+
+class EngineThread:
+    """Methods without an underscore may be called from any thread, those of the last section from this one only.
+
+    readers              request id -> who reads it; belongs to this thread
+    steps_left, delay_s  how many steps may still be made, and the seconds between two (set_pace)
+    on_death             called in the event loop when the engine has died; `error` says why
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.readers: dict[str, Reader] = {}
+        self.steps_left, self.delay_s = math.inf, 0.0
+        self.on_death: Callable[[], None] = lambda: None
+        self.error: EngineDied | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._next_step = 0.0  # time.monotonic()
+        self._asked: list[Callable[[], None]] = []
+        self._wake = Condition()
+        self._is_closing = self._is_over = False
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin, unless it has begun. loop: where readers live. RuntimeError in a child of fork: there is no thread."""
+        check_process()
+        if self.loop is None:
+            self.loop = loop
+            self._thread.start()
+        assert loop is self.loop, "an AsyncLLM belongs to one event loop"
+
+    def close(self) -> None:
+        """End the thread, after its step; readers hear of it. Safe to call twice."""
+        self._is_closing = True
+        if self._thread.is_alive():
+            self.ask(lambda: None)
+            self._thread.join()
+
+    def check_usable(self) -> None:
+        """Raises EngineDied."""
+        if self.error is not None or self._is_closing:
+            raise self.error or EngineDied("the engine has been shut down")
+
+    def ask(self, function: Callable[[], None]) -> None:
+        """Let the thread do this before its next step."""
+        with self._wake:
+            if not self._is_over:
+                self._asked.append(function)
+                self._wake.notify()
+                return
+        function()
+
+    def tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Let the event loop do this. It may be closed: then nobody reads any more."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *arguments)  # type: ignore[union-attr]
+
+    def set_pace(self, steps_left: float = math.inf, delay_s: float = 0.0) -> None:
+        """Make so many steps and pause (0: pause now; infinity: go on), with a delay between two. For teaching."""
+
+        def change() -> None:
+            self.steps_left, self.delay_s, self._next_step = steps_left, delay_s, 0.0
+
+        self.ask(change)
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def enqueue(self, reader: Reader) -> None:
+        """Raises ValueError, or EngineDied."""
+        self.check_usable()
+        self.readers.update(dict.fromkeys(self.engine.enqueue(reader.requests), reader))
+
+    def forget(self, requests: list[Request]) -> None:
+        """End requests, queued or not; their blocks are free before the next step."""
+        self.engine.abort_requests(requests)
+        for request in requests:  # one that was refused may have the id of another
+            reader = self.readers.get(request.request_id)
+            if reader is not None and any(read is request for read in reader.requests):
+                del self.readers[request.request_id]
+
+    def hand_out(self, outputs: list[RequestOutput]) -> None:
+        """One message for a step, whatever the number of its readers."""
+        read = [(self.readers[output.request_id], output) for output in outputs if output.request_id in self.readers]
+        for _, output in read:
+            if output.finished:
+                del self.readers[output.request_id]
+        if read:
+            self.tell(_deliver, read)
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_step():
+                try:
+                    outputs = self.engine.step()
+                except Exception as error:
+                    self._fail_step(error)
+                else:
+                    self.hand_out(outputs)
+                self.steps_left -= 1
+                self._next_step = time.monotonic() + self.delay_s
+        except BaseException as error:
+            logger.exception("the engine has died")
+            self.error = EngineDied(f"the engine has died: {type(error).__name__}: {error}")
+            self.tell(self.on_death)
+        with self._wake:
+            self._is_over = True
+        for reader in set(self.readers.values()):
+            self.tell(reader.fail, self.error or EngineDied("the engine has been shut down"))
+        for function in self._asked:
+            with suppress(Exception):  # of an engine that is broken
+                function()
+
+    def _wait_for_step(self) -> bool:
+        """Do what was asked for, until it is time for a step. False: it is over."""
+        while not self._is_closing:
+            with self._wake:
+                if not self._asked and (seconds := self._seconds_to_step()) > 0:
+                    self._wake.wait(min(seconds, TIMEOUT_MAX))
+                asked, self._asked = self._asked, []
+            for function in asked:
+                function()
+            if not self._is_closing and self._seconds_to_step() <= 0:  # even if others go on asking
+                return True
+        return False
+
+    def _seconds_to_step(self) -> float:
+        if not self.engine.has_unfinished_requests() or self.steps_left <= 0:
+            return math.inf
+        return self._next_step - time.monotonic()
+
+    def _fail_step(self, error: Exception) -> None:
+        """End the requests that the step worked on; all, if it failed before it had chosen."""
+        logger.error("a step has failed", exc_info=error)
+        scheduled = self.engine.scheduled
+        worked_on = {chunk.seq.seq_id for chunk in scheduled.chunks} if scheduled is not None else set()
+        requests = [
+            request
+            for request in self.engine.requests.values()
+            if scheduled is None or any(sample.seq.seq_id in worked_on for sample in request.samples)
+        ]
+        readers = {self.readers[request.request_id] for request in requests if request.request_id in self.readers}
+        self.forget(requests)
+        for reader in readers:
+            self.tell(reader.fail, StepFailed(f"{type(error).__name__}: {error}"))
+        if getattr(self.engine.model_runner, "has_ended", False):  # of ranks; one alone ends with its process
+            raise error
+
+
+def _deliver(read: list[tuple[Reader, RequestOutput]]) -> None:
+    for reader, output in read:
+        reader.take_in(output)

@@ -1,0 +1,203 @@
+"""What every endpoint needs: who may ask, how much may be sent, errors in OpenAI's shape, and clients that go away."""
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nanovllm.serving.async_llm import Overloaded
+from nanovllm.serving.engine_thread import EngineDied, StepFailed
+from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json
+from nanovllm.serving.openai.request import SampleFailed, UnknownModel
+
+Result = TypeVar("Result")
+Put = Callable[[str], Awaitable[None]]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+GUARDED = ("/v1/", "/inside/")  # paths that need a key, where there are keys; the others tell numbers only
+
+# What is raised -> status, type and code of the error.
+ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
+    UnknownModel: (404, "invalid_request_error", "model_not_found"),
+    Overloaded: (429, "rate_limit_error", "rate_limit_exceeded"),
+    TimeoutError: (504, "server_error", "deadline_exceeded"),
+    EngineDied: (503, "server_error", "engine_died"),
+    StepFailed: (500, "server_error", "step_failed"),
+    SampleFailed: (500, "server_error", "sample_failed"),
+    ValueError: (400, "invalid_request_error", None),
+}
+
+
+class Refused(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.code, self.headers = status, code, headers
+
+
+def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """(status, body) in OpenAI's shape. What is not one of ERRORS is our mistake, and its text is not shown."""
+    status, kind, code, message = 500, "server_error", None, "internal error; the server's log has it"
+    if isinstance(error, Refused):
+        status, kind, code, message = error.status, "invalid_request_error", error.code, str(error)
+    elif isinstance(error, HTTPException):
+        status, kind, message = error.status_code, "invalid_request_error", error.detail
+    elif (known := next((entry for cls, entry in ERRORS.items() if isinstance(error, cls)), None)) is not None:
+        (status, kind, code), message = known, str(error)
+    return status, {"error": {"message": message[:MAX_MESSAGE_CHARS], "type": kind, "param": None, "code": code}}
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    status, body = error_of(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if status == 429:
+        headers["Retry-After"] = "1"
+    return json_response(body, status, headers)
+
+
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # the client has gone
+
+
+def json_response(body: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(body), status, headers, media_type="application/json")
+
+
+class ReadToTheEnd:
+    """ASGI middleware: an answer ends when its request has come whole, even if nobody wants the rest of it.
+
+    A connection that is closed while the client still sends is reset, and the client never reads why it was refused.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = scope["type"] != "http"
+
+        async def get() -> Message:
+            nonlocal is_whole
+            message = await receive()
+            is_whole = is_whole or not message.get("more_body", False)  # or the client has gone
+            return message
+
+        async def put(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and not is_whole:
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body", "body": b""}
+                while not is_whole:
+                    await get()
+            await send(message)
+
+        await self.app(scope, get, put)
+
+
+class Guard:
+    """ASGI middleware: hosts and keys.
+
+    keys: without any, everybody may ask. local: the server listens on this machine only, and then answers only to its
+    names: a web page elsewhere cannot reach it by a name of its own that leads here (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, keys: list[str], local: bool) -> None:
+        self.app, self.local = app, local
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(Request(scope))
+            except Refused as error:
+                return await (await answer_error(Request(scope), error))(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
+        if self.local and host not in LOOPBACK:
+            raise Refused(403, f"this server answers to {', '.join(LOOPBACK)}, not to {host!r:.80}")
+        # Not request.url: a Host header can make it look like another path than the one that is routed.
+        if not self.digests or not request.scope["path"].startswith(GUARDED):
+            return
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        if scheme.lower() != "bearer" or not [d for d in self.digests if hmac.compare_digest(d, given)]:
+            what = "this key is not known" if key else "a key is needed: Authorization: Bearer KEY"
+            raise Refused(401, what, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+        request.state.tenant = hashlib.sha256(b"nanovllm tenant" + given).hexdigest()
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request in JSON. Raises Refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a form of any web page could send the others
+        raise Refused(415, f"the body must be application/json, found {kind!r:.80}")
+    too_long = Refused(413, f"the body is longer than {max_bytes} bytes")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and (len(length) > 18 or int(length) > max_bytes):
+        raise too_long
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > max_bytes:
+            raise too_long
+    check_room(request)
+    return bytes(raw)
+
+
+def check_room(request: Request) -> None:
+    """Before what may take long. Raises Overloaded."""
+    if request.app.state.is_full():
+        raise Overloaded("so many requests are being answered that there is no connection left; try again later")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """What `work` returns. If the client goes away first, `work` is cancelled: ClientDisconnect."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() or working.cancelled():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(Response):
+    """Server-sent events. write: an async function that is given `put`, which sends some text on."""
+
+    def __init__(self, write: Callable[[Put], Awaitable[None]]) -> None:
+        super().__init__(
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
+        )
+        del self.headers["content-length"]
+        self.write = write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def put(text: str) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+        with suppress(ClientDisconnect):
+            await unless_gone(receive, self.write(put))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(value: Any) -> str:
+    return f"data: {to_json(value)}\n\n"

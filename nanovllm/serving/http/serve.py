@@ -1,0 +1,176 @@
+"""The server's process, from the socket to the last answer."""
+
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nanovllm.config import EngineConfig
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.features.chat_template.render import RENDERER
+from nanovllm.features.lora.cli_modules import read_modules
+from nanovllm.request import Request as EngineRequest
+from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.http.api import Api
+from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
+from nanovllm.serving.http.live_view import Inside
+from nanovllm.serving.http.log import write_repeated_lines_once
+from nanovllm.serving.http.metrics import Metrics
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.responses import (
+    ERRORS,
+    LOOPBACK,
+    Guard,
+    ReadToTheEnd,
+    Refused,
+    answer_error,
+    answer_nobody,
+    json_response,
+)
+from nanovllm.tools.screen import Screen
+
+PAGE = Path(__file__).parent / "page"
+POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+
+
+def serve(config: EngineConfig, options: ServeOptions) -> int:
+    """Serve until SIGTERM or Ctrl-C. Returns the exit code: 0, or 1 if the engine has died.
+
+    Raises ValueError, FileNotFoundError or OSError for what cannot work, before the model is loaded.
+    """
+    names = options.served_model_name or (name_of(config.model),)
+    config, adapters = read_modules(options.lora_modules, config, names)
+    with bind(options.host, options.port) as listener:
+        with Screen(stderr=True).working(f"loading {config.model}"):
+            RENDERER.start()  # it needs half a second, which is less than the load does
+            llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
+        for adapter in adapters:
+            llm.engine.adapters.check(adapter)
+        with llm:
+            write_repeated_lines_once()
+            gc.freeze()  # what the load has made stays; looking for garbage in it would hold up everybody
+            server = Server(llm, options, names, listener)
+            server.run(sockets=[listener])
+            return 1 if llm.thread.error is not None else 0
+
+
+def name_of(model: str) -> str:
+    """Under which a model is served. Of a checkpoint on this machine nobody is told where it is."""
+    return Path(os.path.abspath(model)).name if Path(model).exists() else model
+
+
+def make_app(
+    llm: AsyncLLM,
+    options: ServeOptions,
+    names: tuple[str, ...],
+    closing: Callable[[], bool] = lambda: False,
+    is_full: Callable[[], bool] = lambda: False,
+) -> Starlette:
+    """The ASGI application; any ASGI server can run it.
+
+    closing: is that server about to end? is_full: has it no connection left for what may take long?
+    """
+    metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
+    api = Api(llm, names, options.max_body_bytes, options.request_timeout)
+
+    def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
+        metrics.on_step(progressed)
+        inside.drawing.on_step(output)
+
+    llm.engine.on_step = on_step
+
+    async def health(request: Request) -> Response:
+        await llm.check_health()
+        return json_response({"status": "ok"})
+
+    async def show_metrics(request: Request) -> Response:
+        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def page(request: Request) -> Response:
+        return FileResponse(
+            PAGE / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        )
+
+    pages = [
+        Route("/health", health),
+        Route("/metrics", show_metrics),
+        Route("/", page),
+        Mount("/page", StaticFiles(directory=PAGE)),
+    ]
+    middleware = [Middleware(Guard, keys=list(options.api_key), local=options.host in LOOPBACK)]
+    if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
+        cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
+        middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
+    middleware.insert(0, Middleware(ReadToTheEnd))
+    app = Starlette(
+        routes=[*api.routes(), *inside.routes(), *pages],
+        middleware=middleware,
+        exception_handlers={
+            **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),
+            ClientDisconnect: answer_nobody,
+        },
+    )
+    app.state.inside, app.state.is_full = inside, is_full
+    return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which closes its sockets at the first signal, lets requests finish, and then ends."""
+
+    def __init__(self, llm: AsyncLLM, options: ServeOptions, names: tuple[str, ...], listener: socket.socket) -> None:
+        self.llm, self.names, self.listener = llm, names, listener
+        self.connections = Connections()
+        app = make_app(llm, options, names, lambda: self.should_exit, self.connections.is_full)
+        given: dict[str, Any] = {"http": partial(Connection, self.connections), "ws": "none", "loop": "asyncio"}
+        given["timeout_graceful_shutdown"] = options.shutdown_timeout  # uvicorn's annotation says int
+        given["backlog"] = ACCEPTED_AT_ONCE
+        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off", **given))
+        llm.thread.on_death = self.end
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn raises the signals that it got once more when it is done: here that must not end the process.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.end())
+        super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.llm.stats()  # the engine's thread begins
+        await super().startup(sockets)
+        self.listener.listen(MAX_CONNECTIONS)  # may wait to be accepted; asyncio has made it as few as above
+        host, port = self.listener.getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"serving {self.names[0]}: the page is {where}/, the API {where}/v1 (Ctrl-C ends it)", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.llm.thread.set_pace()  # a paused engine would let nobody finish
+        await super().shutdown(sockets)
+
+    def end(self) -> None:
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens nowhere yet: clients are refused until the model is loaded."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        what = f"cannot listen at {host}:{port}: {error.strerror or error}"
+        raise ValueError(f"{what}; try another --host or --port") from error
+    return listener

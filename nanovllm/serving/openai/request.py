@@ -1,0 +1,141 @@
+"""What a body of OpenAI's API asks for: one translation for batch jobs and for the server."""
+
+from dataclasses import fields, replace
+from numbers import Integral
+from typing import Any
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.vllm_names import accepted
+from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.features.lora.request import LoRARequest
+from nanovllm.llm import CHAT_OPTIONS
+from nanovllm.request import Request
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
+
+# Parameters handed on under their own names, and what else a body may hold.
+READ_HERE = {"logprobs", "structured_outputs"}
+PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"prompt_logprobs", "detokenize"}
+KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
+OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
+KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
+MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
+# How much a body may bring of what it may repeat. Words and ids are looked for at every token.
+MAX_ENTRIES = dict.fromkeys(("stop", "bad_words"), 64) | dict.fromkeys(("stop_token_ids", "logit_bias"), 1024)
+MAX_ENTRIES |= dict.fromkeys(("messages", "tools", "chat_template_kwargs"), 4096)
+MAX_CHARS_OF_WORDS = 4096
+MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
+MAX_LOGPROBS_OF_LINE = 2_000_000  # some 400 MB of Python objects until the line is answered
+
+
+class UnknownModel(ValueError):
+    """The body names a model that is not the one that runs."""
+
+
+class SampleFailed(RuntimeError):
+    """A sample has ended with finish_reason "error" (outputs.py)."""
+
+
+def translate(
+    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...], max_samples: int = MAX_SAMPLES
+) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
+    """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one).
+
+    max_samples: of all prompts together. ValueError for what we cannot honour.
+    """
+    body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
+    model = body.get("model", served_names[0] if served_names else "")
+    adapter = None if model in served_names else llm.engine.adapters.named(model)
+    if served_names and model not in served_names and adapter is None:
+        adapters = "".join(f", with adapter {name}" for name in llm.engine.adapters.names)
+        raise UnknownModel(
+            f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
+            "--served-model-name say that they are the same"
+        )
+    _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
+    given = {name: body[name] for name in PASSED_ON & body.keys()}
+    given["structured_outputs"] = _structured_outputs(body)
+    logprobs = body.get("logprobs")
+    if url == CHAT:
+        # A chat answer ends where the model ends it, if nobody says otherwise.
+        limit = llm.engine.model_config.generation.get("max_tokens")
+        given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
+        if not isinstance(logprobs, bool | None):
+            raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
+        if "top_logprobs" in body and not logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        logprobs = body.get("top_logprobs", 0) if logprobs else None
+        if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
+            raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
+        choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+        if choice != "none" and (body.get("tools") or choice != "auto"):
+            raise ValueError("calls of tools are not read out of answers; tool_choice 'none' shows tools to the model")
+        options = {name: body[name] for name in CHAT_OPTIONS if name in body}
+        messages: Any = body.get("messages")
+        prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
+    else:
+        prompts = _prompts(body, max_samples)
+    if logprobs is not None:
+        check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
+    params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
+    for name in ("stop", "bad_words"):
+        if sum(map(len, getattr(params, name))) > MAX_CHARS_OF_WORDS:
+            raise ValueError(f"{name} may have {MAX_CHARS_OF_WORDS} characters in all, found more")
+    num_samples = params.n * len(prompts)
+    check_number("the number of samples (prompts times n)", num_samples, Integral, 1, max_samples)
+    if logprobs is not None:
+        limit = llm.engine.scheduler.max_model_len
+        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
+        what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
+        check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
+    return prompts, params, model, adapter
+
+
+def check_answers(requests: list[Request]) -> None:
+    """Raise SampleFailed, or ValueError for a grammar, if a sample has ended with finish_reason "error"."""
+    for seq in (sample.seq for request in requests for sample in request.samples):
+        if seq.error:
+            raise (ValueError if seq.grammar is not None and seq.grammar.error else SampleFailed)(seq.error)
+
+
+def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
+    """From OpenAI's response_format, or from vLLM's structured_outputs."""
+    asked, given = body.get("response_format", {"type": "text"}), body.get("structured_outputs")
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    if kind == "json_object" and given is None:
+        given = {"json_object": True}
+    elif kind == "json_schema" and given is None:
+        holder = asked.get("json_schema")
+        if not isinstance(holder, dict) or "schema" not in holder:
+            raise ValueError("response_format of type json_schema needs a json_schema with a schema")
+        given = {"json": holder["schema"]}
+    elif kind != "text":
+        known = "of type text, json_object or json_schema (and then without structured_outputs)"
+        raise ValueError(f"response_format must be {known}, found {shorten(asked)}")
+    if not isinstance(given, dict | None):
+        raise ValueError(f"structured_outputs must be an object, found {shorten(given)}")
+    return None if given is None else StructuredOutputsParams(**given)
+
+
+def _check_lengths(body: dict[str, Any], most_entries: dict[str, int]) -> None:
+    """Raise ValueError for a list or an object that is too long, before anything is done with it."""
+    for name, most in most_entries.items():
+        value = body.get(name)
+        num = len(value) if isinstance(value, list | dict) else 0
+        if num <= most and isinstance(value, list):  # parts and calls of messages count, too
+            lists = (item.get(key) for item in value if isinstance(item, dict) for key in ("content", "tool_calls"))
+            num += sum(len(inner) for inner in lists if isinstance(inner, list))
+        if num > most:
+            raise ValueError(f"{name} may have {most} entries, found {num}")
+
+
+def _prompts(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:
+    """A string or a list of token ids is one prompt, a list of those is several."""
+    if (prompt := body.get("prompt")) is None:
+        raise ValueError("body has no prompt")
+    several = isinstance(prompt, list) and bool(prompt) and all(isinstance(p, str | list) for p in prompt)
+    if several:
+        check_number("the number of prompts", len(prompt), Integral, 1, max_samples)
+    salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
+    names = {True: "prompt_token_ids", False: "prompt"}
+    return [{names[isinstance(p, list)]: p} | salt for p in (prompt if several else [prompt])]

@@ -1,1 +1,0 @@
-"""Where vLLM's scripts look for helpers."""
