@@ -10,7 +10,7 @@ from typing import Any
 from nanovllm.checks.options import check_parameter
 from nanovllm.checks.values import option
 from nanovllm.checks.vllm_names import Named, accepted
-from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.features.grammar.params import StructuredOutputsParams
 
 
 @dataclass

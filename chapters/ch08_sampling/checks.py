@@ -21,7 +21,7 @@ from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.outputs import CompletionOutput
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from chapters.patching import replaced
-from nanovllm.features.grammar.grammar import GrammarCompiler, StructuredOutputsParams
+from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.grammar.params import StructuredOutputsParams
 
 # (choices, generated, eos_token_id) -> the tokens that may come next; see exercise.py
 AllowedTokens = Callable[[list[list[int]], list[int], int], list[int]]

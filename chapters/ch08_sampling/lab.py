@@ -30,7 +30,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checks.requests import bad_word_ids
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar import masks
-from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.worker import model_runner, sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 

@@ -18,7 +18,7 @@ from nanovllm.checks.values import (
     size_of,
 )
 from nanovllm.core.block_hash import HASH_FUNCTIONS
-from nanovllm.features.grammar.grammar import StructuredOutputsParams
+from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.speculation.config import SpeculativeConfig
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}

@@ -15,11 +15,14 @@ Invariants:
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
-from nanovllm.features.speculation.choose import Speculation
+
+if TYPE_CHECKING:
+    from nanovllm.features.speculation.choose import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
-        speculation: Speculation | None = None,
+        speculation: "Speculation | None" = None,
         max_loras: int | None = None,
     ) -> None:
         num_needed = block_manager.num_blocks_for(max_model_len)

@@ -10,15 +10,15 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from nanovllm.checks.confined import Confined, TooMuch
-from nanovllm.checks.values import list_of, shorten
-from nanovllm.checks.vllm_names import Named
+from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.params import StructuredOutputsParams
 
 # Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
 TRIAL = Confined(Path(__file__).with_name("trial.py"), seconds=2, max_mb=32, niceness=5)
@@ -36,42 +36,6 @@ MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with i
 MAX_DEPTH, MAX_SIGNS = 1000, 2000
 # What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
 FREE_S, TOKEN_S = 0.25, 0.002
-
-
-@dataclass(frozen=True)
-class StructuredOutputsParams(metaclass=Named):
-    """One of json, regex, choice, grammar or json_object=True; names and meanings are vLLM's.
-
-    json:          a JSON schema, as a dict or as text
-    regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
-    choice:        texts, one of which is generated
-    grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
-    json_object:   any JSON object
-    disable_any_whitespace:        JSON without line breaks and indentation
-    disable_additional_properties: objects of a schema have only the properties that it names
-
-    A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
-    masks take too long ends with finish_reason "error".
-    """
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-
-    def __post_init__(self) -> None:
-        kinds = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
-        if len(kinds) != 1:
-            found = " and ".join(kinds) or "none"
-            raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
-        if isinstance(self.choice, str) or "" in list_of(self.choice, str, "texts", "choice") or self.choice == []:
-            raise ValueError(f"choice must be a list of texts, none of them empty, found {shorten(self.choice)}")
-        for name in ("regex", "grammar"):
-            if not isinstance(getattr(self, name), str | None):
-                raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
 
 
 class GrammarCompiler:

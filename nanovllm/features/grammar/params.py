@@ -1,0 +1,43 @@
+"""StructuredOutputsParams: what the text of an answer has to fit, as a request says it (chapter 8)."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nanovllm.checks.values import list_of, shorten
+from nanovllm.checks.vllm_names import Named
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams(metaclass=Named):
+    """One of json, regex, choice, grammar or json_object=True; names and meanings are vLLM's.
+
+    json:          a JSON schema, as a dict or as text
+    regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
+    choice:        texts, one of which is generated
+    grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
+    json_object:   any JSON object
+    disable_any_whitespace:        JSON without line breaks and indentation
+    disable_additional_properties: objects of a schema have only the properties that it names
+
+    A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
+    masks take too long ends with finish_reason "error".
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none"
+            raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
+        if isinstance(self.choice, str) or "" in list_of(self.choice, str, "texts", "choice") or self.choice == []:
+            raise ValueError(f"choice must be a list of texts, none of them empty, found {shorten(self.choice)}")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
