@@ -20,7 +20,7 @@ from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.serving.fair_lock import Turns
+from nanovllm.serving.fair_lock import FairLock
 from nanovllm.stats import snapshot
 from nanovllm.tools.progress import ctrl_c_after_step, progress_bar
 
@@ -36,7 +36,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._turns = Turns()
+        self._turns = FairLock()
         self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
 
     @classmethod

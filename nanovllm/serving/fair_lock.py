@@ -1,4 +1,4 @@
-"""Turns: several threads share one LLM. One steps at a time, for all of them (chapter 2 has the step)."""
+"""FairLock: several threads share one LLM. One steps at a time, for all of them (chapter 2 has the step)."""
 
 from collections import deque
 from threading import Lock
@@ -6,7 +6,7 @@ from threading import Lock
 from nanovllm.checks.forks import check_process
 
 
-class Turns:
+class FairLock:
     """A lock, `with turns:`, that is handed over in the order of asking. Not reentrant.
 
     threading.Lock is not fair: a thread that makes step after step would take it again before those who wait wake up.

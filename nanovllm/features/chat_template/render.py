@@ -18,7 +18,7 @@ from nanovllm.prompts import tokenize
 logger = logging.getLogger("nanovllm")
 
 # Chat templates run there: they are programs of the checkpoint. An ordinary one takes a millisecond.
-RENDERER = Confined(Path(__file__).with_name("rendering.py"), seconds=2, max_mb=128, lanes=2)
+RENDERER = Confined(Path(__file__).with_name("confined_render.py"), seconds=2, max_mb=128, lanes=2)
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its key
 KEPT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
 

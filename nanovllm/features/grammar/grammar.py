@@ -21,7 +21,7 @@ from nanovllm.checks.values import shorten
 from nanovllm.features.grammar.params import StructuredOutputsParams
 
 # Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
-TRIAL = Confined(Path(__file__).with_name("trial.py"), seconds=2, max_mb=32, niceness=5)
+TRIAL = Confined(Path(__file__).with_name("confined_trial.py"), seconds=2, max_mb=32, niceness=5)
 # llguidance's own limits, for this process, too: an ordinary grammar needs a tenth.
 LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
 JSON = "start: %json "
@@ -154,7 +154,7 @@ class Grammar:
 
 
 def _try(kind: str, text: str) -> str:
-    """See confined/grammar.py. Raises ValueError."""
+    """See confined_trial.py. Raises ValueError."""
     try:
         return TRIAL.ask(kind, text, LIMITS)
     except TooMuch as error:

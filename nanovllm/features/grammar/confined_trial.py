@@ -1,4 +1,4 @@
-"""What is asked about grammars: does this one compile? Run by process.py; llguidance is all that it imports."""
+"""What is asked about grammars: does this one compile? Run by checks/confined_process.py."""
 
 from typing import Any
 

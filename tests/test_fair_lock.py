@@ -8,7 +8,7 @@ import pytest
 
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.serving.fair_lock import Turns
+from nanovllm.serving.fair_lock import FairLock
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
@@ -59,7 +59,7 @@ def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
 
 
 def test_turns_are_taken_in_the_order_of_asking():
-    turns, order, asked = Turns(), [], threading.Event()
+    turns, order, asked = FairLock(), [], threading.Event()
 
     def ask(name):
         asked.set()
@@ -82,7 +82,7 @@ def test_turns_are_taken_in_the_order_of_asking():
 
 def test_one_who_gives_up_waiting_blocks_nobody():
     """A signal's handler raises in the main thread while it waits, as Ctrl-C does."""
-    turns, held, release = Turns(), threading.Event(), threading.Event()
+    turns, held, release = FairLock(), threading.Event(), threading.Event()
 
     def hold():
         with turns:

@@ -1,0 +1,50 @@
+"""The layout: what nanovllm/README.md says is there, and what may import what."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from chapters.site.sources import ROOT, node_of
+
+PACKAGE = ROOT / "nanovllm"
+ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$", re.MULTILINE)
+
+
+def test_every_place_is_there():
+    text = (PACKAGE / "README.md").read_text("utf-8")
+    rows = ROW.findall(text)
+    assert len(rows) == text.count("\n| ") - 1 > 30
+    for shown, path, symbol in rows:
+        assert shown == path
+        node_of(f"nanovllm/{path}", symbol)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports when it runs; not those that only annotations need."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return found | {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*.py")), ids=lambda path: path.name)
+def test_the_control_plane_knows_no_wing(path):
+    ours = {name for name in imported(path) if name.startswith("nanovllm")}
+    assert all(name.startswith("nanovllm.core") or name == "nanovllm.sampling_params" for name in ours)
+
+
+def test_a_listing_is_documentation():
+    """Few enough to be seen at a glance; each folder's first line says what it is."""
+    files = [path for path in PACKAGE.glob("*.py") if not path.name.startswith("__")]
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(files) <= 12 and len(folders) <= 9
+    assert (
+        len(list((PACKAGE / "core").glob("[!_]*.py"))) <= 6 and len(list((PACKAGE / "worker").glob("[!_]*.py"))) <= 11
+    )
+    for folder in [*folders, *(path for path in (PACKAGE / "features").iterdir() if path.name != "__pycache__")]:
+        if folder.is_dir():
+            assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))), folder
