@@ -1,6 +1,7 @@
 """python -m chapters: the course in the terminal."""
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -58,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
     )
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a student wrote may be in no encoding of this terminal
+        sys.stdout.reconfigure(errors="backslashreplace")
     console, progress = Console(highlight=False), Progress()
     try:
         if args.command is None:

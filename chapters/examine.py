@@ -22,7 +22,8 @@ from chapters.grading import Result, Task
 from chapters.submission import RETURNS, file_of, readable
 
 LIMIT_S = 120.0  # for one check, and for the import of the submission
-PREPARING_LIMIT_S = 900.0  # for what is not the student's: loading the engine
+LOADING_LIMIT_S = 900.0  # for what is not the student's: loading the engine, before the submission is
+PREPARING_S = 60.0  # beside the limit of a check, to clean up before one, and to load an engine that was left unsound
 MOST_PRINTED_BYTES = 10_000  # kept of a task; the last ones
 MOST_MESSAGE_BYTES = 1 << 20
 MARK = "NANOVLLM_EXAMINED"  # environment variable of all processes that a submission starts
@@ -55,8 +56,8 @@ def _follow(child: "_Child", tasks: list[Task], file: Path, limit_s: float) -> G
         begun = time.monotonic()
         try:
             while True:
-                own_work = phase in ("loading", "preparing")
-                message = child.read(PREPARING_LIMIT_S if own_work else limit_s)
+                longer_s = {"loading": LOADING_LIMIT_S, "preparing": limit_s + PREPARING_S}
+                message = child.read(longer_s.get(phase, limit_s))
                 if "result" in message:
                     break
                 if "refused" in message:
@@ -177,6 +178,9 @@ class _Child:
 
     def end(self) -> None:
         """Kill it, and whatever it has started: its process group, and on Linux those that have left the group."""
+        self.process.terminate()  # its keeper ends the rest
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
         with suppress(ProcessLookupError, PermissionError):  # macOS: no permission to kill one that has ended
             os.killpg(self.process.pid, signal.SIGKILL)
         for _ in range(100):  # each time those are found that were started meanwhile

@@ -204,7 +204,11 @@ def test_messages(llm, monkeypatch):
     expect("it needs add_generation_prompt=False", llm.chat, [user], continue_final_message=True)
     expect("chat has no argument 'chat_tempalte'; did you mean 'chat_template'?", llm.chat, [user], chat_tempalte="x")
     expect("not empty", llm.chat, [])
-    expect("only what JSON can hold is taken", llm.chat, [user], chat_template_kwargs={"now": object()})
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (object(), nested):
+        expect("only what JSON can hold is taken", llm.chat, [user], chat_template_kwargs={"now": value})
     llm.get_tokenizer().chat_template = None
     expect("no chat template", llm.chat, [user])
 

@@ -48,7 +48,7 @@ class Confined:
         """script.answer(*question); what travels is JSON. Raises TooMuch, or ValueError with its exception's text."""
         try:
             line = json.dumps(question).encode() + b"\n"
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"only what JSON can hold is taken: {error}") from None
         with self._free:
             process = self.idle.pop() if self.idle else self._start()

@@ -209,6 +209,7 @@ def _settled(future: asyncio.Future[Result], function: Callable[[], Result]) -> 
     value: Any
     try:
         method, value = future.set_result, function()
-    except Exception as error:
-        method, value = future.set_exception, error
+    except BaseException as error:  # a panic of Rust is no Exception; whoever waits must not wait for ever
+        known = isinstance(error, Exception)
+        method, value = future.set_exception, error if known else RuntimeError(f"{type(error).__name__}: {error}")
     return lambda: None if future.done() else method(value)  # who waited may have gone

@@ -21,6 +21,7 @@ WAIT_LIMIT_S = 30.0
 MAX_CONNECTIONS = 2048  # however many descriptors there are: each may hold a body that has not come whole
 RESERVED = 64  # descriptors that are no connections: files, adapters, pipes; and connections that are not counted yet
 ACCEPTED_AT_ONCE = 8  # by asyncio; three times as many may be open before the first of them is counted
+READ_BYTES = 16 << 10  # at a time: they may be thousands of chunks of one byte, which take long to parse
 SPARE = 16  # connections for requests that are answered at once, such as /health
 
 
@@ -89,6 +90,7 @@ class Connection(H11Protocol):
     # -- what asyncio and uvicorn say -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's 256 KiB hold up everybody
         super().connection_made(transport)
         self.table.add(self)
 
