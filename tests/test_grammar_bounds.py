@@ -88,6 +88,18 @@ def test_a_process_that_was_ended_is_started_again(llm):
     assert llm.generate([[5]], asked(choice=["green"]))[0].outputs[0].text == "green"
 
 
+def test_a_process_that_does_not_start_is_no_giant(tmp_path):
+    """And what it imports is what is installed, not what lies beside the script that runs it."""
+    script = tmp_path / "script.py"
+    script.write_text("import no_such_package\n")
+    with pytest.raises(RuntimeError, match=r"the process of script.py has ended by itself: 1"):
+        Confined(script, seconds=2, max_mb=32).ask("?")
+    script.write_text("import sys\ndef answer(): return [path for path in sys.path if path.endswith('checks')]\n")
+    mine = Confined(script, seconds=2, max_mb=32)
+    assert mine.ask() == []
+    confined.end(mine.idle[0])
+
+
 def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
     """Ctrl-C while a grammar is tried: the next one must not get the answer that was meant for it."""
     mine = Confined(TRIAL.script, seconds=2, max_mb=32)

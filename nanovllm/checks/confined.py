@@ -65,6 +65,8 @@ class Confined:
                     self.idle.append(process)
                 else:
                     end(process)
+        if not answer and process.returncode != -signal.SIGKILL:  # its own error is on stderr
+            raise RuntimeError(f"the process of {self.script.name} has ended by itself: {process.returncode}")
         if not answer or (found := json.loads(answer)) is None:
             raise TooMuch(f"takes more than {self.seconds:g} s of a processor or {self.max_mb} MB")
         result, problem = found
@@ -89,13 +91,14 @@ class Confined:
 
 
 def _answer(process: Process, question: bytes) -> bytes:
-    """A line, or b"" if the process has ended."""
+    """A whole line, or b"" if the process has ended."""
     assert process.stdin and process.stdout
+    answer = b""
     with suppress(BrokenPipeError):
         process.stdin.write(question)
         process.stdin.flush()
-        return process.stdout.readline()
-    return b""
+        answer = process.stdout.readline()
+    return answer if answer.endswith(b"\n") else b""
 
 
 def _kill(process: Process) -> None:
@@ -105,5 +108,7 @@ def _kill(process: Process) -> None:
 
 
 def end(process: Process) -> None:
+    with suppress(subprocess.TimeoutExpired):  # has it ended by itself? Its exit code says why
+        process.wait(0.1)
     _kill(process)
     process.communicate()

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+del sys.path[0]  # this folder: its requests.py, for one, is not the package that others import
 AGAIN = 3  # exit code of a child whose answers have left half of the memory taken: the next one begins anew
 
 
