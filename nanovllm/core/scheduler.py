@@ -31,7 +31,7 @@ class ScheduledChunk:
 
     write_start is the first position whose K/V is written. It exceeds start only for the last token of a fully
     cached prompt: its K/V is in a shared block already, and only its logits are wanted. guesses: what may follow the
-    known tokens (choose.py); they are the chunk's last positions. samples: the chunk reaches the end of the known
+    known tokens (features/speculation); they are the last positions. samples: the chunk reaches the end of the known
     tokens, so the row there gives the next one, and the row of a guess the one behind it.
     """
 

@@ -64,8 +64,8 @@ class Sequence:
         self.hash_collision = False
 
         self.bad_word_ids: list[list[int]] = []  # the tokens of sampling_params.bad_words
-        self.adapter: Any = None  # what lora_id stands for (adapter.py)
-        self.grammar: Any = None  # what the output has to fit (grammar.py)
+        self.adapter: Any = None  # what lora_id stands for (features/lora/adapter.py)
+        self.grammar: Any = None  # what the output has to fit (features/grammar/grammar.py)
 
         # The noise of a sample depends on these and on its position alone (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
