@@ -87,7 +87,7 @@ def perplexity(llm: LLM, windows: torch.Tensor) -> float:
     runner = llm.engine.model_runner
     total = 0.0
     for tokens in track(windows, f"{llm.engine.config.quantization or runner.dtype}", console=console, transient=True):
-        logits = runner.model(batch_of(tokens, runner.block_size), runner.rotary, runner.kv_cache, runner.kernels)
+        logits = runner.model.logits(runner.forward(batch_of(tokens, runner.block_size)))
         logprobs = logits.float().log_softmax(-1)
         total -= logprobs.gather(1, tokens[1:, None]).double().sum().item()
     return math.exp(total / (len(windows) * (len(windows[0]) - 1)))

@@ -26,7 +26,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
-from nanovllm.worker.layers import Linear, RowParallelLinear
+from nanovllm.worker.layers import Linear
 
 NUM_STEPS = 20
 console = Console(highlight=False)
@@ -120,15 +120,15 @@ def add_timers(llm: LLM) -> None:
     for owner, name, part in (
         (engine.scheduler, "schedule", "scheduling"),
         (engine.scheduler, "update", "scheduling"),
-        (Request, "take_token", "detokenizing, outputs"),
+        (Request, "take_tokens", "detokenizing, outputs"),
         (Request, "output", "detokenizing, outputs"),
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
         (model_runner, "sample", "sampling"),
         (Linear, "forward", "linear layers"),
-        (RowParallelLinear, "forward", "linear layers"),
     ):
         setattr(owner, name, timed(part, getattr(owner, name)))
-    parts = {field.name: "small operations" for field in dataclasses.fields(runner.kernels)}
+    functions = (field.name for field in dataclasses.fields(runner.kernels) if field.name != "library")
+    parts = dict.fromkeys(functions, "small operations")
     parts["paged_attention"] = "attention"
     runner.kernels = dataclasses.replace(
         runner.kernels, **{name: timed(part, getattr(runner.kernels, name)) for name, part in parts.items()}

@@ -3,13 +3,14 @@
 `import nanovllm` is light: torch and transformers load when an `LLM` is built.
 """
 
+import nanovllm.checks.sampling  # puts the checks in front of SamplingParams, before one is made
 import nanovllm.checks.vllm_paths  # noqa: F401  more paths to import from
 from nanovllm.checks.flags import EngineArgs
+from nanovllm.checks.vllm_inputs import TextPrompt, TokensPrompt
 from nanovllm.engine import LLMEngine
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.llm import LLM
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from nanovllm.prompts import TextPrompt, TokensPrompt
 from nanovllm.sampling_params import SamplingParams
 
 __all__ = ["LLM", "LLMEngine", "EngineArgs", "SamplingParams", "LoRARequest", "TextPrompt", "TokensPrompt"]

@@ -4,9 +4,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from nanovllm.checks.options import OPTIMIZATIONS, check_option
-from nanovllm.checks.values import option
 from nanovllm.checks.vllm_names import Named
-from nanovllm.features.speculation.config import SpeculativeConfig
+from nanovllm.sampling_params import option
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class EngineConfig(metaclass=Named):
     tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
     optimizations: tuple[str, ...] = option(
-        OPTIMIZATIONS, "which to use; on a CPU the first two (layers.py, cpu/kernels.py), on a GPU the others (cuda/)"
+        OPTIMIZATIONS, "which to use; on a CPU the first two (layers.py, cpu/c_kernels.py), on a GPU the others (cuda/)"
     )
     enable_lora: bool = option(False, "requests may choose adapters (lora/request.py)")
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
     max_lora_rank: int = option(16, "the largest rank of an adapter")
-    speculative_config: SpeculativeConfig | dict[str, Any] | None = option(
+    speculative_config: dict[str, Any] | Any = option(  # checked: a SpeculativeConfig
         None, 'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (speculative_config.py)'
     )
     seed: int = option(0, "requests without a seed of their own derive theirs from it")

@@ -15,7 +15,7 @@ MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will
 
 
 class Detokenizer:
-    """Text of one sample. `text` grows by append() and never changes what it showed."""
+    """Text of one sample. `text` grows by append() and never changes what it showed. token_ids: those taken so far."""
 
     def __init__(self, tokenizer: Any, params: SamplingParams = SamplingParams()) -> None:
         self.tokenizer, self.params = tokenizer, params
@@ -37,7 +37,7 @@ class Detokenizer:
 
     def restart(self, token_ids: list[int]) -> None:
         """Begin anew with these tokens."""
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
         self._read = 0
         self._was_forced = False  # bytes were shown that might still have become a character
@@ -49,18 +49,13 @@ class Detokenizer:
     def append(self, token_ids: list[int]) -> str | None:
         """Take the next tokens. Returns the stop string that ends the text, if one does; the text is cut there."""
         for token_id in token_ids:
-            self._token_ids.append(token_id)
+            self.token_ids.append(token_id)
             self._grow()
-            if len(self._token_ids) <= self.params.min_tokens:
+            if len(self.token_ids) <= self.params.min_tokens:
                 self._searched = len(self.text)
             elif (stop := self._find_stop()) is not None:
                 return stop
         return None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens taken so far."""
-        return len(self._token_ids)
 
     def visible_text(self) -> str:
         """The text without an ending that may turn out to be the beginning of a stop string."""
@@ -72,14 +67,14 @@ class Detokenizer:
         return self.text
 
     def _grow(self) -> None:
-        window = self.decode(self._token_ids[self._context :])
-        undecided = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read < MAX_HELD_TOKENS
+        window = self.decode(self.token_ids[self._context :])
+        undecided = window.endswith(REPLACEMENT) and len(self.token_ids) - self._read < MAX_HELD_TOKENS
         self._was_forced |= window.endswith(REPLACEMENT) and not undecided
         if undecided or len(window) <= len(self._context_text):
             return
         self.text += window[len(self._context_text) :]
-        self._context, self._read = self._read, len(self._token_ids)
-        self._context_text = self.decode(self._token_ids[self._context :])
+        self._context, self._read = self._read, len(self.token_ids)
+        self._context_text = self.decode(self.token_ids[self._context :])
 
     def _find_stop(self) -> str | None:
         """The stop string that ends first in what is new."""

@@ -6,32 +6,32 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.prompt_length import length_check
-from nanovllm.checks.requests import bad_word_ids, check_params, check_request_id, check_token_ids
+from nanovllm.checks.requests import check_request
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.grammar.grammar import GrammarCompiler
-from nanovllm.features.lora.registry import KnownAdapters
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.assembly import Features, make_runner
 from nanovllm.files.config_json import check_eos
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.outputs import RequestMetrics, RequestOutput
-from nanovllm.prompts import Prompt, parse_prompt
+from nanovllm.prompts import Prompt
 from nanovllm.request import Request, Sample, prefix_order
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
+
+if TYPE_CHECKING:
+    from nanovllm.features.lora.request import LoRARequest
 
 
 class LLMEngine:
@@ -46,19 +46,13 @@ class LLMEngine:
         forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
-        # Here and not at the top: `import nanovllm` stays light, and core/ is usable where torch is not installed.
-        from nanovllm.features.parallel.ranks import ParallelRunner
-        from nanovllm.features.speculation.draft_model import make_speculation
-        from nanovllm.worker.model_runner import ModelRunner
-
-        runner_class = ModelRunner if config.tensor_parallel_size == 1 else ParallelRunner
-        self.model_runner: Any = runner_class(config, model_config)
+        self.config, self.model_config, self.model_runner = config, model_config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         if not model_config.eos_token_ids:
             eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
-            model_config = replace(model_config, eos_token_ids=eos)
-        speculation = make_speculation(config, directory, model_config, self.tokenizer)
-        self.config, self.model_config = config, model_config
+            self.model_config = model_config = replace(model_config, eos_token_ids=eos)
+        self.features = Features(config, model_config, self.tokenizer)
+        scheduler_options = self.features.scheduler_options(directory)
         forks.watch()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
@@ -74,20 +68,18 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.kv_pool.max_model_len,
             eos_token_ids=model_config.eos_token_ids,
-            speculation=speculation,
-            max_loras=config.max_loras if config.enable_lora else None,
+            **scheduler_options,
         )
         self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len - 1)
-        self.adapters = KnownAdapters(model_config, config)
-        self.grammars = GrammarCompiler(self.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.request_of_seq: dict[int, Request] = {}
-        self._num_requests = 0
-        self._in_step = False
-        self.scheduled: SchedulerOutput | None = None  # the newest step's work; None if schedule() has failed
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None  # told of every step that succeeds
-        self._dropped: list[Request] = []  # have finished or were aborted, and are about to be forgotten
+        self.scheduled: SchedulerOutput | None = None  # the newest step's work; None before schedule() has returned
+        self._num_requests = 0
+        # What _settle() finds after an exception: a step was not finished, or these requests were not forgotten.
+        self._in_step = False
+        self._dropped: list[Request] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -99,7 +91,7 @@ class LLMEngine:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        lora_request: LoRARequest | None = None,
+        lora_request: "LoRARequest | None" = None,
         *,
         request_id: str | None = None,
         stream: bool = False,
@@ -109,32 +101,23 @@ class LLMEngine:
 
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
-        check_request_id(request_id)
-        text, token_ids, cache_salt = parse_prompt(self.tokenizer, prompt, self.check_length)
-        check_token_ids(token_ids, self.model_config.vocab_size, self.scheduler.max_model_len)
-        params = check_params(params, self.model_config)
-        adapter = self.adapters.check(lora_request)
-        bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.model_config.vocab_size)  # type: ignore[arg-type]
-        samples = []
+        given = check_request(self, prompt, params, lora_request, request_id)
+        params, samples = given.params, []
         for sample_index in range(params.n):
-            seq = Sequence(token_ids, params, cache_salt=cache_salt, lora_id=adapter.lora_id if adapter else None)
-            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, bad_words, adapter
+            seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
+            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, given.bad_word_ids, given.adapter
+            seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
-        request = Request(request_id or "", text, token_ids, params, samples, stream, metrics)
+        request = Request(request_id or "", given.text, given.token_ids, params, samples, stream, metrics)
         if compile_grammar:
             self.compile_grammars([request])
         return request
 
     def compile_grammars(self, requests: list[Request]) -> None:
-        """What their outputs have to fit; once for those that share it. Raises ValueError. Any thread may do it."""
-        compiled: dict[int, Any] = {}
-        for request in requests:
-            if (asked := request.params.structured_outputs) is not None:
-                grammar = compiled.get(id(asked)) or self.grammars.compile(asked)
-                compiled[id(asked)] = grammar
-                for sample in request.samples:
-                    sample.seq.grammar = copy(grammar)
+        """Make what the outputs of these requests must fit. Raises ValueError. Any thread may call it."""
+        if any(request.params.structured_outputs is not None for request in requests):
+            self.features.grammars.compile_for(requests)
 
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
@@ -194,7 +177,7 @@ class LLMEngine:
         self.forget(requests)
 
     def forget(self, requests: list[Request]) -> None:
-        """Requests that have finished or are to be aborted: the engine knows nothing of them any more."""
+        """Drop requests, ended or not, from the scheduler and from this engine's tables."""
         self._dropped = requests
         seq_ids = [sample.seq.seq_id for request in requests for sample in request.samples]
         self.scheduler.abort(*seq_ids)
@@ -208,7 +191,7 @@ class LLMEngine:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
 
-        reset_running_requests: first let them wait as after a step that failed; they end with the same tokens.
+        reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
         """
         self._settle()
         if reset_running_requests:
@@ -222,9 +205,9 @@ class LLMEngine:
     # -- the step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns outputs of the requests that finished, and of streamed ones that progressed.
+        """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
-        If anything raises, the step is rolled back: its sequences wait again, and the engine stays usable.
+        If anything raises, the step is undone: all sequences wait with the tokens from before it, and can go on.
         """
         forks.check_process()
         self._settle()
@@ -234,7 +217,6 @@ class LLMEngine:
             assert output.chunks or not self.requests, "requests wait and none can be scheduled"
             self.note_scheduled(output, started)
             token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
-            self.take_prompt_logprobs(output)
             self.scheduler.update(output, token_ids)
             progressed = self.take_tokens(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
@@ -249,32 +231,34 @@ class LLMEngine:
         return outputs
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
-        """Count the step's tokens, and tell the requests that it works on them. now: when the step began."""
+        """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""
         self.stats.note_scheduled(output)
         for chunk in output.chunks:
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
 
     def take_tokens(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
-        """Give the sampled tokens to their requests, and end sequences at stop strings. Returns these requests."""
+        """Let the requests make text and logprobs of their new tokens; end sequences at stop strings.
+
+        Returns the requests that have got tokens.
+        """
         now, progressed, rows = time.perf_counter(), dict[str, Request](), iter(logprobs)
         for chunk in (chunk for chunk in output.chunks if chunk.samples):
             request = self.request_of_seq[chunk.seq.seq_id]
             progressed[request.request_id] = request
             if (stop := request.take_tokens(chunk, list(islice(rows, chunk.num_logits)), now)) is not None:
                 self.scheduler.finish(chunk.seq, "stop", stop)
+        if any(chunk.seq.skips_cache for chunk in output.chunks):
+            for seq_id, position, found in self.model_runner.prompt_logprobs:
+                request = self.request_of_seq[seq_id]
+                request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
         return list(progressed.values())
-
-    def take_prompt_logprobs(self, output: SchedulerOutput) -> None:
-        if any(not chunk.seq.reads_cache for chunk in output.chunks):
-            for seq_id, position, found in self.model_runner.take_prompt_logprobs():
-                self.request_of_seq[seq_id].take_prompt_logprobs(position, found)
 
     # -- what an exception has interrupted ------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Finish what an exception interrupted, in whatever line: roll a step back, forget the dropped requests.
+        """Finish what an exception has interrupted: undo the step, or go on forgetting requests.
 
-        It may be interrupted itself; then it is called again before anything else is done.
+        Called before every other change, so an exception in here loses nothing: the next call begins anew.
         """
         if self._in_step:
             self.scheduler.roll_back(self.scheduled)
@@ -284,4 +268,4 @@ class LLMEngine:
             self._dropped, self._in_step = [], False
         elif self._dropped:
             self.forget(self._dropped)
-            self.scheduler.roll_back(None)  # blocks that were being freed may be in no table and in no queue
+            self.scheduler.roll_back(None)  # a block that was being freed may be in no table and in no queue

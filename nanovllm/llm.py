@@ -6,23 +6,23 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.calls import check_priority, for_each, prompts_in
 from nanovllm.checks.values import make_all
 from nanovllm.checks.vllm_names import accepted, refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
-from nanovllm.features.chat_template.render import render_chat
-from nanovllm.features.lora.request import LoRARequest
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.serving.fair_lock import FairLock
+from nanovllm.serving.shared_engine import SharedEngine
 from nanovllm.stats import snapshot
-from nanovllm.tools.progress import ctrl_c_after_step, progress_bar
+from nanovllm.tools.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nanovllm.features.lora.request import LoRARequest
 
 Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
@@ -36,8 +36,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
-        self._turns = FairLock()
-        self._outputs: dict[str, RequestOutput] = {}  # the newest output of each request, until its caller takes it
+        self._shared = SharedEngine(self.engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -48,7 +47,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: LoRARequest | list[LoRARequest | None] | None = None,
+        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
         **neutral: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
@@ -65,21 +64,29 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        prompt_list = _as_list(prompts)
-        priorities = _for_each("priority", neutral.pop("priority", None), len(prompt_list))
-        for options in (neutral, *({"priority": priority} for priority in priorities)):
-            accepted(options, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
+        prompt_list = prompts_in(prompts)
+        check_priority(neutral.pop("priority", None), len(prompt_list))
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
-        adapters = _for_each("lora_request", lora_request, len(prompt_list))
+        adapters = for_each("lora_request", lora_request, len(prompt_list))
         given = list(zip(prompt_list, params_list, adapters, strict=True))
-        return self._run(make_all("prompts", given, lambda each: self.engine.make_request(*each)), use_tqdm)
+        requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
+
+        done: dict[str, RequestOutput] = {}
+        counters = self.engine.stats, self.engine.block_manager.stats
+        with self._shared.aborted_if_interrupted(requests), progress_bar(*counters, len(requests), use_tqdm) as advance:
+            ours = self._shared.enqueue(requests)
+            while len(done) < len(requests) and self.engine.has_unfinished_requests():
+                done.update((output.request_id, output) for output in self._shared.step(ours))
+                advance(len(done))
+        return [done.get(request.request_id) or request.output() for request in requests]
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: LoRARequest | list[LoRARequest | None] | None = None,
+        lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
@@ -103,25 +110,25 @@ class LLM:
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
-        options = accepted(options, CHAT_OPTIONS, "chat")
-        check = self.engine.check_length
+        from nanovllm.features.chat_template.render import render_chat
+
+        options, check = accepted(options, CHAT_OPTIONS, "chat"), self.engine.check_length
         prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, check=check, **options)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: "LoRARequest | None" = None
     ) -> Iterator[RequestOutput]:
         """Yield growing outputs of one prompt, the last with finished=True. Text only ever grows.
 
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        request = self.engine.make_request(prompt, params, lora_request, stream=True)
-        return self._stream(request)
+        return self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        with self._turns:
+        with self._shared.turns:
             self.engine.abort_request(request_id)
 
     def stats(self) -> dict[str, Any]:
@@ -130,12 +137,12 @@ class LLM:
         prefix_cache counts blocks; recent_hit_rate is that of the last 1,000 requests, utilization the share of the
         pool that is cached. For an interval, subtract two engine.block_manager.stats.snapshot().
         """
-        with self._turns:
+        with self._shared.turns:
             return snapshot(self.engine)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""
-        with self._turns:
+        with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests)
 
     def __getattr__(self, name: str) -> Any:
@@ -152,65 +159,15 @@ class LLM:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
-        return _for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
-
-    def _run(self, requests: list[Request], show_progress: bool) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
-        counters = self.engine.stats, self.engine.block_manager.stats
-        with self._aborted_if_interrupted(requests), progress_bar(*counters, len(requests), show_progress) as advance:
-            ours = self._enqueue(requests)
-            while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                done.update((output.request_id, output) for output in self._step(ours))
-                advance(len(done))
-        return [done.get(request.request_id) or request.output() for request in requests]
+        return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
-        with self._aborted_if_interrupted([request]):
-            ours, finished = self._enqueue([request]), False
+        with self._shared.aborted_if_interrupted([request]):
+            ours, finished = self._shared.enqueue([request]), False
             while not finished:
-                outputs = self._step(ours)
+                outputs = self._shared.step(ours)
                 if request.finished and not outputs:
                     outputs = [request.output()]
                 for output in outputs:
                     finished = output.finished
                     yield output
-
-    def _enqueue(self, requests: list[Request]) -> set[str]:
-        with self._turns:
-            return set(self.engine.enqueue(requests))
-
-    def _step(self, ours: set[str]) -> list[RequestOutput]:
-        """The newest outputs of these requests. If there are none, make a step, for all requests of all threads."""
-        with ctrl_c_after_step(), self._turns:
-            if self._outputs.keys().isdisjoint(ours):
-                self._outputs.update((output.request_id, output) for output in self.engine.step())
-            return [self._outputs.pop(request_id) for request_id in self._outputs.keys() & ours]
-
-    @contextmanager
-    def _aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:
-        """Whatever ends the call early, a generator that is closed included: its requests end with it."""
-        try:
-            yield
-        except BaseException:
-            with ctrl_c_after_step(), self._turns:
-                self.engine.abort_requests(requests)
-                for request in requests:
-                    self._outputs.pop(request.request_id, None)
-            raise
-
-
-def _for_each(name: str, given: Any, num: int) -> list[Any]:
-    """One for each prompt, of a list or of one for all."""
-    if not isinstance(given, list | tuple):
-        return [given] * num
-    if len(given) != num:
-        raise ValueError(f"{num} prompts need {num} {name} (or one for all), found {len(given)}")
-    return list(given)
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    """A list of token ids is one prompt, any other list is many."""
-    if not isinstance(prompts, list | tuple):
-        return [prompts]
-    is_token_ids = bool(prompts) and all(isinstance(p, Integral) for p in prompts)
-    return [list(prompts)] if is_token_ids else list(prompts)

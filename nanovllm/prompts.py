@@ -2,27 +2,11 @@
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any
 
 from nanovllm.checks.values import shorten
 from nanovllm.checks.vllm_names import accepted
-from nanovllm.files.tokenizer import is_panic
-
-
-class TextPrompt(TypedDict, total=False):
-    """A text, as a dict. cache_salt: K/V is shared only between prompts whose salts are equal."""
-
-    prompt: str
-    cache_salt: str
-
-
-class TokensPrompt(TypedDict, total=False):
-    """Token ids, as a dict. prompt: their text, to be shown."""
-
-    prompt_token_ids: list[int]
-    prompt: str
-    cache_salt: str
-
+from nanovllm.files.tokenizer import tokenize
 
 Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -56,15 +40,3 @@ def parse_prompt(
         )
     check(text)
     return text, tokenize(tokenizer, text), salt
-
-
-def tokenize(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """Raises ValueError for text that is not valid Unicode, or that the tokenizer fails at."""
-    try:
-        return tokenizer(text, **options).input_ids
-    except BaseException as error:  # but not what a signal handler raises meanwhile
-        if isinstance(error, TypeError | LookupError | UnicodeError) or type(error) is Exception or is_panic(error):
-            is_text = text.encode("utf-8", "replace") == text.encode("utf-8", "surrogatepass")
-            what = "the tokenizer fails at the prompt" if is_text else "the prompt is not valid Unicode text"
-            raise ValueError(f"{what} ({type(error).__name__}: {error}): {shorten(text)}") from error
-        raise

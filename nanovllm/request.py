@@ -10,7 +10,6 @@ from typing import Any
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.logprobs.entries import MAX_BYTES, make_entries
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
@@ -35,14 +34,24 @@ class Sample:
             return self.detokenizer.visible_text()
         if isinstance(seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
             return self.detokenizer.text
-        is_cut = seq.ended_by_token and not params.include_stop_str_in_output
+        is_cut = self.ended_by_token and not params.include_stop_str_in_output
         return self.detokenizer.whole_text(seq.generated_token_ids[: -1 if is_cut else None])
 
-    def take_logprobs(self, found: Any) -> None:
-        """found: the sampler's TokenLogprobs of the first token that has none yet."""
-        *before, token_id = self.seq.generated_token_ids[: len(self.logprobs) + 1][-MAX_BYTES - 1 :]
-        tokenizer = self.detokenizer.tokenizer if self.detokenizer.params.detokenize else None
-        self.logprobs.append(make_entries(tokenizer, found, token_id, before))
+    @property
+    def ended_by_token(self) -> bool:
+        """Its last token ended it, and is not part of the text."""
+        seq = self.seq
+        if seq.finish_reason != "stop" or seq.stop_reason is not None:
+            return isinstance(seq.stop_reason, int)
+        return seq.grammar is None or seq.tokens[-1] in seq.grammar.eos_token_ids
+
+    @property
+    def error(self) -> str:
+        """Why it has ended with finish_reason "error"; "" if it has not."""
+        if self.seq.finish_reason != "error":
+            return ""
+        gave_up = "" if self.seq.grammar is None else self.seq.grammar.error
+        return gave_up or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
         seq, logprobs, total = self.seq, None, None
@@ -64,8 +73,9 @@ class Request:
     samples: list[Sample]
     stream: bool
     metrics: RequestMetrics
-    num_cached_tokens: int | None = None  # of the first admission of sample 0
-    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])  # the first has none
+    num_cached_tokens: int | None = None  # prompt tokens found in the cache when sample 0 was first admitted
+    # One dict a prompt token; nothing comes before the first, so no logits say how likely it is.
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
     @property
     def finished(self) -> bool:
@@ -78,37 +88,38 @@ class Request:
             self.metrics.first_scheduled_time = now
 
     def take_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
-        """Let the text grow by the tokens that a chunk gave, note their time, keep their logprobs.
+        """Let text, logprobs and metrics grow by the tokens that the scheduler has just appended to a sample.
 
-        logprobs: a TokenLogprobs or None for each, and for guesses that did not hold. Returns the stop string that the
-        text now ends with, if there is one; tokens behind it are dropped.
+        logprobs: of each row of the chunk that gave logits, a TokenLogprobs, or None if they are not asked for. Returns
+        the stop string that the text now ends with, if there is one; tokens after it are dropped from the sequence.
         """
         seq, sample, stop = chunk.seq, self.samples[chunk.seq.sample_index], None
-        # Text that nobody reads while it grows is decoded once, at the end.
+        # A text that nobody reads before its end is decoded once, at its end.
         if (self.stream and self.params.detokenize) or self.params.stop:
-            stop = sample.detokenizer.append(seq.tokens[chunk.known_end : -1 if seq.ended_by_token else None])
+            stop = sample.detokenizer.append(seq.tokens[chunk.known_end : -1 if sample.ended_by_token else None])
             if stop is not None:
-                del seq.tokens[seq.num_prompt_tokens + sample.detokenizer.num_tokens :]
+                del seq.tokens[seq.num_prompt_tokens + len(sample.detokenizer.token_ids) :]
         num_taken = len(seq.tokens) - chunk.known_end
         for found in filter(None, logprobs[:num_taken]):
-            sample.take_logprobs(found)
-        if seq.error:
-            logger.warning("request %s ends with an error: %s", self.request_id, seq.error.splitlines()[0])
+            self.add_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
+        if sample.error:
+            logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
         if seq.sample_index == 0 and num_taken:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
             self.metrics.count(len(chunk.guesses), num_taken)
         return stop
 
-    def take_prompt_logprobs(self, position: int, found: Any) -> None:
-        """found: the TokenLogprobs of the prompt's token at this position. Taken in order, or again from the first."""
+    def add_logprobs(self, entries: list, token_ids: list[int], position: int, found: Any) -> None:
+        """Let entry number `position` be that of token_ids[position]. found: its TokenLogprobs."""
+        from nanovllm.features.logprobs.entries import make_entries
+
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
-        *before, token_id = self.prompt_token_ids[max(0, position - MAX_BYTES) : position + 1]
-        del self.prompt_logprobs[position:]
-        self.prompt_logprobs.append(make_entries(tokenizer, found, token_id, before))
+        del entries[position:]  # of a prompt that is computed once more
+        entries.append(make_entries(tokenizer, found, token_ids, position))
 
     def roll_back(self, chunk: ScheduledChunk) -> None:
-        """The step that gave the newest tokens failed, and they are gone: so are their text, logprobs and counts."""
+        """Drop text, logprobs and counts of the tokens that the scheduler has taken back with a failed step."""
         seq, sample = chunk.seq, self.samples[chunk.seq.sample_index]
         num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
         if seq.sample_index == 0 and num_lost > 0:

@@ -1,20 +1,24 @@
 """SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
 
-Names, defaults and meanings are vLLM's. Neither torch nor NumPy: the control plane imports this file.
+Names, defaults and meanings are vLLM's. The control plane imports this file, so it imports nothing: checks/sampling.py,
+which `import nanovllm` loads, puts its checks in front of the class.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.options import check_parameter
-from nanovllm.checks.values import option
-from nanovllm.checks.vllm_names import Named, accepted
-from nanovllm.features.grammar.params import StructuredOutputsParams
+if TYPE_CHECKING:
+    from nanovllm.features.grammar.params import StructuredOutputsParams
+
+
+def option(default: Any, text: str) -> Any:
+    """A dataclass's field with this default. text: what it means, and what --help says of its flag."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
-class SamplingParams(metaclass=Named):
+class SamplingParams:
     """Parameters of one request, copied when it is made.
 
     Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, penalties, temperature, min_p,
@@ -45,26 +49,13 @@ class SamplingParams(metaclass=Named):
     logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
-    structured_outputs: StructuredOutputsParams | None = option(
+    structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar (grammar.py)"
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
     spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dataclass_fields__ or accepted({name: value}, self.__dataclass_fields__, "SamplingParams"):
-            kind = self.__dataclass_fields__[name].type
-            object.__setattr__(self, name, check_parameter(name, value, kind))
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
-        if self.stop and not self.detokenize:
-            raise ValueError("stop strings are found in the text: they need detokenize=True")
-        if self.structured_outputs is not None and self.allowed_token_ids is not None:
-            raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
-
     def clone(self) -> "SamplingParams":
-        """A copy that shares no list; checked as a whole, as fields may have been assigned in any order."""
+        """A copy that shares no list, checked as a whole: fields may have been assigned one by one."""
         return replace(self)

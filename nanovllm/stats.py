@@ -4,36 +4,13 @@ from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.core.sequence import SequenceStatus
+from nanovllm.features.speculation.rates import GuessRates
 
 if TYPE_CHECKING:
     from nanovllm.core.scheduler import SchedulerOutput
     from nanovllm.engine import LLMEngine
 
 CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate evictions_per_s".split()
-
-
-class GuessRates:
-    """Counters of tokens and guesses (chapter 13), and what follows from them."""
-
-    num_output_tokens: int
-    num_guessed_tokens: int
-    num_accepted_tokens: int
-
-    def count(self, num_guesses: int, num_taken: int, sign: int = 1) -> None:
-        """A step has checked guesses and given tokens. sign: -1 takes it back."""
-        self.num_output_tokens += sign * num_taken
-        self.num_guessed_tokens += sign * num_guesses
-        self.num_accepted_tokens += sign * max(num_taken - 1, 0)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """The share of guesses that became output; None where nothing was guessed."""
-        return self.num_accepted_tokens / self.num_guessed_tokens if self.num_guessed_tokens else None
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        """Tokens that a step gives a sequence it samples for: 1, and the guesses that hold. None before the first."""
-        return self.num_output_tokens / (self.num_output_tokens - self.num_accepted_tokens or 1) or None
 
 
 @dataclass
@@ -78,7 +55,8 @@ class EngineStats(GuessRates):
 def snapshot(engine: "LLMEngine") -> dict[str, Any]:
     """See LLM.stats."""
     scheduler, manager = engine.scheduler, engine.block_manager
-    cache, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
+    now, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
+    cache = {name: getattr(now, name) for name in CACHE_STATS}
     return {
         **asdict(engine.stats),
         "acceptance_rate": engine.stats.acceptance_rate,
@@ -86,8 +64,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
-        "prefix_cache": {name: getattr(cache, name) for name in CACHE_STATS}
-        | {"utilization": states["cached"] / num_blocks},
+        "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks},
         "kv_pool": {
             "num_blocks": num_blocks,
             "block_size": manager.block_size,

@@ -4,7 +4,8 @@ import torch
 
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.batch import TILE_ROWS, Batch
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu.c_kernels import TILE_ROWS, row_tiles
 
 
 def chunk(num_tokens: int, start: int, end: int, table: list[int], write_start: int | None = None) -> ScheduledChunk:
@@ -33,4 +34,4 @@ def test_row_tiles():
     """(first row, rows, sequence, keys that the first row sees)"""
     chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TILE_ROWS + 3, [0] * 20)]
     batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TILE_ROWS + 4), 4)
-    assert batch.row_tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
+    assert row_tiles(batch).tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]

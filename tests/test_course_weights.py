@@ -7,7 +7,7 @@ from chapters.ch15_which_weights import large
 from chapters.ch15_which_weights.lab_experts import large_config
 from chapters.ch15_which_weights.sparse import busiest_rank, expected_met, shares_of
 from nanovllm.features.lora.adapter_rows import group_rows
-from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 

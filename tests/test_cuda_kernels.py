@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanovllm.config import EngineConfig
-from nanovllm.worker.cuda.kernels import load_cuda_kernels
+from nanovllm.worker.cuda.gpu_kernels import load_cuda_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 BF16 = torch.bfloat16

@@ -105,7 +105,7 @@ def test_an_exception_in_a_step_leaves_the_llm_usable(llm, monkeypatch):
         with pytest.raises(RuntimeError, match="no memory left"):
             llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))
         llm.engine.scheduler.check_integrity()
-        assert not llm.engine.has_unfinished_requests() and not llm._outputs
+        assert not llm.engine.has_unfinished_requests() and not llm._shared.outputs
     again = llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))
     assert [o.outputs for o in again] == [o.outputs for o in expected]
 

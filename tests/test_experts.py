@@ -11,10 +11,10 @@ from test_kernels import kernels
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts, Router, route
-from nanovllm.features.lora.adapter_rows import RowGroups, Weights, group_rows
-from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0
+from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, sort_by_expert
+from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
+from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
 from nanovllm.features.quantization.q4_1_search import search_q4_1
-from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
@@ -33,9 +33,9 @@ def test_route(normalize):
         torch.testing.assert_close(row_weights.double(), expected, atol=1e-6, rtol=0)
 
 
-def test_group_rows():
+def test_sort_by_expert():
     chosen = torch.tensor([[3, 0], [0, 5], [3, 5], [3, 0]])
-    groups = group_rows(chosen, 8)
+    groups = sort_by_expert(chosen, 8)
     assert groups.met.tolist() == [0, 3, 5] and groups.ends.tolist() == [3, 6, 8]
     assert groups.rows.tolist() == [0, 1, 3, 0, 2, 3, 1, 2]
     for row, places in enumerate(groups.places.tolist()):
@@ -54,50 +54,51 @@ def layers(num: int, n: int, k: int, dtype: torch.dtype) -> list[Linear]:
 SHAPES = [(1, 1), (1, 3), (9, 2), (40, 8), (300, 3)]  # rows, experts that each chooses, of 8
 
 
-def random_groups(num_rows: int, num_chosen: int) -> RowGroups:
-    return group_rows(torch.stack([torch.randperm(8)[:num_chosen] for _ in range(num_rows)]), 8)
+def random_groups(num_rows: int, num_chosen: int) -> ExpertRows:
+    return sort_by_expert(torch.stack([torch.randperm(8)[:num_chosen] for _ in range(num_rows)]), 8)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("num_rows", "num_chosen"), SHAPES)
 @torch.inference_mode()
-def test_grouped_linear(dtype, num_rows, num_chosen):
+def test_expert_linear(dtype, num_rows, num_chosen):
     torch.manual_seed(0)
-    ours, weights = kernels(dtype), Weights(layers(8, 96, 64, dtype))
+    ours, weights = kernels(dtype), ExpertWeights(layers(8, 96, 64, dtype))
     groups = random_groups(num_rows, num_chosen)
     x = torch.randn(num_rows, 64).to(dtype)[groups.rows]
-    expected = TORCH_KERNELS.grouped_linear(x, weights, groups)
+    expected = ExpertKernels().expert_linear(x, weights, groups)
     for layer in weights.linears:
         if (reordered := ours.reorder_weight(layer.weight)) is not None:
             layer.weight, layer.product = torch.nn.Parameter(reordered), ours.linear
     torch.testing.assert_close(
-        ours.grouped_linear(x, weights, groups), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        kernels_for(ours).expert_linear(x, weights, groups), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
 
 
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_1", "mixed"])
 @pytest.mark.parametrize(("num_rows", "num_chosen"), SHAPES)
 @torch.inference_mode()
-def test_grouped_linear_of_quantized_weights(form, num_rows, num_chosen):
+def test_expert_linear_of_quantized_weights(form, num_rows, num_chosen):
     """300 rows of 3 experts fill several slabs; a row's result is the same to the last bit wherever it stands."""
     torch.manual_seed(0)
-    ours, weights = kernels(torch.float32), Weights(layers(8, 80, 72, torch.float32))
+    ours, weights = kernels(torch.float32), ExpertWeights(layers(8, 80, 72, torch.float32))
     for layer in weights.linears:
         rows = layer.weight.data.split((48, 32))
         make = {"Q8_0": [quantize_q8_0] * 2, "mixed": [quantize_q8_0, to_q4_1], "Q4_1": [to_q4_1] * 2}[form]
         del layer.weight
         layer.weight = merge(quantize(part) for quantize, part in zip(make, rows, strict=True))
-        layer.product = TORCH_KERNELS.quantized_linear
+        layer.product = quantized_linear
     groups = random_groups(num_rows, num_chosen)
     x = torch.randn(num_rows, 72)[groups.rows]
-    expected = TORCH_KERNELS.grouped_linear(x, weights, groups)
+    expected = ExpertKernels().expert_linear(x, weights, groups)
+    in_c = quantized_kernels_for(ours).quantized_linear
     for layer in weights.linears:
-        layer.product = ours.quantized_linear
-    found = ours.grouped_linear(x, weights, groups)
+        layer.product = in_c
+    found = kernels_for(ours).expert_linear(x, weights, groups)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     start = 0
     for expert, end in zip(groups.met.tolist(), groups.ends.tolist(), strict=True):
-        alone = ours.quantized_linear(x[start:end], weights.linears[expert].weight, None)
+        alone = in_c(x[start:end], weights.linears[expert].weight, None)
         assert torch.equal(found[start:end], alone)
         start = end
 
@@ -107,11 +108,11 @@ def test_weighted_sum(dtype):
     torch.manual_seed(0)
     groups, weights = random_groups(13, 3), torch.rand(13, 3)
     x = torch.randn(39, 37).to(dtype)
-    expected = TORCH_KERNELS.weighted_sum(x, groups.places, weights)
+    expected = ExpertKernels().weighted_sum(x, groups.places, weights)
     for row in range(13):
         total = sum(weights[row, c] * x[groups.places[row, c]].float() for c in range(3))
         torch.testing.assert_close(expected[row].float(), total, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    found = kernels(dtype).weighted_sum(x, groups.places, weights)
+    found = kernels_for(kernels(dtype)).weighted_sum(x, groups.places, weights)
     torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 

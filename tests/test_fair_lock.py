@@ -55,7 +55,7 @@ def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
         calls += [lambda first=first: stream(first) for first in firsts]
         assert in_threads(calls) == expected + [answer[:1] for answer in expected]
     assert max(together) > 4, "no step served several threads"
-    assert not llm.engine.requests and not llm._outputs
+    assert not llm.engine.requests and not llm._shared.outputs
 
 
 def test_turns_are_taken_in_the_order_of_asking():

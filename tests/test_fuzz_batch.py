@@ -104,7 +104,7 @@ def answered(checkpoint, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_batch, "LLM", lambda **_: llm)
-        patch.setattr(run_batch.os, "fsync", lambda fd: None)
+        patch.setattr("os.fsync", lambda fd: None)
         patch.setattr(openai_request, "MAX_SAMPLES", 16)
         yield run
 

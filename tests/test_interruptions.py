@@ -13,7 +13,7 @@ import pytest
 
 import nanovllm
 from nanovllm import LLM, SamplingParams
-from nanovllm.worker.sampler import TokenLogprobs
+from nanovllm.features.logprobs.scores import TokenLogprobs
 
 FOLDER = nanovllm.__path__[0]
 FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py"))
@@ -112,7 +112,7 @@ def interrupted_at(lines, function):
 def assert_as_fresh(llm, expected):
     assert answers(llm) == expected
     engine = llm.engine
-    assert not engine.requests and not engine.request_of_seq and not llm._outputs
+    assert not engine.requests and not engine.request_of_seq and not llm._shared.outputs
     engine.scheduler.check_integrity()
     assert len(engine.block_manager.free_blocks) == NUM_BLOCKS, "a block was lost"
 
@@ -173,5 +173,5 @@ def test_an_exception_while_the_first_is_dealt_with(llm, expected):
             interrupted_at({line, line + rng.randint(1, 60), line + rng.randint(61, 200)}, lambda: answers(llm))
         for request in list(llm.engine.requests.values()):  # a second exception may leave the call's requests behind
             llm.engine.abort_requests([request])
-        llm._outputs.clear()
+        llm._shared.outputs.clear()
         assert_as_fresh(llm, expected)

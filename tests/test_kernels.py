@@ -20,11 +20,13 @@ import torch.nn.functional as F
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.batch import FEW_ROWS, Batch
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu import c_kernels as cpu_kernels
 from nanovllm.worker.cpu import compiler as c_compiler
-from nanovllm.worker.cpu import kernels as cpu_kernels
+from nanovllm.worker.cpu.c_kernels import FEW_ROWS
+from nanovllm.worker.cpu.reorder import reorder_weights
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.layers import Linear, reorder_weights
+from nanovllm.worker.layers import Linear
 
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]

@@ -5,6 +5,7 @@ import shutil
 import struct
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -19,7 +20,8 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
+from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
+from nanovllm.features.lora.registry import KnownAdapters
 from nanovllm.features.lora.slots import Adapters
 from nanovllm.worker.kernels import TORCH_KERNELS
 
@@ -194,7 +196,7 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
     options = dict(dtype="float32", enable_lora=True, max_loras=1, num_gpu_blocks_override=64, block_size=4)
     llm = processes.llm(base, num_ranks, **options) if num_ranks > 1 else LLM(str(base), **options)
     requests = [llm.engine.make_request(SHARED, GREEDY, lora) for lora in (changed, gone, None, adapters[1])]
-    assert llm.engine.adapters.check(changed) is requests[0].samples[0].seq.adapter, "it is in memory once"
+    assert llm.engine.features.adapters.check(changed) is requests[0].samples[0].seq.adapter, "it is in memory once"
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(Path(adapters[3].lora_path, file), folders[0] / file)  # into the same file, and longer
     shutil.rmtree(folders[1])
@@ -236,7 +238,8 @@ def test_the_least_recently_used_adapter_leaves(base, adapters):
 
 def test_no_more_adapters_run_than_have_room():
     manager = BlockManager(64, 4)
-    scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=32, max_loras=2)
+    may_run = KnownAdapters(None, SimpleNamespace(max_loras=2)).may_run
+    scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=32, may_run=may_run)
     for lora_id in (1, None, 2, 1, 3, 1):
         scheduler.add(Sequence([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True), lora_id=lora_id))
     first = scheduler.schedule()
@@ -267,7 +270,7 @@ def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypat
 
 def test_without_adapters_nothing_is_in_the_way(base, adapters):
     plain, able = LLM(str(base), dtype="float32"), LLM(str(base), dtype="float32", enable_lora=True)
-    assert plain.engine.model_runner.adapters.layers == []
+    assert plain.engine.model_runner.adapters is None
     assert len(able.engine.model_runner.adapters.layers) == 4 * SIZES["num_hidden_layers"] + 1
     able.generate([SHARED], GREEDY)
     assert all(layer.weights is None for layer in able.engine.model_runner.adapters.layers)
@@ -292,8 +295,8 @@ def test_kernel(dtype, in_size, out_sizes, num_rows):
     rows = AdapterRows.of(slots, torch.device("cpu"))
     x, y = torch.randn(num_rows, in_size).to(dtype), torch.randn(num_rows, sum(out_sizes)).to(dtype)
     found, expected = y.clone(), y.clone()
-    TORCH_KERNELS.add_adapters(expected, x, rows, weights)
-    kernels(dtype).add_adapters(found, x, rows, weights)
+    kernel_for(TORCH_KERNELS)(expected, x, rows, weights)
+    kernel_for(kernels(dtype))(found, x, rows, weights)
     torch.testing.assert_close(found, expected, atol=2e-5 if dtype == torch.float32 else 0.03, rtol=2e-2)
     untouched = (slots == -1) | (slots == 1)
     assert torch.equal(found[untouched], y[untouched])

@@ -23,7 +23,7 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
             output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
             batch = Batch.from_scheduler_output(output, runner.block_size)
             batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)
-            rows.append(runner.model(batch, runner.rotary, runner.kv_cache, runner.kernels))
+            rows.append(runner.model.logits(runner.forward(batch)))
             start = end
     llm.engine.block_manager.free(seq)
     return torch.cat(rows).cpu()

@@ -12,7 +12,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checks import vllm_names
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, answer_lines
-from nanovllm.jobs.run_batch import CustomIds
+from nanovllm.jobs.output_file import CustomIds
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json

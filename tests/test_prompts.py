@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from nanovllm.checks.confined import end
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.features.chat_template.render import RENDERER
-from nanovllm.prompts import tokenize
+from nanovllm.files.tokenizer import tokenize
 
 
 def test_every_form_of_a_prompt(llm):

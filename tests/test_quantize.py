@@ -13,6 +13,7 @@ from torch.distributions import Laplace, StudentT
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.quantization import importance as calibration
+from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
 from nanovllm.features.quantization.formats import Q4_1, Q8_0, Groups, in_groups
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
@@ -32,7 +33,7 @@ DISTRIBUTIONS = {
 
 @pytest.fixture(params=["PyTorch", "C"])
 def search(request):
-    return search_q4_1 if request.param == "PyTorch" else kernels(torch.float32).search_q4_1
+    return search_q4_1 if request.param == "PyTorch" else kernels_for(kernels(torch.float32)).search_q4_1
 
 
 def errors(groups: Groups, weight: Tensor, importance: Tensor) -> Tensor:
@@ -109,7 +110,8 @@ def test_a_fitted_line_beyond_float16_stays_finite(search, sign):
 def test_search_in_c_finds_what_the_one_in_pytorch_finds(n, k):
     torch.manual_seed(n)
     weight, importance = StudentT(4.0).sample((n, k)), torch.randn(k).exp().square()
-    in_c, in_pytorch = (search(weight, importance) for search in (kernels(torch.float32).search_q4_1, search_q4_1))
+    search_in_c = kernels_for(kernels(torch.float32)).search_q4_1
+    in_c, in_pytorch = (search(weight, importance) for search in (search_in_c, search_q4_1))
     assert (in_c.scales - in_pytorch.scales).abs().gt(1e-3).float().mean() < 0.05  # two ranges may be equally good
     ratio = errors(in_c, weight, importance).sum() / errors(in_pytorch, weight, importance).sum()
     assert ratio == pytest.approx(1, abs=2e-3)
@@ -139,7 +141,7 @@ def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint
     model = load_model(every_checkpoint, config, torch.float32, torch.device("cpu"))
     weights = load_file(every_checkpoint / "model.safetensors")
     with torch.inference_mode():
-        importance = calibration.measure_importance(model, weights.__getitem__)
+        importance = calibration.measure_importance(model, weights.__getitem__, config, Decoder)
         seen: dict[Linear, Tensor] = {}
         for layer in calibration.linears_of(model):
             layer.product = calibration.measuring_product(layer, seen)
@@ -148,7 +150,7 @@ def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint
         rotary = RotaryEmbedding(config, calibration.SEQ_LEN, torch.float32, torch.device("cpu"))
         sizes = calibration.NUM_SEQS, calibration.SEQ_LEN, config.num_key_value_heads, config.head_dim
         pool = type("Pool", (), {"layers": torch.zeros(config.num_hidden_layers, 2, *sizes)})
-        model(batch, rotary, pool, TORCH_KERNELS)
+        model.logits(model(batch, rotary, pool, TORCH_KERNELS))
     num_experts = config.num_experts * len(config.expert_layers)
     num_layers = 2 * config.num_hidden_layers + 2 * (config.num_hidden_layers - len(config.expert_layers)) + 1
     assert importance.keys() == seen.keys() and len(seen) == num_layers + 2 * num_experts

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import (
     FORMATS,
     Q4_0,
@@ -66,7 +67,7 @@ def sum_of_magnitudes(x: torch.Tensor, weight: MergedWeight) -> torch.Tensor:
 def test_product_in_c_at_every_row_count(form, dtype):
     """A row's result is the same to the last bit whatever the number of rows beside it."""
     torch.manual_seed(0)
-    ours = kernels(dtype).quantized_linear
+    ours = kernels_for(kernels(dtype)).quantized_linear
     weight, x = random_weight(96, 160, form), torch.randn(MAX_ROWS, 160).to(dtype)
     whole = ours(x, weight, None)
     assert whole.dtype == dtype
@@ -83,7 +84,7 @@ def test_product_in_c_at_every_row_count(form, dtype):
 def test_product_in_c_with_ragged_shapes(n, k, dtype):
     """Parts of all formats side by side, k and n that are no multiples of 32, a bias, rows that are a slice."""
     torch.manual_seed(n)
-    ours, weight = kernels(dtype).quantized_linear, random_weight(n, k, Q4_1, Q8_0, Q4_0)
+    ours, weight = kernels_for(kernels(dtype)).quantized_linear, random_weight(n, k, Q4_1, Q8_0, Q4_0)
     bias = torch.randn(3 * n).to(dtype)
     x = torch.randn(7, 2 * k + 3).to(dtype)[:, 3 : 3 + k]
     assert not x.is_contiguous()
@@ -98,7 +99,7 @@ def test_product_in_c_with_ragged_shapes(n, k, dtype):
 @pytest.mark.parametrize("in_c", [False, True], ids=["PyTorch", "C"])
 def test_numbers_that_are_not_finite_stay_in_their_row(in_c, dtype):
     torch.manual_seed(0)
-    linear = (kernels(dtype) if in_c else TORCH_KERNELS).quantized_linear
+    linear = kernels_for(kernels(dtype) if in_c else TORCH_KERNELS).quantized_linear
     weight = MergedWeight(QuantizedWeight(quantize(torch.randn(40, 70))) for quantize in (quantize_q8_0, quantize_q4_1))
     x = torch.randn(9, 70).to(dtype)
     before = linear(x, weight, None)
@@ -118,7 +119,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(in_c, dtype):
 @pytest.mark.parametrize("in_c", [False, True], ids=["PyTorch", "C"])
 def test_activations_are_quantized_by_the_rule(in_c):
     """The weight is the identity with scale 1, so y = code * row scale; ties go to the even number."""
-    linear = (kernels(torch.float32) if in_c else TORCH_KERNELS).quantized_linear
+    linear = kernels_for(kernels(torch.float32) if in_c else TORCH_KERNELS).quantized_linear
     codes = torch.full((32, 1, 32), 128, dtype=torch.uint8)
     codes[torch.arange(32), 0, torch.arange(32)] += 1
     identity = merge([Groups(Q8_0, 32, codes, torch.ones(32, 1, dtype=torch.float16))])

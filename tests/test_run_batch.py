@@ -21,7 +21,7 @@ from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs import run_batch
 from nanovllm.jobs.answer_lines import Answer
 from nanovllm.jobs.fingerprint import Job, hash_model
-from nanovllm.jobs.run_batch import CustomIds, OutputFile
+from nanovllm.jobs.output_file import CustomIds, OutputFile
 from nanovllm.serving.openai import json_lines as lines
 from nanovllm.serving.openai.json_lines import read_lines
 from nanovllm.tools import cli

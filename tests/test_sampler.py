@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nanovllm.core.sequence import NO_TOKEN, Sequence
+from nanovllm.features.logits_processors.top_k_top_p import NUM_CANDIDATES, logit_threshold
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.worker.sampler import NUM_CANDIDATES, SamplingBatch, logit_threshold, sample, uniform_noise
+from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
 LOGITS = [2.0, -1.0, 0.5, 1.5, 0.0, -3.0, 1.0, 0.25]
 NUM_DRAWS, NUM_PENALIZED_DRAWS = 20_000, 4_000  # penalties are computed one row at a time

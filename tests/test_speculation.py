@@ -214,8 +214,8 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
     hostile(llm, expected, seed=4)
     engine = llm.engine
 
-    def failing(name: str, before: bool):
-        whole = getattr(engine, name)
+    def failing(owner, name: str, before: bool):
+        whole = getattr(owner, name)
 
         def call(*args):
             if before and rng.random() < 0.1:
@@ -225,10 +225,10 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
                 raise InterruptedError
             return result
 
-        monkeypatch.setattr(engine, name, call)
+        monkeypatch.setattr(owner, name, call)
 
-    failing("take_tokens", before=True)
-    failing("take_prompt_logprobs", before=False)
+    failing(engine, "take_tokens", before=True)
+    failing(engine.model_runner, "run", before=False)
     made = [engine.make_request(prompt, params) for prompt, params in requests]
     doomed = [engine.make_request([9, 8, 7], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
     engine.enqueue([*made, *doomed])

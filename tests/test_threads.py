@@ -15,7 +15,7 @@ import torch
 from nanovllm import LLM, SamplingParams
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.worker.cpu import threads
-from nanovllm.worker.cpu.kernels import load_cpu_kernels
+from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.layers import Linear
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -309,7 +309,7 @@ def test_a_child_of_fork_says_that_it_cannot_compute(llm, checkpoint):
         lambda: asyncio.run(answer()),
         lambda: asyncio.run(asynchronous.stats()),
     )
-    with llm._turns:
+    with llm._shared.turns:
         check(llm.stats)
     assert "it returned None" in in_fork(asynchronous.shutdown)
     assert list(stream)[-1].finished and llm.generate([5], greedy)[0].outputs == before[1]

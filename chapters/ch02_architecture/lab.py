@@ -153,7 +153,7 @@ def show_layers(story: Story, llm: LLM) -> None:
     config = engine.model_config
     table = Table("layer", "object", "its file", "what it holds", show_edge=False)
     layers = (
-        ("1 API", llm, f"outputs that wait for their caller: {len(llm._outputs)}"),
+        ("1 API", llm, f"outputs that wait for their caller: {len(llm._shared.outputs)}"),
         ("2 engine loop", engine, f"requests: {len(engine.requests)}; a tokenizer"),
         (
             "3 scheduler",

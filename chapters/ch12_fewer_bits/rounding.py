@@ -118,7 +118,8 @@ class Model:
         chunk = ScheduledChunk(seq, 0, num_tokens, 0)
         batch = Batch.from_scheduler_output(SchedulerOutput([chunk], [], num_tokens), size)
         batch = replace(batch, logits_rows=torch.arange(num_tokens - 1)).to(self.runner.device)
-        logits = self.decoder(batch, self.runner.rotary, self.runner.kv_cache, self.runner.kernels)
+        hidden = self.decoder(batch, self.runner.rotary, self.runner.kv_cache, self.runner.kernels)
+        logits = self.decoder.logits(hidden)
         return logits.float().cpu().log_softmax(-1)
 
     # -- rounding ---------------------------------------------------------------------------------------------------

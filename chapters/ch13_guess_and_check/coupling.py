@@ -26,7 +26,7 @@ def all_logits(runner: Any, token_ids: list[int]) -> Tensor:
     seq.block_table = list(range(-(-num_tokens // runner.block_size)))
     output = SchedulerOutput([ScheduledChunk(seq, 0, num_tokens, 0)], [], num_tokens)
     batch = replace(Batch.from_scheduler_output(output, runner.block_size), logits_rows=torch.arange(num_tokens))
-    logits = runner.model(batch.to(runner.device), runner.rotary, runner.kv_cache, runner.kernels)
+    logits = runner.model.logits(runner.forward(batch.to(runner.device)))
     return logits.float().cpu()
 
 

@@ -110,7 +110,7 @@ def tell_products(story: Story) -> None:
         f"{NUM_CHOSEN} of them, at random. On one core: milliseconds, if every row is multiplied for itself; if the "
         "rows of an expert are multiplied together, expert after expert; and in one pass of the engine's kernel."
     )
-    from nanovllm.worker.cpu.kernels import load_cpu_kernels
+    from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
     from nanovllm.worker.kernels import TORCH_KERNELS
 
     kernels = load_cpu_kernels(large_config(), torch.bfloat16) or TORCH_KERNELS

@@ -14,7 +14,8 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts
 from nanovllm.features.lora.adapter_rows import RowGroups, Weights, group_rows, grouped_linear
 from nanovllm.worker.kernels import Kernels
-from nanovllm.worker.layers import MLP, Linear, reorder_weights
+from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.layers import MLP, Linear
 from nanovllm.worker.model import Decoder
 
 # config.json of Qwen/Qwen3-30B-A3B

@@ -1,25 +1,11 @@
-"""What each option of an LLM and each parameter of a request may be, as far as no checkpoint has to be asked."""
+"""What each option of an LLM may be, as far as no checkpoint has to be asked."""
 
 import os
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.values import (
-    MAX_INT32,
-    MAX_POSITIVE,
-    MIN_POSITIVE,
-    SEED,
-    Bounds,
-    bias_of,
-    check_choice,
-    check_field,
-    list_of,
-    shorten,
-    size_of,
-)
+from nanovllm.checks.values import MAX_INT32, SEED, Bounds, check_choice, check_field, list_of, shorten, size_of
 from nanovllm.core.block_hash import HASH_FUNCTIONS
-from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.speculation.config import SpeculativeConfig
 
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 CHOICES = {  # option -> what may be said -> what is meant
@@ -44,25 +30,6 @@ OPTION_BOUNDS: dict[str, Bounds] = {
     "gpu_memory_utilization": (Real, 0.01, 1.0),
     "seed": SEED,
 }
-PARAMETER_BOUNDS: dict[str, Bounds] = {
-    "n": (Integral, 1, 16_384),  # vLLM's limit
-    "temperature": (Real, 0.0),
-    "top_p": (Real, MIN_POSITIVE, 1.0),
-    "top_k": (Integral, -1),
-    "min_p": (Real, 0.0, 1.0),
-    "seed": SEED,
-    "max_tokens": (Integral, 1),
-    "min_tokens": (Integral, 0),
-    "logprobs": (Integral, -1),
-    "prompt_logprobs": (Integral, -1),
-    "repetition_penalty": (Real, MIN_POSITIVE, MAX_POSITIVE),
-    "presence_penalty": (Real, -2.0, 2.0),
-    "frequency_penalty": (Real, -2.0, 2.0),
-}
-LISTS: dict[str, tuple[type, str]] = {
-    **dict.fromkeys(("stop", "bad_words"), (str, "strings")),
-    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids")),
-}
 
 
 def check_option(name: str, value: Any, kind: Any) -> Any:
@@ -82,8 +49,10 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         return tuple(list_of(value, str, "names", name))
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
-    if name == "speculative_config":
-        if not isinstance(value, SpeculativeConfig | dict | None):
+    if name == "speculative_config" and value is not None:
+        from nanovllm.features.speculation.config import SpeculativeConfig
+
+        if not isinstance(value, SpeculativeConfig | dict):
             raise ValueError(f"speculative_config must be a dict, found {shorten(value)}")
         return SpeculativeConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
@@ -91,20 +60,3 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")
         return str(value)
     return check_field(name, value, kind, OPTION_BOUNDS)
-
-
-def check_parameter(name: str, value: Any, kind: Any) -> Any:
-    """A SamplingParams' field in its one form. kind: its type. Raises ValueError."""
-    if name in LISTS and (value is not None or name != "allowed_token_ids"):
-        value = list_of(value, *LISTS[name], name=name)
-        if "" in value:
-            raise ValueError(f"{name} holds an empty string, which every text has everywhere")
-        if name == "allowed_token_ids" and not value:
-            raise ValueError("allowed_token_ids is empty: there is no token to choose; None allows all")
-    if name == "logit_bias" and value is not None:
-        return bias_of(value)
-    if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
-        raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
-    if name == "seed" and isinstance(value, Integral) and value == -1:
-        return None
-    return check_field(name, value, kind, PARAMETER_BOUNDS)

@@ -1,12 +1,45 @@
-"""What only the checkpoint can say about a request: tokens and parameters. sampling_params.py has checked the rest."""
+"""What only the engine can say about a request: tokens and parameters. sampling.py has checked the rest."""
 
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number, check_range, shorten
-from nanovllm.prompts import tokenize
+from nanovllm.files.tokenizer import tokenize
+from nanovllm.prompts import parse_prompt
 from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
+
+
+class CheckedRequest(NamedTuple):
+    """What a caller asks for, in the engine's terms. text: the prompt's, if it was one."""
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str | None
+    adapter: Any
+    bad_word_ids: list[list[int]]
+
+    @property
+    def lora_id(self) -> int | None:
+        return None if self.adapter is None else self.adapter.lora_id
+
+
+def check_request(
+    engine: "LLMEngine", prompt: Any, params: SamplingParams, lora_request: Any, request_id: Any
+) -> CheckedRequest:
+    """Everything that a caller can get wrong, and the prompt tokenized. Raises ValueError."""
+    if not isinstance(request_id, str | None):
+        raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
+    text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
+    check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
+    params = check_params(params, engine.model_config)
+    adapter = None if lora_request is None else engine.features.adapters.check(lora_request)
+    bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)  # type: ignore[arg-type]
+    return CheckedRequest(text, token_ids, params, cache_salt, adapter, bad_words)
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
@@ -36,11 +69,6 @@ def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -
     if (at := next((i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size), None)) is not None:
         vocabulary = f"the vocabulary (0 to {vocab_size - 1})"
         raise ValueError(f"token id {shorten(token_ids[at])} at position {at} is outside {vocabulary}")
-
-
-def check_request_id(request_id: Any) -> None:
-    if not isinstance(request_id, str | None):
-        raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
 
 
 def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:

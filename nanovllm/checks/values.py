@@ -8,7 +8,6 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import field
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,11 +20,6 @@ MAX_LISTED_ERRORS = 20
 
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
 SEED: Bounds = (Integral, -(2**63), 2**64 - 1)  # as torch.manual_seed: it is hashed, and enters no tensor
-
-
-def option(default: Any, text: str) -> Any:
-    """A dataclass's field with this default. text: what it means, and what --help says of its flag."""
-    return field(default=default, metadata={"help": text})
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:

@@ -7,8 +7,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+import nanovllm.sampling_params
+from nanovllm.features.grammar.params import StructuredOutputsParams
+
 PATHS = {
-    "nanovllm.inputs": "nanovllm.prompts",
+    "nanovllm.inputs": "nanovllm.checks.vllm_inputs",
     "nanovllm.lora": "nanovllm.features.lora",
     "nanovllm.lora.request": "nanovllm.features.lora.request",
     "nanovllm.utils": "nanovllm.checks.flexible_parser",
@@ -30,3 +33,4 @@ class VLLMPaths(MetaPathFinder, Loader):
 
 
 sys.meta_path.append(VLLMPaths())
+nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]

@@ -45,8 +45,9 @@ Content = tuple[bytes | None, list[int], ExtraKeys]  # parent's name, token ids,
 class Block:
     """One block of the pool.
 
-    While it has a name, what that stands for is kept beside it to verify hits, and `depth`, its place in the sequence.
-    These are set before block_hash and cleared after it (see BlockManager.roll_back).
+    A block that has a name (block_hash) keeps beside it what it is the name of: parent_hash, token_ids and extra_keys,
+    which a hit is compared with, and depth, how many blocks come before it in its sequence. They are set before the
+    name and cleared after it (see BlockManager.roll_back).
     """
 
     block_id: int
@@ -126,12 +127,7 @@ class AllocationPlan(NamedTuple):
 
     hits: list[Block]
     num_fresh: int
-    hash_collision: bool  # the first miss is a name that stands for other content
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
+    hash_collision: bool  # the first block that is not a hit has a name that stands for other content
 
 
 class BlockManager:
@@ -141,7 +137,7 @@ class BlockManager:
     free_blocks     the free queue
     hash_to_block   name -> {block_id: Block}, the blocks that hold it
     free_order      "unnamed_first", or "release": every freed block goes to the tail (vLLM's order until 2026)
-    on_event        observer of BlockEvents, called in the middle of an operation: it must not change anything
+    on_event        is told of every BlockEvent, in the middle of an operation: it must change nothing
     """
 
     def __init__(
@@ -165,7 +161,7 @@ class BlockManager:
         self.hash_to_block: dict[bytes, dict[int, Block]] = {}
         self.stats = PrefixCacheStats()
         self.on_event: Callable[[BlockEvent], None] | None = None
-        self._uncommitted: set[int] = set()  # blocks named by the step in flight
+        self._uncommitted: set[int] = set()  # blocks that the running step has named: their K/V is not there yet
         self.hasher = BlockHasher(block_size, hash_algo)
 
     # -- what the scheduler calls ---------------------------------------------------------------------------------
@@ -185,8 +181,7 @@ class BlockManager:
                 self.free_blocks.remove(block)
             block.ref_count += 1
             seq.block_table.append(block.block_id)
-            if self.on_event is not None:
-                self.on_event(BlockEvent("hit", block.block_id, seq.seq_id))
+            self.tell("hit", block.block_id, seq)
         self.take_fresh_blocks(seq, plan.num_fresh)
 
         num_hits = len(plan.hits)
@@ -194,12 +189,15 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_cached_tokens
         seq.num_registered_blocks = num_hits
         seq.hash_collision = plan.hash_collision
-        if self.enable_prefix_caching and seq.reads_cache:
+        if self.enable_prefix_caching and not seq.skips_cache:
             self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision)
         return True
 
     def register_prefix(self, seq: Sequence) -> None:
-        """Make every full block among the first num_computed_tokens findable. Stops at a hash collision."""
+        """Give every full block of the first num_computed_tokens tokens its name, so that others find it.
+
+        Stops for good where a name already stands for other content.
+        """
         if not self.enable_prefix_caching:
             return
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
@@ -217,8 +215,7 @@ class BlockManager:
             block.depth, block.block_hash = index, block_hash
             self.hash_to_block.setdefault(block_hash, {})[block.block_id] = block
             seq.num_registered_blocks = index + 1
-            if self.on_event is not None:
-                self.on_event(BlockEvent("register", block.block_id, seq.seq_id))
+            self.tell("register", block.block_id, seq)
 
     def append_slots(self, seq: Sequence, num_tokens: int = 1) -> bool:
         """Grow the table to hold num_computed_tokens + num_tokens. False, with nothing changed, when it can't."""
@@ -229,7 +226,7 @@ class BlockManager:
         return True
 
     def free(self, seq: Sequence) -> None:
-        """Drop the sequence's references, last block first. Named blocks stay findable until they are taken."""
+        """Give a sequence's blocks back, last block first. Those with names can be found until they are taken."""
         for block_id in reversed(seq.block_table):
             block = self.blocks[block_id]
             block.ref_count -= 1
@@ -238,41 +235,37 @@ class BlockManager:
                     self.free_blocks.appendleft(block)
                 else:
                     self.free_blocks.append(block)
-                if self.on_event is not None:
-                    self.on_event(BlockEvent("free", block_id, seq.seq_id))
+                self.tell("free", block_id, seq)
         seq.block_table = []
 
     def commit(self) -> None:
-        """The step has computed what it registered: its names stay."""
+        """The step's K/V is computed: the names that it gave stay."""
         self._uncommitted.clear()
 
     def roll_back(self) -> None:
-        """The step failed: forget the names that it gave, and drop all references.
+        """Undo a step: take back the names that it gave, and all references.
 
-        The failure may have come between any two lines, so map and queue are built anew from the blocks. What a name
-        stands for is set before the name and cleared after it, so a block with a name has its content. The order of
-        release is lost; instead the deepest blocks are taken first, which leaves no block without its parent.
+        An exception may have come between any two lines, so map and queue are built anew from the blocks. A name is set
+        after its content and cleared before it, so a block that has a name has its content, too. When blocks were
+        released is lost: those deepest in their sequences go first, so that no block outlives its parent.
         """
         for block_id in self._uncommitted:
             self.blocks[block_id].block_hash = None
         self._uncommitted.clear()
         self.hash_to_block = {}
-        unnamed, named = [], []
-        for block in sorted(self.blocks, key=lambda block: block.depth):  # parents before their children
+        for block in self.blocks:
             block.ref_count, block.prev_free, block.next_free = 0, None, None  # type: ignore[assignment]
-            has_parent = block.parent_hash is None or block.parent_hash in self.hash_to_block
-            if block.block_hash is not None and has_parent:
-                self.hash_to_block.setdefault(block.block_hash, {})[block.block_id] = block
-                named.append(block)
-            else:
+            if block.block_hash is None:
                 block.clear_name()
-                unnamed.append(block)
-        self.free_blocks = FreeBlockQueue([*unnamed, *reversed(named)])
+            else:
+                self.hash_to_block.setdefault(block.block_hash, {})[block.block_id] = block
+        eviction_order = sorted(self.blocks, key=lambda block: (block.block_hash is not None, -block.depth))
+        self.free_blocks = FreeBlockQueue(eviction_order)
 
     # -- questions that change nothing ----------------------------------------------------------------------------
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return cdiv(num_tokens, self.block_size)
+        return -(-num_tokens // self.block_size)
 
     def name_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
         """Name and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
@@ -298,15 +291,10 @@ class BlockManager:
 
     def count_states(self) -> dict[str, int]:
         """How many blocks are referenced, unreferenced (cached, nobody's) and free; and how many are cached in all."""
-        num_cached = sum(map(len, self.hash_to_block.values()))
-        num_unreferenced = sum(self.blocks[i].block_hash is not None for i in self.free_blocks)
-        num_referenced = len(self.blocks) - len(self.free_blocks)
-        return {
-            "cached": num_cached,
-            "referenced": num_referenced,
-            "unreferenced": num_unreferenced,
-            "free": len(self.free_blocks) - num_unreferenced,
-        }
+        cached, referenced = sum(map(len, self.hash_to_block.values())), len(self.blocks) - len(self.free_blocks)
+        unreferenced = sum(self.blocks[block_id].block_hash is not None for block_id in self.free_blocks)
+        free = len(self.free_blocks) - unreferenced
+        return {"cached": cached, "referenced": referenced, "unreferenced": unreferenced, "free": free}
 
     # -- the cache as a whole -------------------------------------------------------------------------------------
 
@@ -328,7 +316,7 @@ class BlockManager:
         """What an allocation would do; nothing is changed. None if the free queue is too short for it."""
         hits: list[Block] = []
         hash_collision = False
-        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and seq.reads_cache else 0
+        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and not seq.skips_cache else 0
         for index in range(num_full):
             block_hash, content = self.name_block(seq, index)
             copies = self.hash_to_block.get(block_hash)
@@ -340,7 +328,7 @@ class BlockManager:
                 break
             hits.append(block)
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
-        # A hit in the free queue leaves it: it cannot also be taken as a fresh block.
+        # Hits that nobody references are in the free queue: the fresh blocks must be beside them.
         num_free_hits = sum(block.ref_count == 0 for block in hits)
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None
@@ -352,12 +340,14 @@ class BlockManager:
             if block.block_hash is not None:
                 self.remove_name(block)
                 self.stats.evictions += 1
-                if self.on_event is not None:
-                    self.on_event(BlockEvent("evict", block.block_id, seq.seq_id))
+                self.tell("evict", block.block_id, seq)
             block.ref_count = 1
             seq.block_table.append(block.block_id)
-            if self.on_event is not None:
-                self.on_event(BlockEvent("allocate", block.block_id, seq.seq_id))
+            self.tell("allocate", block.block_id, seq)
+
+    def tell(self, kind: str, block_id: int, seq: Sequence) -> None:
+        if self.on_event is not None:
+            self.on_event(BlockEvent(kind, block_id, seq.seq_id))
 
     def remove_name(self, block: Block) -> None:
         if block.block_hash is None:

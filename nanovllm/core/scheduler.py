@@ -13,6 +13,8 @@ Invariants:
 """
 
 from collections import deque
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -29,10 +31,16 @@ if TYPE_CHECKING:
 class ScheduledChunk:
     """Positions [start, end) of one sequence, to be computed in this step.
 
-    write_start is the first position whose K/V is written. It exceeds start only for the last token of a fully
-    cached prompt: its K/V is in a shared block already, and only its logits are wanted. guesses: what may follow the
-    known tokens (features/speculation); they are the last positions. samples: the chunk reaches the end of the known
-    tokens, so the row there gives the next one, and the row of a guess the one behind it.
+        tokens of the sequence   [ computed before | known, computed now | guesses ]
+        positions                0                 start         known_end         end
+        K/V is written                             write_start ............. to end
+        rows with logits                                         [x        x       x]
+
+    write_start   exceeds start only for the last token of a fully cached prompt: its K/V is in a shared block already,
+                  and the row is computed for its logits
+    guesses       tokens that may come after the known ones (features/speculation); mostly none
+    samples       known_end is the end of the known tokens. So the row before it gives the next token, and the row of
+                  each guess the token after that guess. False for a chunk that ends inside a prompt.
     """
 
     seq: Sequence
@@ -43,8 +51,15 @@ class ScheduledChunk:
     samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Decided once, here: update() appends to seq.tokens, and the answer must stay what it was.
+        # Computed once: the chunk is asked again after update(), which has made seq.tokens longer.
         object.__setattr__(self, "samples", self.known_end == len(self.seq.tokens))
+
+    @classmethod
+    def next_of(cls, seq: Sequence, num_tokens: int, block_manager: BlockManager) -> "ScheduledChunk":
+        """The next num_tokens tokens of a sequence that has blocks for them. They count as computed from now on."""
+        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
+        seq.num_computed_tokens = end
+        return cls(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
 
     @property
     def known_end(self) -> int:
@@ -60,8 +75,11 @@ class ScheduledChunk:
         return self.samples + len(self.guesses)
 
     def sampled_seqs(self) -> list[Sequence]:
-        """What each of those rows samples for: the sequence, then the sequence with one guess more each time."""
-        return [self.seq.with_guesses(self.guesses[:n]) for n in range(self.num_logits)]
+        """What each of those rows samples for: the sequence, then copies of it, each with one guess more."""
+        seqs = [self.seq, *(copy(self.seq) for _ in self.guesses)][: self.num_logits]
+        for n, guessed in enumerate(seqs[1:], 1):
+            guessed.tokens = self.seq.tokens + self.guesses[:n]
+        return seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,7 @@ class Scheduler:
     max_model_len           tokens of one sequence, prompt and output together
     eos_token_ids           end a sequence unless it ignores EOS
     speculation             guesses tokens, or None
-    max_loras               adapters that the running sequences may have, None: any number
+    may_run                 may this sequence run beside those that do? (features/lora: adapters take memory)
     """
 
     def __init__(
@@ -93,21 +111,19 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         speculation: "Speculation | None" = None,
-        max_loras: int | None = None,
+        may_run: Callable[[Sequence, list[Sequence]], bool] = lambda seq, running: True,
     ) -> None:
-        num_needed = block_manager.num_blocks_for(max_model_len)
-        if num_needed > len(block_manager.blocks):
-            raise ValueError(
-                f"one sequence of max_model_len={max_model_len} tokens needs {num_needed} blocks of "
-                f"{block_manager.block_size}, and the pool has {len(block_manager.blocks)}; "
-                "enlarge the pool or lower max_model_len"
-            )
+        needed, found = block_manager.num_blocks_for(max_model_len), len(block_manager.blocks)
+        if needed > found:
+            blocks = f"{needed} blocks of {block_manager.block_size}, and the pool has {found}"
+            what = f"one sequence of max_model_len={max_model_len} tokens needs {blocks}"
+            raise ValueError(f"{what}; enlarge the pool or lower max_model_len")
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
-        self.speculation, self.max_loras = speculation, max_loras
+        self.speculation, self.may_run = speculation, may_run
         self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -118,10 +134,8 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue. ValueError when no step could ever sample for it."""
         if not 0 < len(seq.tokens) < self.max_model_len:
-            raise ValueError(
-                f"a prompt must have 1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len} "
-                f"counts prompt and output), found {len(seq.tokens)}"
-            )
+            bounds = f"1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len}, prompt and output)"
+            raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
         self.seqs[seq.seq_id] = seq
         self.waiting.append(seq)
 
@@ -161,16 +175,16 @@ class Scheduler:
             seq = self.running[len(chunks)]
             num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
             if not self.block_manager.append_slots(seq, num_tokens):
-                # The last of running has no chunk in this step yet: chunks are made in the order of running.
+                # The last of running may lose its blocks: it has no chunk yet, as chunks are made in this order.
                 preempted.append(self.preempt_last())
                 continue
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        # A step that preempted admits nobody: those who were admitted before come first.
+        # A step that preempted admits nobody: the sequence that it preempted was admitted first.
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
-            if not self.has_room_for_adapter(seq) or not self.block_manager.allocate_with_prefix(seq):
+            if not self.may_run(seq, self.running) or not self.block_manager.allocate_with_prefix(seq):
                 break
             self.running.append(self.waiting.popleft())
             seq.status = SequenceStatus.PREFILL
@@ -183,9 +197,9 @@ class Scheduler:
         return SchedulerOutput(chunks, preempted, sum(chunk.end - chunk.start for chunk in chunks))
 
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
-        """Append the sampled tokens, of each chunk as many as hold. Returns the sequences that ended.
+        """Append the sampled tokens. Returns the sequences that ended.
 
-        token_ids: one for each row that gave logits, in order: a chunk that samples has one, and one for each guess.
+        token_ids: num_logits of each chunk, in order: one for a chunk that samples, and one more for each guess.
         """
         assert len(token_ids) == sum(chunk.num_logits for chunk in output.chunks), "a token for each row"
         finished, rows = [], iter(token_ids)
@@ -198,22 +212,19 @@ class Scheduler:
         return finished
 
     def roll_back(self, output: SchedulerOutput | None) -> None:
-        """The step failed, in whatever line: all sequences wait again, with the tokens that they had before it.
+        """Undo a step that an exception has ended, in whatever line: all sequences wait, with the tokens from before.
 
-        output: None if schedule() did not return. The queues are built anew from `seqs`: they may be half changed.
+        output: what schedule() returned; None if it did not. Both queues may be half changed, so they are built anew
+        from `seqs`, and the block manager's from its blocks.
         """
         for chunk in output.chunks if output is not None else ():
             self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
             if chunk.samples:
-                del chunk.seq.tokens[chunk.known_end :]
-                del chunk.seq.block_hashes[chunk.known_end // self.block_manager.block_size :]
-                chunk.seq.finish_reason = chunk.seq.stop_reason = None
+                chunk.seq.cut(chunk.known_end, self.block_manager.block_size)
         self.block_manager.roll_back()
         self.running, self.waiting = [], deque(self.seqs.values())
         for seq in self.waiting:
-            seq.block_table = []
-            seq.num_computed_tokens = seq.num_cached_tokens = 0
-            seq.status = SequenceStatus.WAITING
+            seq.reset()
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant; checks the block manager too."""
@@ -222,16 +233,24 @@ class Scheduler:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
-        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        write_start = end if self.block_manager.is_cached(seq, start) else start
-        seq.num_computed_tokens = end
-        # Registered before it is computed: within a step all K/V is written before any is read, so a sequence that is
-        # admitted later in the same step can share these blocks.
+        """Give a running sequence its next num_tokens tokens, and register the blocks that they fill.
+
+        Registered *before* they are computed, so that a sequence admitted later in the same step shares them. It reads
+        nothing that is not there: in every layer all K/V of the step is written before any attention reads.
+
+            schedule:  A gets tokens 0..31, registers blocks 0 and 1     B finds 0 and 1, gets tokens 32..39
+            layer 1:   write K/V of A 0..31 and B 32..39   then   attention of A and B        layer 2: the same ...
+        """
+        chunk = ScheduledChunk.next_of(seq, num_tokens, self.block_manager)
         self.block_manager.register_prefix(seq)
-        return ScheduledChunk(seq, start, end, write_start)
+        return chunk
 
     def take_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
-        """Append what was sampled, up to the first token that is not the one guessed. Has the sequence ended?"""
+        """Append the token sampled, and after each guess that it confirms the next one. True if the sequence ended.
+
+        token_ids: what each row with logits sampled. A guess is accepted if it is the token sampled in its place; the
+        token after the last accepted guess is appended, too, and those after it were computed for nothing.
+        """
         seq = chunk.seq
         seq.status = SequenceStatus.DECODE
         for token_id, guess in zip(token_ids, [*chunk.guesses, None], strict=True):
@@ -240,29 +259,21 @@ class Scheduler:
             reason, stop_reason = self.finish_reason_of(seq, token_id)
             if reason is not None or token_id != guess:
                 break
-        if chunk.guesses:  # those that hold are computed, and may have filled a block
+        if chunk.guesses:  # the K/V of the accepted ones was computed in this step, and may fill a block
             seq.num_computed_tokens = len(seq.tokens) - 1
             self.block_manager.register_prefix(seq)
         if reason is not None:
             self.finish(seq, reason, stop_reason)
         return reason is not None
 
-    def has_room_for_adapter(self, seq: Sequence) -> bool:
-        used = {other.lora_id for other in (*self.running, seq)} - {None}
-        return seq.lora_id is None or self.max_loras is None or len(used) <= self.max_loras
-
     def preempt_last(self) -> Sequence:
+        """Its blocks keep their names; admitted again, it starts from what is still cached of them."""
         seq = self.running.pop()
-        self.return_to_waiting(seq)
+        self.block_manager.free(seq)
+        seq.reset()
+        self.waiting.appendleft(seq)
         self.num_preemptions += 1
         return seq
-
-    def return_to_waiting(self, seq: Sequence) -> None:
-        """Its cached blocks stay findable; on re-admission it starts from what is left of them."""
-        self.block_manager.free(seq)
-        seq.num_computed_tokens = seq.num_cached_tokens = 0
-        seq.status = SequenceStatus.WAITING
-        self.waiting.appendleft(seq)
 
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params

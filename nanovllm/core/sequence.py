@@ -3,7 +3,6 @@
 A sequence knows nothing of schedulers or tensors; they write their progress into it.
 """
 
-from copy import copy
 from enum import Enum, auto
 from itertools import count
 from typing import Any
@@ -27,12 +26,17 @@ class Sequence:
     """One sample of one request.
 
     tokens                  prompt and generated token ids
-    num_computed_tokens     tokens whose K/V is in the cache once the step in flight is done
+    num_computed_tokens     tokens whose K/V is in the cache when the running step ends
     num_cached_tokens       of those, found in the prefix cache at the last admission
-    block_table             physical block ids in logical order; append-only while the sequence runs
-    block_hashes            names of its full blocks, computed as they are needed and kept (see block_hash.py)
-    num_registered_blocks   leading blocks that are registered already
-    hash_collision          one of its names stands for other content: from that block on nothing is registered
+    block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
+    block_hashes            names of its full blocks, computed when they are needed and kept (see block_hash.py)
+    num_registered_blocks   blocks at its beginning that are registered
+    hash_collision          a name of its blocks already stands for other content: no more of them are registered
+
+    With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
+
+        token     0  1  2  3     4  5  6  7     8  9
+        block     [    7    ]    [    2    ]    [    9    ]     slot of token 5: 2 * 4 + 1 = 9
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class Sequence:
         self.num_registered_blocks = 0
         self.hash_collision = False
 
-        self.bad_word_ids: list[list[int]] = []  # the tokens of sampling_params.bad_words
-        self.adapter: Any = None  # what lora_id stands for (features/lora/adapter.py)
-        self.grammar: Any = None  # what the output has to fit (features/grammar/grammar.py)
+        # What the engine adds to some requests; the wings know what it means.
+        self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
+        self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
+        self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)
+        self.grammar: Any = None  # what the output must fit (features/grammar/grammar.py)
 
-        # The noise of a sample depends on these and on its position alone (sampler.py).
+        # A sample's noise depends on these and on the token's position in the output, on nothing else (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)
         self.sample_index = 0
 
@@ -76,40 +82,22 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def reads_cache(self) -> bool:
-        """False if the logits of the whole prompt are wanted: a cache has K/V only. Sample 0 computes them for all."""
-        return self.sampling_params.prompt_logprobs is None or self.sample_index > 0
-
-    @property
-    def ended_by_token(self) -> bool:
-        """Its last token ended it, and is not part of the text."""
-        if self.finish_reason != "stop" or self.stop_reason is not None:
-            return isinstance(self.stop_reason, int)
-        return self.grammar is None or self.tokens[-1] in self.grammar.eos_token_ids
-
-    @property
-    def error(self) -> str:
-        """Why it has ended with finish_reason "error"; "" if it has not."""
-        if self.finish_reason != "error":
-            return ""
-        if self.grammar is not None and self.grammar.error:
-            return f"structured outputs: llguidance has given up: {self.grammar.error}"
-        return "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
-
-    @property
     def generated_token_ids(self) -> list[int]:
         return self.tokens[self.num_prompt_tokens :]
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)
 
-    def with_guesses(self, guesses: list[int]) -> "Sequence":
-        """This sequence as it would be with these tokens, to be read only."""
-        if not guesses:
-            return self
-        guessed = copy(self)
-        guessed.tokens = self.tokens + guesses
-        return guessed
+    def reset(self) -> None:
+        """Nothing is computed any more: it waits. The caller has taken its blocks back."""
+        self.block_table, self.status = [], SequenceStatus.WAITING
+        self.num_computed_tokens = self.num_cached_tokens = 0
+
+    def cut(self, num_tokens: int, block_size: int) -> None:
+        """Go back to the first num_tokens tokens, and to not having ended."""
+        del self.tokens[num_tokens:]
+        del self.block_hashes[num_tokens // block_size :]
+        self.finish_reason = self.stop_reason = None
 
     def __repr__(self) -> str:
         return (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.options import DTYPES
-from nanovllm.checks.options import PARAMETER_BOUNDS as SAMPLING
+from nanovllm.checks.sampling import PARAMETER_BOUNDS as SAMPLING
 from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
 from nanovllm.features.positions.layer_kinds import DEFAULTS
 

@@ -1,5 +1,6 @@
 """The files that hold a checkpoint's tensors, safetensors or GGUF, opened but not read."""
 
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,52 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
-from nanovllm.features.quantization.formats import FORMATS
+from nanovllm.features.quantization.formats import BYTES_PER_NUMBER, FORMATS
 from nanovllm.files.config_json import read_json
 from nanovllm.files.gguf_weights import GGUFWeights
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
 WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
+PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class WeightFiles:
+    """The tensors of a checkpoint, opened and checked, each read when it is asked for.
+
+    stored   {name: how the file holds it}, a dtype or a format of few bits
+    shares   {name: the slices that this process wants of it}; all of it unless a rank says otherwise
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig, whole: Mapping[str, Tensor], dummy: bool) -> None:
+        """whole: what the model needs. Raises ValueError or FileNotFoundError for files that are not this model's."""
+        self.directory, self.whole, self._dummies = directory, whole, whole if dummy else None
+        self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
+        self.reopen()
+        self.stored = check_tensors(self._files, whole, config, directory)
+
+    @property
+    def are_quantized(self) -> bool:
+        return not FORMATS.keys().isdisjoint(self.stored.values())
+
+    def read(self, name: str) -> Any:
+        """A Tensor, still in the mapped file; of weights of few bits their Groups."""
+        return self._files[name].get_slice(name)[self.shares[name]]
+
+    def reopen(self) -> None:
+        """Map the files anew: what the map before has brought into memory leaves with it."""
+        self._files = tensor_files(self.directory, self._dummies)
+
+    def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
+        """Raise a ValueError for weights that this machine cannot hold."""
+        # A rank on a GPU has one of its own; those on a CPU share its memory.
+        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type == "cuda" else PHYSICAL_MEMORY
+        plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
+        numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
+        needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())
+        if needed > memory:
+            needs = f"need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory"
+            raise ValueError(f"the weights in {self.directory} {needs}")
 
 
 def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -> dict[str, Any]:

@@ -13,15 +13,11 @@ together, padded to the longest of a group. Longer ones are computed one by one,
 never reads keys that none of its rows may see.
 """
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.core.block_manager import cdiv
-from nanovllm.features.positions.windowed_attention import windowed_attention
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, cdiv
 
 # Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
 MAX_GATHERED_ROWS = 1 << 16
@@ -30,7 +26,12 @@ TILE_ROWS = 128
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
     """See the top of this file for shapes and meaning."""
-    out = (_attention if not window else partial(windowed_attention, window=window))(q, k_cache, v_cache, batch)
+    if window:
+        from nanovllm.features.positions.windowed_attention import windowed_attention
+
+        out = windowed_attention(q, k_cache, v_cache, batch, window)
+    else:
+        out = _attention(q, k_cache, v_cache, batch)
     if not out.isfinite().all():
         _row_by_row(out, q, k_cache, v_cache, batch, window)
     return out

@@ -4,7 +4,7 @@ The tokens of all sequences lie one after another, without padding; cu_seqlens_q
 This is the layout of FlashAttention's varlen functions.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import SchedulerOutput
 
-TILE_ROWS = 16  # query rows that a kernel computes together
-FEW_ROWS = 9  # of a sequence: they are computed one by one, as decodes are, so guesses change no bit of the result
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Batch:
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last ones of each sequence that samples
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
+    plans                  what a backend works out in the first layer and uses in the others
     """
 
     input_ids: Tensor
@@ -41,6 +43,7 @@ class Batch:
     logits_rows: Tensor
     max_query_len: int
     max_key_len: int
+    plans: dict[str, Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, block_size: int) -> "Batch":
@@ -77,7 +80,7 @@ class Batch:
         """The same batch in a device's memory; nothing waits for the copies."""
         if device.type == "cpu":
             return self
-        return Batch(*(to_device(getattr(self, f.name), device) for f in fields(self)))
+        return Batch(*(to_device(getattr(self, f.name), device) for f in fields(self) if f.init))
 
     # Computed at the first layer that asks, then kept for the other layers of the step.
 
@@ -101,17 +104,6 @@ class Batch:
     @cached_property
     def key_lens(self) -> list[int]:
         return self.seqlens_k.tolist()
-
-    @cached_property
-    def row_tiles(self) -> Tensor:
-        """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees."""
-        tiles, row = [], 0
-        for b, (num_rows, num_keys) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):
-            size = TILE_ROWS if num_rows > FEW_ROWS else 1
-            for i in range(0, num_rows, size):
-                tiles.append((row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1))
-            row += num_rows
-        return torch.tensor(tiles)
 
 
 def to_device(x: Any, device: torch.device) -> Any:

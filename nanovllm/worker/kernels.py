@@ -1,6 +1,6 @@
 """Kernels: what a decoder layer computes, as functions that can be swapped (chapter 10).
 
-The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in C and is tested against these.
+The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same in C and is tested against these.
 
     add_rms_norm(hidden, residual, weight, eps) -> normed, residual
         residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) * weight
@@ -13,27 +13,19 @@ The ones here are plain PyTorch, for any device; cpu/kernels.py has the same in 
     paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
-        y = x W^T + b with a weight that was laid out for it once; None: not this weight. See reorder_weights().
-    quantized_linear(x, weight, bias) -> y
-        The same with a weight of fewer bits. See features/quantization/formats.py.
-    grouped_linear(x, weights, groups) -> y, weighted_sum(x, places, weights) -> y
-        Rows that meet weights of their own, and sums of such rows. See features/lora/adapter_rows.py.
-    add_adapters(y, x, rows, weights)
-        y += B (A x), in place, for the rows that meet an adapter. See features/lora/adapter_rows.py.
-    search_q4_1(weight, importance) -> groups
-        A weight rounded to 4 bits. See features/quantization/q4_1_search.py.
+        y = x W^T + b with a weight that was laid out for it once; None: not this weight. See cpu/reorder.py.
+    library
+        The compiled C library, in which features find kernels of their own. None: PyTorch does the work.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.lora import adapter_rows as grouped
-from nanovllm.features.quantization.formats import Groups, MergedWeight, quantized_linear
-from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 
@@ -48,11 +40,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
-    search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
-    grouped_linear: Callable[[Tensor, grouped.Weights, grouped.RowGroups], Tensor] = grouped.grouped_linear
-    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = grouped.weighted_sum
-    add_adapters: Callable[[Tensor, Tensor, grouped.AdapterRows, grouped.LoRAWeights], None] = grouped.add_adapters
+    library: Any = None
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:

@@ -8,7 +8,7 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import cdiv
+from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.memory import lazy_zeros
 
 MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager

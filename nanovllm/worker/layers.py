@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.group import Group
-from nanovllm.features.positions.rope_frequencies import attention_factor, inverse_frequencies
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors
+from nanovllm.worker.kernels import Kernels, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +36,48 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
-
-    Under tensor parallelism a rank holds some rows of the weight and computes those columns of y: column-parallel,
-    named after W^T.
-    """
+    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input."""
 
     def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool) -> None:
         super().__init__()
         self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
         self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
         self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
-        self.product: Callable[[Tensor, Any, Tensor | None], Tensor] = F.linear  # the one that reads this weight
+        # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.
+        self.product: Callable[[Tensor, Any, Tensor | None], Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
 
 
-class RowParallelLinear(Linear):
-    """A rank holds some columns of the weight, for the columns of x that it has. The ranks add up what they get."""
-
-    def __init__(self, in_size: int, out_size: int, bias: bool, group: Group) -> None:
-        super().__init__(in_size, out_size, bias)
-        self.group = group
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
-        return self.group.all_reduce(self.product(x, self.weight, bias))
-
-
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202). intermediate_size: of this rank's share."""
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, intermediate_size: int, group: Group) -> None:
+    def __init__(self, config: ModelConfig, intermediate_size: int | None = None) -> None:
+        """intermediate_size: the config's, if it is not given."""
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, (intermediate_size,) * 2, config.mlp_bias)
-        self.down_proj = RowParallelLinear(intermediate_size, config.hidden_size, config.mlp_bias, group)
+        size = intermediate_size or config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, (size, size), config.mlp_bias)
+        self.down_proj = Linear(size, config.hidden_size, config.mlp_bias)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         return self.down_proj(context.kernels.silu_and_mul(self.gate_up_proj(hidden)))
 
 
-def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
-    """Lay every weight out once in the order in which its matrix product reads it. Quantized ones are already."""
-    for layer in [module for module in model.modules() if isinstance(module, Linear) and module.product is F.linear]:
-        for candidate in (kernels, TORCH_KERNELS):
-            reordered = candidate.reorder_weight(layer.weight)
-            if reordered is not None:
-                del layer.weight  # no longer a parameter: only its own product can read it
-                layer.weight, layer.product = reordered, candidate.linear
-                break
-
-
 class RotaryEmbedding:
-    """Rotary position embedding (arXiv:2104.09864), scaled as rope_frequencies.py knows it.
+    """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) a position (arXiv:2104.09864).
 
     The table of cosines and sines is made once for all positions; layers share what one step looks up in it.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        inv_freq = inverse_frequencies(config)  # [head_dim / 2]
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        inv_freq, factor = 1.0 / (config.rope_theta**exponents), 1.0  # radians a position: [head_dim / 2]
+        if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
+            from nanovllm.features.positions.rope_frequencies import scale_frequencies
+
+            inv_freq, factor = scale_frequencies(inv_freq, config)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq  # [max_len, head_dim / 2]
-        factor = attention_factor(config.rope_scaling)
         self.table = (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype).to(device)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,21 +4,16 @@ Files are memory-mapped, and each tensor is copied once, from the map into its p
 dtypes differ). No second copy of the weights ever exists in anonymous memory.
 """
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.group import Group, shard_config
-from nanovllm.features.quantization.convert import BYTES_PER_NUMBER, quantize_weights, take_embeddings
-from nanovllm.features.quantization.formats import FORMATS
-from nanovllm.files.tensor_files import check_tensors, tensor_files
+from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.model import Decoder
-
-PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def load_model(
@@ -26,56 +21,47 @@ def load_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    group: Group = Group(),
+    group: Any = None,
     quantization: str | None = None,
     kernels: Kernels = TORCH_KERNELS,
     dummy: bool = False,
 ) -> Decoder:
-    """Build the decoder and read this rank's share of the weights into it; dummy: random ones instead."""
-    whole = dict(_uninitialised(config, dtype, torch.device("meta")).checkpoint_tensors())
-    source = directory, whole if dummy else None
-    files = tensor_files(*source)
-    dtypes = check_tensors(files, whole, config, directory)
-    # A rank on a GPU has one of its own; those on a CPU share its memory.
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.mem_get_info(device)[0] * group.size if on_gpu else PHYSICAL_MEMORY
-    number_bytes = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
-    needed = sum(tensor.numel() * BYTES_PER_NUMBER.get(dtypes[name], number_bytes) for name, tensor in whole.items())
-    if needed > memory:
-        raise ValueError(f"the weights in {directory} need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory")
-    in_groups = not FORMATS.keys().isdisjoint(dtypes.values())
-    if in_groups and quantization is not None:
-        raise ValueError(f"{directory} holds quantized weights already; leave quantization={quantization!r} out")
+    """Build the decoder and read the weights into it; dummy: random ones instead.
 
-    def read(name: str) -> Any:
-        """This rank's share of a tensor, still in the mapped file."""
-        sizes = zip(whole[name].shape, shapes[name], strict=True)
-        share = tuple(group.share(whole_size, size) for whole_size, size in sizes)
-        return files[name].get_slice(name)[share]
-
-    model = _uninitialised(shard_config(config, group.size), dtype, device, group)
+    group: this rank among those that share the model (features/parallel/group.py), which reads its share only.
+    quantization, kernels: see features/quantization/convert.py. Raises ValueError or FileNotFoundError for files that
+    are not this model's, before a weight is read.
+    """
+    make_decoder = Decoder if group is None else group.make_decoder
+    whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
+    files = WeightFiles(directory, config, whole, dummy)
+    files.check_memory(dtype, quantization, device, 1 if group is None else group.size)
+    model = _uninitialised(make_decoder, config, dtype, device)
     places = dict(model.checkpoint_tensors())
-    shapes = {name: place.shape for name, place in places.items()}
+    if group is not None:
+        files.shares = group.shares(whole, places)
     with torch.no_grad():
-        if in_groups or quantization is not None:
-            quantize_weights(model, places, read, quantization, kernels)
-            if quantization is not None:
-                files = tensor_files(*source)  # another map: what the first has brought into memory leaves with it
-            take_embeddings(model, places, read, quantization)
+        # What becomes a weight of few bits is taken out of `places`; the rest is read as it is.
+        if quantization is not None or files.are_quantized:
+            from nanovllm.features.quantization.convert import quantize_weights
+
+            quantize_weights(model, places, files, quantization, kernels, config, make_decoder)
         for name, place in places.items():
-            place.copy_(read(name))
+            place.copy_(files.read(name))
             # One fast pass; the sum itself may overflow, in float16.
             if not place.sum().isfinite() and not place.isfinite().all():
                 raise ValueError(f"{name} in {directory} has numbers that are NaN, or infinite in {dtype}")
     return model.eval().requires_grad_(False)
 
 
-def _uninitialised(config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = Group()) -> Decoder:
-    """Parameters of the right shapes; their memory is reserved, but not touched before the weights come in."""
+def _uninitialised(
+    make_decoder: Callable[[ModelConfig], Decoder], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """Parameters of the right shapes. Their memory is reserved, and not touched before the weights come in."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Decoder(config, group)
+            return make_decoder(config)
     finally:
         torch.set_default_dtype(previous)

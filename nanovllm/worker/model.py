@@ -15,26 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.experts.layer import Experts
-from nanovllm.features.parallel.group import Group
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding, RowParallelLinear
+from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding
 
 # One matrix product instead of two or three: the checkpoint's tensors, one below the other in this order.
 MERGED_PROJECTIONS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, group: Group, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.window, self.has_rotary = config.windows.get(index, 0), index not in config.layers_without_rotary
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.qkv_proj = Linear(config.hidden_size, (q_size, kv_size, kv_size), config.qkv_bias)
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size, config.o_bias, group)
+        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -47,7 +45,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, _ = self.q_norm(q.contiguous(), None, context)
             k, _ = self.k_norm(k.contiguous(), None, context)
-        # All K/V of the step goes into the cache before any attention reads it: sequences of one step may share blocks.
+        # First the K/V of all rows is written, then attention reads: a row may see blocks that another one fills now.
         context.kernels.rotary_and_write(q, k, v, context.cos_sin if self.has_rotary else None, kv_layer, context.batch)
         return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch, self.window).flatten(1))
 
@@ -55,13 +53,12 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Layer `index` of the model: layers may differ in what they compute."""
 
-    def __init__(self, config: ModelConfig, group: Group, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, group, index)
+        self.self_attn = Attention(config, index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        has_experts = index in config.expert_layers
-        self.mlp = Experts(config, group) if has_experts else MLP(config, config.intermediate_size, group)
+        self.mlp = make_experts(config) if index in config.expert_layers else MLP(config)
 
     def forward(
         self, hidden: Tensor, residual: Tensor | None, kv_layer: Tensors, context: ForwardContext
@@ -73,30 +70,31 @@ class DecoderLayer(nn.Module):
         return self.mlp(hidden, context), residual
 
 
+def make_experts(config: ModelConfig) -> nn.Module:
+    from nanovllm.features.experts.layer import Experts  # only models that have experts load it
+
+    return Experts(config)
+
+
 class Decoder(nn.Module):
-    """The whole network: token ids in, logits of the wanted rows out.
+    """The whole network: token ids in, hidden states of the wanted rows out; logits() of them."""
 
-    config has the sizes of this rank's share: of heads, of the MLP's columns, of the vocabulary (group.shard_config).
-    """
-
-    def __init__(self, config: ModelConfig, group: Group = Group()) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config, self.group = config, group
+        self.config = config
         self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
-        self.layers: Any = nn.ModuleList(DecoderLayer(config, group, i) for i in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
-    def forward(
-        self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels, head: Any = None
-    ) -> Tensor:
-        """Run one step, writing K/V. Returns logits [R, vocab_size] of batch.logits_rows (of all ranks on rank 0).
+    def make_layer(self, config: ModelConfig, index: int) -> DecoderLayer:
+        return DecoderLayer(config, index)
 
-        head: what to do with the rows [R, hidden_size] instead of computing their logits.
-        """
+    def forward(self, batch: Batch, rotary: RotaryEmbedding, kv_cache: KVCache, kernels: Kernels) -> Tensor:
+        """Run one step, writing K/V. Returns [R, hidden_size], normed, of the rows whose logits are needed."""
         hidden = self.embed(batch.input_ids)  # [T, hidden_size]
         residual: Any = None
         context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
@@ -104,22 +102,17 @@ class Decoder(nn.Module):
             hidden, residual = layer(hidden, residual, kv_layer, context)
         rows = batch.logits_rows
         hidden, residual = self.norm(hidden[rows], residual[rows], context)
-        logits = self.logits(hidden) if head is None else head(hidden)
-        # Of a row whose square is infinite the norm makes sound zeros: let its first logit be NaN (0 * inf is).
-        logits[:, 0] += 0 * residual[: len(logits)].float().square().sum(-1)
-        return logits
+        # The norm of a row whose square is infinite is all zeros, which look sound. 0 * infinity marks it with NaN.
+        hidden[:, 0] += 0 * residual.float().square().sum(-1)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.group.gather(self.lm_head(hidden))
+        """[R, vocab_size] of [R, hidden_size]."""
+        return self.lm_head(hidden)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[T, hidden_size]. Each of several ranks looks up the words it holds; the others' rows are 0 until the sum."""
-        if self.group.size == 1:
-            return self.lookup(input_ids, self.embed_tokens)
-        rows = input_ids - self.group.rank * self.config.vocab_size
-        elsewhere = (rows < 0) | (rows >= self.config.vocab_size)
-        hidden = self.lookup(rows.masked_fill(elsewhere, 0), self.embed_tokens)
-        return self.group.all_reduce(hidden.masked_fill(elsewhere[:, None], 0))
+        """[T, hidden_size]"""
+        return self.lookup(input_ids, self.embed_tokens)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the checkpoint, the place it is read into) for every tensor; merged weights give one view a part."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.checks.values import shorten
-from nanovllm.prompts import tokenize
+from nanovllm.files.tokenizer import tokenize
 
 logger = logging.getLogger("nanovllm")
 

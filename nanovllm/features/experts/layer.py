@@ -3,15 +3,12 @@
 A router scores the experts for each token, and the token meets the best few of them. So a step computes with a small
 part of the weights, and which part depends on its tokens. Rows that have chosen the same expert are multiplied
 together: its weights are read once a step, however many rows meet them.
-
-Each rank holds a slice of every expert, as it does of an ordinary MLP.
 """
 
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.lora.adapter_rows import Weights, group_rows
-from nanovllm.features.parallel.group import Group
+from nanovllm.features.experts.rows import ExpertWeights, kernels_for, sort_by_expert
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 
@@ -20,23 +17,23 @@ class Router(Linear):
 
 
 class Experts(nn.Module):
-    def __init__(self, config: ModelConfig, group: Group) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_chosen, self.normalize, self.group = config.num_experts_per_tok, config.norm_topk_prob, group
+        self.num_chosen, self.normalize = config.num_experts_per_tok, config.norm_topk_prob
         self.gate = Router(config.hidden_size, config.num_experts, bias=False)
-        mlps = [MLP(config, config.moe_intermediate_size, group) for _ in range(config.num_experts)]
+        mlps = [MLP(config, config.moe_intermediate_size) for _ in range(config.num_experts)]
         self.experts = nn.ModuleList(mlps)
-        self.gate_up = Weights(mlp.gate_up_proj for mlp in mlps)
-        self.down = Weights(mlp.down_proj for mlp in mlps)
+        self.gate_up = ExpertWeights(mlp.gate_up_proj for mlp in mlps)
+        self.down = ExpertWeights(mlp.down_proj for mlp in mlps)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up."""
-        kernels = context.kernels
+        kernels = kernels_for(context.kernels)
         weights, chosen = route(self.gate(hidden), self.num_chosen, self.normalize)
-        groups = group_rows(chosen, len(self.experts))
-        x = kernels.grouped_linear(hidden[groups.rows], self.gate_up, groups)  # [T * num_chosen, 2 * size]
-        x = kernels.grouped_linear(kernels.silu_and_mul(x), self.down, groups)
-        return self.group.all_reduce(kernels.weighted_sum(x, groups.places, weights))
+        by_expert = sort_by_expert(chosen, len(self.experts))
+        x = kernels.expert_linear(hidden[by_expert.rows], self.gate_up, by_expert)  # [T * num_chosen, 2 * size]
+        x = kernels.expert_linear(context.kernels.silu_and_mul(x), self.down, by_expert)
+        return kernels.weighted_sum(x, by_expert.places, weights)
 
 
 def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:

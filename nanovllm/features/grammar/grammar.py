@@ -10,15 +10,19 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.checks.values import shorten
 from nanovllm.features.grammar.params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from nanovllm.request import Request
 
 # Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
 TRIAL = Confined(Path(__file__).with_name("confined_trial.py"), seconds=2, max_mb=32, niceness=5)
@@ -58,6 +62,15 @@ class GrammarCompiler:
             return llguidance.hf.from_tokenizer(self.tokenizer, self.vocab_size, eos_token=self.eos_token_ids)
         except Exception as error:
             raise ValueError(f"this checkpoint's tokenizer does not suit llguidance: {error}") from error
+
+    def compile_for(self, requests: list["Request"]) -> None:
+        """Give every sample of these requests its grammar, compiled once for those that share it. Raises ValueError."""
+        compiled: dict[int, Grammar] = {}
+        for request in requests:
+            if (asked := request.params.structured_outputs) is not None:
+                grammar = compiled[id(asked)] = compiled.get(id(asked)) or self.compile(asked)
+                for sample in request.samples:
+                    sample.seq.grammar = copy(grammar)
 
     def compile(self, params: StructuredOutputsParams) -> "Grammar":
         """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
@@ -107,7 +120,8 @@ class Grammar:
         """Can nothing but EOS follow these tokens, the whole output so far?"""
         with self._asked():
             self._follow(token_ids)
-            self.error = self.error or self._matcher.get_error() or self._is_slow(len(token_ids))
+            if not self.error and (reason := self._matcher.get_error() or self._is_slow(len(token_ids))):
+                self.error = f"structured outputs: llguidance has given up: {reason}"
             return bool(self.error) or self._matcher.is_stopped()
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:

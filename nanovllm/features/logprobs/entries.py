@@ -9,8 +9,9 @@ WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies; decoding a to
 MAX_BYTES = 4  # of a character, and so the most tokens that one can have
 
 
-def make_entries(tokenizer: Any, found: Any, token_id: int, before: list[int]) -> dict[int, Logprob]:
-    """found: a TokenLogprobs of token_id. before: the tokens that came before. tokenizer None: without texts."""
+def make_entries(tokenizer: Any, found: Any, token_ids: list[int], position: int) -> dict[int, Logprob]:
+    """found: the TokenLogprobs of the token at this position of token_ids. tokenizer None: without texts."""
+    token_id, before = token_ids[position], token_ids[max(0, position - MAX_BYTES) : position]
 
     def entry(token_id: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, None if tokenizer is None else decoded_token(tokenizer, token_id, before))

@@ -4,14 +4,13 @@ A prompt's need the logits of all its positions, not only the last. Those of 2,0
 1.2 GB, so they are computed and used up a few rows at a time.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.worker.batch import Batch, to_device
 
 ROWS_AT_A_TIME = 64
 
@@ -64,7 +63,7 @@ class PromptRows:
         rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), [], 0
         for chunk in output.chunks:
             seq = chunk.seq
-            if not seq.reads_cache:
+            if seq.skips_cache:
                 positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
                 rows += range(first, first + len(positions))
                 places += ((seq.seq_id, position) for position in positions)
@@ -73,22 +72,15 @@ class PromptRows:
             first += chunk.end - chunk.start
         return cls(torch.tensor(rows), token_ids, wanted, places) if rows else None
 
+    def score(self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> "PromptLogprobs":
+        """hidden: of these rows [P, hidden_size]. logits_of: the output head; on a rank that gets no logits, [0, n]."""
+        found: PromptLogprobs = []
+        for start in range(0, len(hidden), ROWS_AT_A_TIME):
+            part = slice(start, start + ROWS_AT_A_TIME)
+            if len(logits := logits_of(hidden[part]).float()):
+                of_rows = token_logprobs(logits, self.token_ids[part], self.num_logprobs[part])
+                found.extend((*place, each) for place, each in zip(self.places[part], of_rows, strict=True) if each)
+        return found
+
 
 PromptLogprobs = list[tuple[int, int, TokenLogprobs]]  # (seq_id, position, of the token there)
-
-
-def forward_and_score(model: Any, batch: Batch, prompt: PromptRows, *context: Any) -> tuple[Tensor, PromptLogprobs]:
-    """The logits that the sampler needs [R, vocab_size], and what the prompt's rows say. Rank 0 gets both."""
-    num_sampled, found = len(batch.logits_rows), list[Any]()
-    rows = torch.cat([batch.logits_rows, to_device(prompt.rows, batch.logits_rows.device)])
-
-    def head(hidden: Tensor) -> Tensor:  # [R + P, hidden_size]
-        for start in range(0, len(prompt.token_ids), ROWS_AT_A_TIME):
-            part = slice(start, start + ROWS_AT_A_TIME)
-            logits = model.logits(hidden[num_sampled:][part]).float()
-            if model.group.rank == 0:
-                of_rows = token_logprobs(logits, prompt.token_ids[part], prompt.num_logprobs[part])
-                found.extend((*place, each) for place, each in zip(prompt.places[part], of_rows, strict=True))
-        return model.logits(hidden[:num_sampled])
-
-    return model(replace(batch, logits_rows=rows), *context, head), found

@@ -1,76 +1,23 @@
-"""One batch, many weights: rows that are grouped by the weights they meet, in plain PyTorch (chapter 15).
+"""Rows of one batch that meet small changes of the same weight: which rows, which changes (chapter 15).
 
-Experts (experts.py): each row meets some of many weights, and nothing else. Adapters (lora.py): all rows meet one
-weight, and some of them a small change of it, too. cpu/linear.c, cpu/quantized.c and cpu/adapters.c multiply all groups
-in one pass.
+Plain PyTorch, and beside it the C kernel that does it for all adapters in one pass (worker/cpu/adapters.c).
 """
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
+from nanovllm.worker.kernels import Kernels
+
 TILE_ROWS = 4  # of a group: a kernel computes them together
 PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B, for kernels that read vectors
-
-
-# -- experts ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroups:
-    """T rows, each of which meets C of several weights: T * C pairs (row, weight), sorted by weight.
-
-    rows     [T * C]   the row of each pair
-    places   [T, C]    where the pairs of each row are
-    met      [M]       the weights that any row meets
-    ends     [M]       one past the last pair of each of them
-    """
-
-    rows: Tensor
-    places: Tensor
-    met: Tensor
-    ends: Tensor
-
-
-def group_rows(chosen: Tensor, num_weights: int) -> RowGroups:
-    """chosen: [T, C], the weights that each row meets. Pairs of one weight are in the order of their rows."""
-    flat = chosen.flatten()
-    order = flat.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(flat), device=flat.device)
-    counts = flat.bincount(minlength=num_weights)
-    met = counts.nonzero().squeeze(1)
-    return RowGroups(order // chosen.shape[1], places.view(chosen.shape), met, counts.cumsum(0)[met])
-
-
-class Weights:
-    """Weights of the same shape, one of them for each group of rows. linears: the layers that hold them."""
-
-    def __init__(self, linears: Iterable[Any]) -> None:
-        self.linears = list(linears)
-        self.kernel_args: Any = None  # what a kernel keeps with the weights
-
-
-def grouped_linear(x: Tensor, weights: Weights, groups: RowGroups) -> Tensor:
-    """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
-    out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
-    for i, end in zip(groups.met.tolist(), groups.ends.tolist(), strict=True):
-        linear = weights.linears[i]
-        out[start:end] = linear.product(x[start:end], linear.weight, None)
-        start = end
-    return out
-
-
-def weighted_sum(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """[T, size]: for each row t, the sum over c of weights[t, c] * x[places[t, c]]. x: [pairs, size]."""
-    return (x[places].float() * weights[..., None]).sum(1).to(x.dtype)
-
-
-# -- adapters ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -131,3 +78,26 @@ def add_adapters(y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) 
         columns = weights.b[slot].float().split(weights.out_sizes, dim=1)
         change = torch.cat([part @ b for part, b in zip(inner, columns, strict=True)], dim=1)
         y[indices] = (y[indices].float() + change).to(y.dtype)
+
+
+class AdapterArgs(ctypes.Structure):
+    """adapter_args of worker/cpu/adapters.c."""
+
+    _fields_ = (
+        *args_of(PTR, "y x a b ranks part_ends tasks"),
+        *args_of(INT, "num_parts max_rank n k padded_k x_stride"),
+    )
+
+
+def kernel_for(kernels: Kernels) -> Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None]:
+    """add_adapters, or the same in C."""
+    return add_adapters if kernels.library is None else partial(_add_in_c, kernels.library)
+
+
+def _add_in_c(lib: ctypes.CDLL, y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
+    part_ends, x = (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
+    tensors = y, x, weights.a, weights.b, weights.ranks
+    pointers = *(tensor.data_ptr() for tensor in tensors), ctypes.addressof(part_ends), rows.tiles.data_ptr()
+    _, num_parts, max_rank, padded_k = weights.a.shape
+    args = AdapterArgs(*pointers, num_parts, max_rank, y.shape[1], x.shape[1], padded_k, x.stride(0))
+    lib.add_adapters(ctypes.byref(args), INT(len(rows.tiles)))

@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
 from nanovllm.config import EngineConfig
+from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.adapter import Adapter
 from nanovllm.features.lora.request import LoRARequest
 
@@ -35,10 +36,13 @@ class KnownAdapters:
     def named(self, name: Any) -> LoRARequest | None:
         return next((request for request in self.requests if request.lora_name == name), None)
 
-    def check(self, request: Any) -> Adapter | None:
-        """A request's adapter, in memory; None: it has none. Raises ValueError for one that cannot be used."""
-        if request is None:
-            return None
+    def may_run(self, seq: Sequence, running: list[Sequence]) -> bool:
+        """Is there a slot for this sequence's adapter beside those of the sequences that run?"""
+        used = {other.lora_id for other in (*running, seq)} - {None}
+        return seq.lora_id is None or len(used) <= self.config.max_loras
+
+    def check(self, request: Any) -> Adapter:
+        """A request's adapter, in memory. Raises ValueError for one that cannot be used."""
         if not isinstance(request, LoRARequest):
             raise ValueError(f"lora_request must be a LoRARequest, found {shorten(request)}")
         if not self.config.enable_lora:

@@ -13,9 +13,9 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.features.logprobs.scores import PromptRows
 from nanovllm.features.lora.adapter import Adapter, linear_shapes
-from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
+from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
+from nanovllm.features.parallel.group import Group
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
@@ -78,7 +78,7 @@ class AdaptedLinear:
         y = self.base(x, weight, bias)
         rows = self.adapters.rows_of(self, len(x))
         if rows is not None and self.weights is not None:
-            self.adapters.kernels.add_adapters(y, x, rows, self.weights)
+            self.adapters.add_adapters(y, x, rows, self.weights)
         return y
 
 
@@ -96,17 +96,16 @@ class Adapters:
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
+        group: Group | None = None,
     ) -> None:
-        """With enable_lora, let the model's linear layers look here. model_config: of the whole model."""
-        self.config, self.model_config, self.kernels, self.group = config, model_config, kernels, model.group
-        self.dtype, self.device = dtype, device
+        """Let the model's linear layers look here. model_config: of the whole model. group: its ranks, if there are."""
+        self.config, self.model_config, self.group = config, model_config, group or Group()
+        self.add_adapters, self.dtype, self.device = kernel_for(kernels), dtype, device
         self.slots: dict[int, int] = {}
         self._loaded: dict[int, int] = {}  # {slot: lora_int_id of the adapter that is in it, whole}
         self._whole, self._local = linear_shapes(model_config), linear_shapes(model.config)
         self.layers: list[AdaptedLinear] = []
         self._rows: AdapterRows | None = None
-        if not config.enable_lora:
-            return
         for path, linear in (*model.layers.named_modules(prefix="model.layers"), ("lm_head", model.lm_head)):
             parent, _, name = path.rpartition(".")
             projections = [f"{parent}.{part}" if parent else part for part in MERGED_PROJECTIONS.get(name, (name,))]
@@ -116,7 +115,7 @@ class Adapters:
                 if device.type == "cuda":  # before what is left becomes the KV pool
                     self._reserve(linear.product)
 
-    def begin_step(self, step: BatchAdapters | None, batch: Batch, prompt: PromptRows | None) -> None:
+    def begin_step(self, step: BatchAdapters | None, batch: Batch) -> None:
         """Bring the step's adapters into memory. batch: in the CPU's memory."""
         self._rows = None
         if step is not None:
@@ -128,12 +127,13 @@ class Adapters:
                     self._loaded[slot] = adapter.lora_id
             of_row = torch.tensor([*slots, -1])[step.of_row]
             self._rows = AdapterRows.of(of_row, self.device)
-            # In the order in which their logits are computed (logprobs.py).
-            head_rows = batch.logits_rows if prompt is None else torch.cat([prompt.rows, batch.logits_rows])
-            self._head_slots = of_row[head_rows]
+            self._head_slots = of_row[batch.logits_rows]
 
     def rows_of(self, layer: AdaptedLinear, num_rows: int) -> AdapterRows | None:
-        """The rows of a layer's input that meet an adapter; None if there are none in this step."""
+        """The rows of a layer's input that meet an adapter; None if there are none in this step.
+
+        The output head is called with some of batch.logits_rows at a time, in order.
+        """
         if self._rows is None or layer.projections != ["lm_head"]:
             return self._rows
         slots, self._head_slots = self._head_slots[:num_rows], self._head_slots[num_rows:]

@@ -1,9 +1,9 @@
 """Group: this rank's place among those that share a model, and which part of it is its own (chapter 9).
 
-The split is that of Megatron-LM (arXiv:1909.08053). A group of one is the ordinary case: every operation returns its
-input.
+The split is that of Megatron-LM (arXiv:1909.08053).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.parallel.layers import ParallelDecoder
 
 OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
 SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
@@ -23,7 +24,7 @@ class PeerError(RuntimeError):
 
 @dataclass
 class Group:
-    """This rank's place among those that share a model. Alone, every operation returns its input."""
+    """This rank's place among those that share a model. In a group of one, every operation returns its input."""
 
     rank: int = 0
     size: int = 1
@@ -46,6 +47,15 @@ class Group:
         start = self.rank * (whole_size // size) // self.size * size
         return slice(start, start + size)
 
+    def shares(self, whole: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, tuple[slice, ...]]:
+        """This rank's part of every tensor, given all whole ones and those that it has places for."""
+        sizes = {name: zip(whole[name].shape, place.shape, strict=True) for name, place in ours.items()}
+        return {name: tuple(self.share(*pair) for pair in pairs) for name, pairs in sizes.items()}
+
+    def make_decoder(self, config: ModelConfig) -> "ParallelDecoder":
+        """This rank's share of the model. config: of the whole model."""
+        return ParallelDecoder(shard_config(config, self.size), self)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         if self.size > 1:
@@ -54,12 +64,12 @@ class Group:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Rank 0 gets [R, size * n] of every rank's [R, n]; the others get their own back."""
+        """Rank 0 gets [R, size * n] of every rank's [R, n], the others nothing: [0, n]."""
         if self.size == 1:
             return x
         out = x.new_empty(self.size, *x.shape) if self.rank == 0 else None
         self._together("gather", x.contiguous(), None if out is None else list(out))
-        return x if out is None else out.transpose(0, 1).flatten(1)
+        return x[:0] if out is None else out.transpose(0, 1).flatten(1)
 
     def smallest(self, number: int) -> int:
         """The smallest of the ranks' numbers."""

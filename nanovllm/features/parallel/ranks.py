@@ -28,7 +28,6 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 
 if TYPE_CHECKING:
-    from nanovllm.features.logprobs.scores import PromptLogprobs
     from nanovllm.worker.kv_cache import KVPool
     from nanovllm.worker.model_runner import Sampled
 
@@ -97,14 +96,12 @@ class ParallelRunner:
         batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
-        return self._ask("execute", batch, sampling, adapters, late=sampling.masks.pending)[0]
-
-    def take_prompt_logprobs(self) -> "PromptLogprobs":
-        """See ModelRunner.take_prompt_logprobs."""
-        return self._ask("take_prompt_logprobs")[0]
+        sampled = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
+        self.prompt_logprobs = self._ask("get_prompt_logprobs")[0] if sampling.prompt is not None else []
+        return sampled
 
     def usage(self) -> list[dict[str, int]]:
-        """See ModelRunner.usage; one a rank."""
+        """Bytes of each rank: its weights, its KV pool, what it has sent through all-reduces so far."""
         return self._ask("usage")
 
     @property
@@ -200,10 +197,10 @@ def serve(fd: int, rank: int) -> None:
         group = Group(rank, config.tensor_parallel_size)
         group.join(port)
         from nanovllm.features.grammar.masks import PendingBits
-        from nanovllm.worker.model_runner import ModelRunner
+        from nanovllm.features.parallel.rank_runner import RankRunner
 
         PendingBits.receive = staticmethod(lambda: pickle.loads(connection.recv_bytes()))
-        runner = ModelRunner(config, model_config, group)
+        runner = RankRunner(config, model_config, group)
         send("done")
         while True:
             method, *arguments = pickle.loads(connection.recv_bytes())

@@ -14,17 +14,16 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a position: [head_dim / 2], the fastest first."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+def scale_frequencies(inv_freq: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
+    """inv_freq: radians a position, [head_dim / 2], the fastest first. Returns them scaled, and attention_factor()."""
     scaling = config.rope_scaling
-    inv_freq = 1.0 / (config.rope_theta**exponents) / torch.tensor(scaling.get("divisors", 1.0))
-    if scaling["rope_type"] == "default":
-        return inv_freq
+    inv_freq = inv_freq / torch.tensor(scaling.get("divisors", 1.0))
     if scaling["rope_type"] == "linear":
-        return inv_freq / scaling["factor"]
-    kept = _kept_by_llama3(inv_freq, scaling) if scaling["rope_type"] == "llama3" else _kept_by_yarn(config)
-    return (1 - kept) * inv_freq / scaling["factor"] + kept * inv_freq
+        inv_freq = inv_freq / scaling["factor"]
+    elif scaling["rope_type"] != "default":
+        kept = _kept_by_llama3(inv_freq, scaling) if scaling["rope_type"] == "llama3" else _kept_by_yarn(config)
+        inv_freq = (1 - kept) * inv_freq / scaling["factor"] + kept * inv_freq
+    return inv_freq, attention_factor(scaling)
 
 
 def attention_factor(scaling: dict[str, Any]) -> float:

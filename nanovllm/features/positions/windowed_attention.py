@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.core.block_manager import cdiv
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, cdiv
 
 MAX_GATHERED_ROWS = 1 << 16  # keys that are gathered at a time, padding included
 TILE_ROWS = 128  # query rows of one sequence that are computed together

@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.parallel.group import Group
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.parallel.layers import RowParallelLinear
+from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import (
-    FORMATS,
     GROUP_SIZE,
     Groups,
     MergedWeight,
@@ -33,14 +34,13 @@ from nanovllm.features.quantization.formats import (
     quantized_lookup,
 )
 from nanovllm.features.quantization.importance import linears_of, measure_importance
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import Linear, RowParallelLinear
+from nanovllm.files.tensor_files import WeightFiles
+from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder
 
 logger = logging.getLogger("nanovllm")
 
-BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
-BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 INT8_SHARE = 0.12  # of int4's weights: 0.3125 + 0.12 * 0.21875 of the bytes of bf16, or 0.339
 CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
 LARGEST = torch.finfo(torch.float16).max  # of a weight
@@ -50,26 +50,37 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def quantize_weights(
-    model: Decoder, places: dict[str, Tensor], read: Read, quantization: str | None, kernels: Kernels
+    model: Decoder,
+    places: dict[str, Tensor],
+    files: WeightFiles,
+    quantization: str | None,
+    kernels: Kernels,
+    whole: ModelConfig,
+    make_decoder: Callable[[ModelConfig], Decoder],
 ) -> None:
     """Give every linear layer a quantized weight and take out of places what has been read.
 
     What the file holds in groups is taken as it is. Without quantization, a layer of ordinary tensors only stays one,
     and an ordinary tensor that is merged with quantized ones is held as int8.
-    places: {name in the checkpoint: where the tensor goes}.
+
+    places: {name in the checkpoint: where the tensor goes}. whole, make_decoder: what model was made with; of ranks,
+    whole has the sizes of all shares together.
     """
-    layers = linears_of(model)
+    layers, size = linears_of(model), whole.vocab_size // model.config.vocab_size
     if not layers[0].weight.is_cpu:
         raise ValueError("weights of 8 and 4 bits are computed with on a CPU only; CUDA_VISIBLE_DEVICES= hides a GPU")
     for layer in layers:
-        k, size = layer.weight.shape[1], model.group.size
+        k = layer.weight.shape[1]
         if isinstance(layer, RowParallelLinear) and size > 1 and k % GROUP_SIZE:
             share = f"{k} of the inputs of a layer, which is no multiple of the {GROUP_SIZE} that share a scale"
             raise ValueError(f"tensor_parallel_size={size} gives each rank {share}; choose another, or no quantization")
-    importance: dict[Linear, Tensor] = {}
+    if files.are_quantized and quantization is not None:
+        found = f"{files.directory} holds quantized weights already"
+        raise ValueError(f"{found}; leave quantization={quantization!r} out")
+    read, ours, importance = files.read, kernels_for(kernels), dict[Linear, Tensor]()
     if quantization == "int4":
-        warn_of_int4(sum(layer.weight.numel() for layer in layers), model.group)
-        importance = measure_importance(model, read)
+        warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
+        importance = measure_importance(model, read, whole, make_decoder)
     in_8_bits = names_in_8_bits(places, model.config.num_hidden_layers)
     for layer in layers:
         address = layer.weight.untyped_storage().data_ptr()
@@ -81,20 +92,22 @@ def quantize_weights(
         for name, part in zip(names, stored, strict=True):
             check_numbers(name, part)
             if isinstance(part, Tensor) and quantization == "int4" and name not in in_8_bits:
-                part = concatenate(kernels.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
+                part = concatenate(ours.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
             elif isinstance(part, Tensor):
                 part = concatenate(map(quantize_q8_0, in_chunks(part)))
             parts.append(part)
         del layer.weight  # no longer a parameter
-        layer.weight, layer.product = merge(parts), kernels.quantized_linear
+        layer.weight, layer.product = merge(parts), ours.quantized_linear
         for name in names:
             del places[name]
-    in_pytorch = kernels.quantized_linear is TORCH_KERNELS.quantized_linear
-    if in_pytorch and model.group.rank == 0 and any(isinstance(layer.weight, MergedWeight) for layer in layers):
+    if kernels.library is None and any(isinstance(layer.weight, MergedWeight) for layer in layers):
         logger.warning(
             "quantized weights without C kernels: each step restores all of them as float32; with one request it takes "
             "about 6 times as long as with bf16 weights, and 30 times as long as with C kernels"
         )
+    if quantization is not None:
+        files.reopen()
+    take_embeddings(model, places, read, quantization)
 
 
 def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
@@ -130,10 +143,9 @@ def check_numbers(name: str, part: Tensor | Groups) -> None:
             raise ValueError(f"{name} has numbers that are NaN, infinite or too large for a float16 scale")
 
 
-def warn_of_int4(num_weights: int, group: Group) -> None:
-    """num_weights: of this rank."""
-    if num_weights * group.size < 1e9 and group.rank == 0:
-        size = num_weights * group.size / 1e9
+def warn_of_int4(num_weights: int) -> None:
+    if num_weights < 1e9:
+        size = num_weights / 1e9
         logger.warning(
             "int4 costs a model of %.1f billion weights accuracy, some 5 %% of perplexity; int8 a tenth of that", size
         )

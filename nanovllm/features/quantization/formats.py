@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanovllm.core.block_manager import cdiv
-
 GROUP_SIZE = 32
 BLOCK_ROWS = 32  # rows of a weight (outputs) that lie together in memory
 SMALLEST = 2.0**-100  # of a group's largest magnitude: its inverse is finite
@@ -50,6 +48,8 @@ class Format:
 
 Q8_0, Q4_0, Q4_1 = Format("Q8_0", 8, 128, False), Format("Q4_0", 4, 8, False), Format("Q4_1", 4, 0, True)
 FORMATS = {f.name: f for f in (Q8_0, Q4_0, Q4_1)}
+BYTES_PER_NUMBER: dict[str | None, float] = {"int8": 34 / 32, "int4": 22 / 32}  # at most
+BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMATS.items()}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class QuantizedWeight(nn.Module):
         self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
 
         num_rows, num_groups = groups.scales.shape
-        shape = cdiv(num_rows, BLOCK_ROWS), num_groups, BLOCK_ROWS * self.format.group_bytes
+        shape = -(-num_rows // BLOCK_ROWS), num_groups, BLOCK_ROWS * self.format.group_bytes
         self.register_buffer("blocks", torch.zeros(shape, dtype=torch.uint8))
         numbers = [groups.scales] + ([] if groups.minimums is None else [groups.minimums])
         sources = groups.codes.view(torch.int32), torch.stack(numbers, dim=-1)

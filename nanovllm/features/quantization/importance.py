@@ -13,35 +13,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
-from nanovllm.worker.model import Decoder, DecoderLayer
+from nanovllm.worker.model import Decoder
 
 NUM_SEQS, SEQ_LEN = 2, 128
 FIRST_LAYER = "model.layers.0."
 LEAST_IMPORTANCE = 1e-4  # of an input, beside the layer's mean: random tokens may have missed what another text brings
 
 
-def measure_importance(model: Decoder, read: Callable[[str], Any]) -> dict[Linear, Tensor]:
+def measure_importance(
+    model: Decoder, read: Callable[[str], Any], whole: ModelConfig, make_decoder: Callable[[ModelConfig], Decoder]
+) -> dict[Linear, Tensor]:
     """{linear layer: mean squares of its inputs, float32 [k], as multiples of their mean}; of this rank's share.
 
-    read(name): this rank's share of a tensor of the checkpoint. model's own weights are not touched.
+    read(name): this rank's share of a tensor of the checkpoint. whole, make_decoder: what model was made with; its own
+    weights are not touched.
     """
     config = model.config
-    decoder = Decoder(replace(config, num_hidden_layers=1), replace(model.group)).float()
+    decoder = make_decoder(replace(whole, num_hidden_layers=1)).float()
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
     norm, seen = decoder.norm, dict[Linear, Tensor]()
-    batch = random_batch(config.vocab_size * model.group.size)
+    batch = random_batch(whole.vocab_size)
     rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
     context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
     k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim)
     hidden, residual = decoder.embed(batch.input_ids).float(), None
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        decoder.layers[0] = layer = DecoderLayer(config, decoder.group, i).float()  # layers differ in what they compute
+        decoder.layers[0] = layer = decoder.make_layer(config, i).float()  # layers differ in what they compute
         for name, place in decoder.checkpoint_tensors():
             if name.startswith(FIRST_LAYER):
                 place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))

@@ -175,15 +175,12 @@ class DraftModel:
         started, chunks = time.perf_counter(), []
         for seq in active:
             draft = self.drafts[seq]
-            start, num_tokens = draft.num_computed_tokens, len(draft.tokens) - draft.num_computed_tokens
-            end = start + min(num_tokens, budget)
-            if end > start:
-                write_start = end if self.manager.is_cached(draft, start) else start
-                chunks.append(ScheduledChunk(draft, start, end, write_start))
-                draft.num_computed_tokens = end
+            num_tokens = min(len(draft.tokens) - draft.num_computed_tokens, budget)
+            if num_tokens > 0:
+                chunks.append(ScheduledChunk.next_of(draft, num_tokens, self.manager))
                 if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be named
                     self.manager.register_prefix(draft)
-            budget -= end - start
+            budget -= num_tokens
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
         token_ids, _ = self.runner.run(SchedulerOutput(chunks, [], num_tokens))
         sampling = [chunk.seq for chunk in chunks if chunk.samples]

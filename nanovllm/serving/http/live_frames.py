@@ -4,7 +4,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from nanovllm.core.block_manager import BlockEvent, cdiv
+from nanovllm.core.block_manager import BlockEvent
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.engine import LLMEngine
@@ -37,7 +37,7 @@ class Drawing:
     def __init__(self, engine: LLMEngine) -> None:
         self.engine = engine
         self.is_open = False
-        self.cell_size = cdiv(len(engine.block_manager.blocks), MAX_CELLS)  # blocks
+        self.cell_size = -(-len(engine.block_manager.blocks) // MAX_CELLS)  # blocks
         self.names: dict[int, str] = {}  # seq_id -> A, B, C
         self._num_names = 0
 

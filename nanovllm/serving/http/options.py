@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
-from nanovllm.checks.values import Bounds, check_field, option
+from nanovllm.checks.values import Bounds, check_field
+from nanovllm.sampling_params import option
 
 BOUNDS: dict[str, Bounds] = {
     "port": (Integral, 0, 65_535),

@@ -45,9 +45,9 @@ def translate(
     """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model", served_names[0] if served_names else "")
-    adapter = None if model in served_names else llm.engine.adapters.named(model)
+    adapter = None if model in served_names else llm.engine.features.adapters.named(model)
     if served_names and model not in served_names and adapter is None:
-        adapters = "".join(f", with adapter {name}" for name in llm.engine.adapters.names)
+        adapters = "".join(f", with adapter {name}" for name in llm.engine.features.adapters.names)
         raise UnknownModel(
             f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
             "--served-model-name say that they are the same"
@@ -93,9 +93,10 @@ def translate(
 
 def check_answers(requests: list[Request]) -> None:
     """Raise SampleFailed, or ValueError for a grammar, if a sample has ended with finish_reason "error"."""
-    for seq in (sample.seq for request in requests for sample in request.samples):
-        if seq.error:
-            raise (ValueError if seq.grammar is not None and seq.grammar.error else SampleFailed)(seq.error)
+    for sample in (sample for request in requests for sample in request.samples):
+        if sample.error:
+            is_grammars = sample.seq.grammar is not None and sample.seq.grammar.error
+            raise (ValueError if is_grammars else SampleFailed)(sample.error)
 
 
 def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:

@@ -6,7 +6,7 @@ typedef struct {
     int64_t slot, num_rows, rows[TASK_ROWS];
 } adapter_task;
 
-/* cpu/kernels.py has the same fields in the same order. */
+/* cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     num *y;                    /* [rows][n] */
     const num *x, *a, *b;      /* [rows][k], rows x_stride apart; [slots][num_parts][max_rank][padded_k]; */

@@ -18,7 +18,7 @@ typedef struct {
     float acc[QUERY_VECS * LANES][HEAD_DIM], running_max[QUERY_VECS * LANES], running_sum[QUERY_VECS * LANES];
 } partial;
 
-/* Strides count numbers. cpu/kernels.py has the same fields in the same order. */
+/* Strides count numbers. cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     num *out;                         /* [rows][num_kv_heads * GROUP][HEAD_DIM] */
     const num *q;                     /* the same, rows q_stride apart */

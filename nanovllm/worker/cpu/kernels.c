@@ -11,7 +11,7 @@
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *     quantize.c          weights of 4 bits, made of others
  *
- * Compiled at first use by cpu/kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
+ * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
  * compute in float32 and round once, when they store a result.
@@ -91,7 +91,7 @@ static inline void rotate(num *x, const num *restrict cos, const num *restrict s
     }
 }
 
-/* Strides count numbers. cpu/kernels.py has the same fields in the same order. */
+/* Strides count numbers. cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
     const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */

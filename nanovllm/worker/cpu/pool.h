@@ -8,5 +8,5 @@ typedef void work_function(const void *args, int64_t first, int64_t end);
  * num_items are done. Claiming a chunk takes a fraction of a microsecond, so min_chunk should be some microseconds of
  * work.
  *
- * A variable that cpu/kernels.py sets to the function in pool.c: all libraries of a process share one pool. */
+ * A variable that cpu/c_kernels.py sets to the function in pool.c: all libraries of a process share one pool. */
 void (*parallel_for)(work_function *work, const void *args, int64_t num_items, int64_t min_chunk);

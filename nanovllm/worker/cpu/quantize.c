@@ -12,7 +12,7 @@ static const float FIRST_CUT = -0.01f, CUT_STEP = 0.05f; /* of the distance from
 
 typedef int32_t mask __attribute__((vector_size(4 * LANES))); /* a comparison of vecs: all bits of a lane, or none */
 
-/* cpu/kernels.py has the same fields in the same order. */
+/* cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     uint8_t *codes;           /* [n][k / 32][16] */
     float *scales, *minimums; /* [n][k / 32]: numbers that float16 has */

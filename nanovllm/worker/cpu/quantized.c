@@ -16,7 +16,7 @@
 enum { BLOCK_ROWS = 32, SLAB_TILES = 240 / MAX_ROWS }; /* the rows of a slab are quantized, then multiplied */
 enum { AHEAD_BYTES = 4096 }; /* a single tile prefetches so far ahead; further, and the cache loses what it needs now */
 
-/* cpu/kernels.py has the same fields in the same order, here and below. */
+/* cpu/c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const uint8_t *blocks; /* see QuantizedWeight */
     int64_t block_bytes, format, n;

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nanovllm.core.block_manager import cdiv
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
@@ -61,7 +60,7 @@ def cgroup_quota(root: Path) -> int | None:
                 folder = (root / "sys/fs/cgroup" / controllers).joinpath(*names[:depth])
                 with suppress(OSError, ValueError):  # no such file; "max"
                     quota, period = (int(n) for file in files for n in (folder / file).read_text().split())
-                    quotas += [cdiv(quota, period)] if quota > 0 else []  # -1: no limit
+                    quotas += [-(-quota // period)] if quota > 0 else []  # -1: no limit
     return min(quotas, default=None)
 
 
@@ -70,7 +69,7 @@ def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractCon
     if kernels is TORCH_KERNELS:
         return nullcontext
     products = {module.product for module in model.modules() if isinstance(module, Linear)}
-    pytorchs = {F.linear, TORCH_KERNELS.linear, TORCH_KERNELS.quantized_linear}
+    pytorchs = {F.linear, TORCH_KERNELS.linear}  # quantized weights are multiplied in C, as `kernels` are C's
     return partial(one_kind_of_threads, not products.isdisjoint(pytorchs))
 
 

@@ -2,7 +2,7 @@
 
 A decode is hundreds of short kernels, and launching them one by one takes longer than running them. A graph launches
 them all at once, but always reads and writes the same memory: a step's batch is copied into buffers that the graphs
-share. A batch between two sizes is padded with rows that write nothing and whose logits nobody reads. A step with
+share. A batch between two sizes is padded with rows that write nothing and that nobody reads. A step with
 guesses is no such decode: its kernels are launched one by one. It takes longer for it, and features/speculation, which
 measures both, guesses only where that pays.
 """
@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.core.block_manager import cdiv
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, cdiv
 
 MAX_BATCH = 512
 LADDER = [1, 2, 4, *range(8, MAX_BATCH + 1, 8)]
 
 
 class DecodeGraphs:
-    """forward(batch) -> logits, recorded for every batch size of the ladder up to max_num_seqs."""
+    """forward(batch) -> hidden states, recorded for every batch size of the ladder up to max_num_seqs."""
 
     def __init__(
         self, forward: Callable[[Batch], Tensor], max_num_seqs: int, max_model_len: int, block_size: int, device: Any
@@ -45,11 +44,11 @@ class DecodeGraphs:
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
             forward(self._batch(size))  # compiles what has to be compiled before anything is recorded
             # Record with a fresh Batch: its cached properties must be computed inside the graph.
-            replay, logits, pool = record(lambda size=size: forward(self._batch(size)), pool)  # type: ignore[misc]
-            self._graphs[size] = replay, logits
+            replay, hidden, pool = record(lambda size=size: forward(self._batch(size)), pool)  # type: ignore[misc]
+            self._graphs[size] = replay, hidden
 
     def run(self, batch: Batch) -> Tensor | None:
-        """Logits of batch.logits_rows, or None if it is not a decode that was recorded."""
+        """Hidden states of batch.logits_rows, or None if it is not a decode that was recorded."""
         num_seqs = len(batch.seqlens_k)
         if batch.max_query_len > 1 or num_seqs > self._sizes[-1]:
             return None
@@ -62,18 +61,17 @@ class DecodeGraphs:
                 buffer[:num_seqs].copy_(value)
         self._buffers["slot_mapping"][num_seqs:size].fill_(-1)
         self._buffers["seqlens_k"][num_seqs:size].fill_(1)
-        replay, logits = self._graphs[size]
+        replay, hidden = self._graphs[size]
         replay()
-        return logits[batch.logits_rows]
+        return hidden[batch.logits_rows]
 
     def _batch(self, size: int) -> Batch:
         """The first `size` rows of the buffers."""
         parts = {name: buffer[:size] for name, buffer in self._buffers.items()}
         rows = self._rows[:size]
         cu_seqlens_q = self._rows[: size + 1].to(torch.int32)
-        return Batch(
-            **parts, cu_seqlens_q=cu_seqlens_q, logits_rows=rows, max_query_len=1, max_key_len=self._max_key_len
-        )
+        lengths = {"max_query_len": 1, "max_key_len": self._max_key_len}
+        return Batch(cu_seqlens_q=cu_seqlens_q, logits_rows=rows, **parts, **lengths)  # type: ignore[arg-type]
 
 
 def record(forward: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:

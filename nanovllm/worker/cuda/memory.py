@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import cdiv
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.speculation.config import max_num_logits
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.sampler import SamplingBatch, sample
@@ -29,8 +30,13 @@ def make_pool(runner: Any) -> DecodeGraphs | None:
 
     runner.kv_cache = KVCache(runner.local_config, 1, block_size, runner.dtype, runner.device)
     has_graphs = "cuda_graphs" in config.optimizations and not model_config.expert_layers
-    sizes = runner.max_model_len, block_size, model_config.vocab_size
-    runner.make_pool(free_bytes(config, *sizes, runner.run, record if has_graphs else None))
+
+    def compute_logits(num_rows: int) -> Tensor:
+        hidden = torch.zeros(num_rows, model_config.hidden_size, dtype=runner.dtype, device=runner.device)
+        return runner.model.logits(hidden).float()
+
+    sizes = runner.max_model_len, block_size
+    runner.make_pool(free_bytes(config, *sizes, runner.run, compute_logits, record if has_graphs else None))
     return record() if has_graphs else None  # again: graphs read the pool that they were recorded with
 
 
@@ -38,13 +44,14 @@ def free_bytes(
     config: EngineConfig,
     max_model_len: int,
     block_size: int,
-    vocab_size: int,
     run: Callable[[SchedulerOutput], object],
+    compute_logits: Callable[[int], Tensor],
     record_graphs: Callable | None,
 ) -> int:
     """What the KV pool may take: gpu_memory_utilization of the GPU, less weights, the largest step and the graphs.
 
-    Step and graphs are measured by running and recording them; record_graphs is None if there are none.
+    compute_logits: of so many rows. Step and graphs are measured by running and recording them; record_graphs is None
+    if there are none.
     """
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -54,7 +61,7 @@ def free_bytes(
     chunks = [ScheduledChunk(seq, 0, num_tokens, 0)] * (config.max_num_batched_tokens // num_tokens)
     run(SchedulerOutput(chunks, [], num_tokens * len(chunks)))
     num_rows = max_num_logits(config.max_num_seqs, config.speculative_config)
-    sample(torch.zeros(num_rows, vocab_size, device="cuda"), SamplingBatch.from_sequences([seq] * num_rows))
+    sample(compute_logits(num_rows), SamplingBatch.from_sequences([seq] * num_rows))
     step_bytes = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

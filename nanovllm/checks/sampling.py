@@ -1,0 +1,76 @@
+"""What each parameter of a request may be: the checks in front of SamplingParams, as far as no checkpoint is asked."""
+
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any
+
+from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of
+from nanovllm.checks.vllm_names import accepted
+from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.sampling_params import SamplingParams
+
+PARAMETER_BOUNDS: dict[str, Bounds] = {
+    "n": (Integral, 1, 16_384),  # vLLM's limit
+    "temperature": (Real, 0.0),
+    "top_p": (Real, MIN_POSITIVE, 1.0),
+    "top_k": (Integral, -1),
+    "min_p": (Real, 0.0, 1.0),
+    "seed": SEED,
+    "max_tokens": (Integral, 1),
+    "min_tokens": (Integral, 0),
+    "logprobs": (Integral, -1),
+    "prompt_logprobs": (Integral, -1),
+    "repetition_penalty": (Real, MIN_POSITIVE, MAX_POSITIVE),
+    "presence_penalty": (Real, -2.0, 2.0),
+    "frequency_penalty": (Real, -2.0, 2.0),
+}
+LISTS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("stop", "bad_words"), (str, "strings")),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids")),
+}
+FIELDS = SamplingParams.__dataclass_fields__
+
+
+def check_parameter(name: str, value: Any, kind: Any) -> Any:
+    """A SamplingParams' field in its one form. kind: its type. Raises ValueError."""
+    if name in LISTS and (value is not None or name != "allowed_token_ids"):
+        value = list_of(value, *LISTS[name], name=name)
+        if "" in value:
+            raise ValueError(f"{name} holds an empty string, which every text has everywhere")
+        if name == "allowed_token_ids" and not value:
+            raise ValueError("allowed_token_ids is empty: there is no token to choose; None allows all")
+    if name == "logit_bias" and value is not None:
+        return bias_of(value)
+    if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
+        raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
+    if name == "seed" and isinstance(value, Integral) and value == -1:
+        return None
+    return check_field(name, value, kind, PARAMETER_BOUNDS)
+
+
+def check_together(params: SamplingParams) -> None:
+    """Parameters that exclude each other. Raises ValueError."""
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise ValueError(f"min_tokens ({params.min_tokens}) is larger than max_tokens ({params.max_tokens})")
+    if params.stop and not params.detokenize:
+        raise ValueError("stop strings are found in the text: they need detokenize=True")
+    if params.structured_outputs is not None and params.allowed_token_ids is not None:
+        raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
+
+
+_plain_init = SamplingParams.__init__
+
+
+@wraps(_plain_init)
+def _init(self: SamplingParams, *args: Any, **given: Any) -> None:
+    """Raises ValueError for an unknown name, a wrong type or a value out of range."""
+    _plain_init(self, *args, **accepted(given, FIELDS, "SamplingParams"))
+    check_together(self)
+
+
+def _setattr(self: SamplingParams, name: str, value: Any) -> None:
+    if name in FIELDS or accepted({name: value}, FIELDS, "SamplingParams"):
+        object.__setattr__(self, name, check_parameter(name, value, FIELDS[name].type))
+
+
+SamplingParams.__init__, SamplingParams.__setattr__ = _init, _setattr  # type: ignore[method-assign, assignment]

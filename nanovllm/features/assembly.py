@@ -1,0 +1,53 @@
+"""What an engine is assembled from, by its options and by what its requests ask for. Nothing is loaded before that."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+
+if TYPE_CHECKING:
+    from nanovllm.features.grammar.grammar import GrammarCompiler
+    from nanovllm.features.lora.registry import KnownAdapters
+
+
+def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
+    """The model runner, or what stands for one in each of several processes."""
+    if config.tensor_parallel_size > 1:
+        from nanovllm.features.parallel.ranks import ParallelRunner
+
+        return ParallelRunner(config, model_config)
+    from nanovllm.worker.model_runner import ModelRunner
+
+    return ModelRunner(config, model_config)
+
+
+class Features:
+    """adapters: those that requests have named. grammars: a compiler of what answers must fit."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any) -> None:
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+
+    @cached_property
+    def adapters(self) -> "KnownAdapters":
+        from nanovllm.features.lora.registry import KnownAdapters
+
+        return KnownAdapters(self.model_config, self.config)
+
+    @cached_property
+    def grammars(self) -> "GrammarCompiler":
+        from nanovllm.features.grammar.grammar import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+
+    def scheduler_options(self, directory: Path) -> dict[str, Any]:
+        """What the scheduler is given for them. directory: the checkpoint's."""
+        options: dict[str, Any] = {}
+        if self.config.enable_lora:
+            options["may_run"] = self.adapters.may_run
+        if self.config.speculative_config is not None:
+            from nanovllm.features.speculation.draft_model import make_speculation
+
+            options["speculation"] = make_speculation(self.config, directory, self.model_config, self.tokenizer)
+        return options

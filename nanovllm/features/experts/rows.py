@@ -1,0 +1,108 @@
+"""Rows that each meet some of many weights, sorted by the weights they meet (chapter 15).
+
+Plain PyTorch, and beside it the C kernels that multiply the rows of all experts in one pass (worker/cpu/linear.c and
+quantized.c).
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
+from nanovllm.features.quantization.c_kernels import parts_of
+from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.worker.cpu.c_kernels import INT, PTR, products
+from nanovllm.worker.kernels import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """T rows, each of which meets C of several weights: T * C pairs (row, weight), sorted by weight.
+
+    rows     [T * C]   the row of each pair
+    places   [T, C]    where the pairs of each row are
+    met      [M]       the weights that any row meets
+    ends     [M]       one past the last pair of each of them
+    """
+
+    rows: Tensor
+    places: Tensor
+    met: Tensor
+    ends: Tensor
+
+
+def sort_by_expert(chosen: Tensor, num_weights: int) -> ExpertRows:
+    """chosen: [T, C], the weights that each row meets. Pairs of one weight are in the order of their rows."""
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(flat), device=flat.device)
+    counts = flat.bincount(minlength=num_weights)
+    met = counts.nonzero().squeeze(1)
+    return ExpertRows(order // chosen.shape[1], places.view(chosen.shape), met, counts.cumsum(0)[met])
+
+
+class ExpertWeights:
+    """Weights of the same shape, one an expert. linears: the layers that hold them."""
+
+    def __init__(self, linears: Iterable[Any]) -> None:
+        self.linears = list(linears)
+        self.kernel_args: Any = None  # what a kernel keeps with the weights
+
+
+def expert_linear(x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
+    """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
+    out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
+    for i, end in zip(sorted_rows.met.tolist(), sorted_rows.ends.tolist(), strict=True):
+        linear = weights.linears[i]
+        out[start:end] = linear.product(x[start:end], linear.weight, None)
+        start = end
+    return out
+
+
+def weighted_sum(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """[T, size]: for each row t, the sum over c of weights[t, c] * x[places[t, c]]. x: [pairs, size]."""
+    return (x[places].float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class ExpertKernels:
+    """The two functions above, or the same in C."""
+
+    expert_linear: Callable[[Tensor, ExpertWeights, ExpertRows], Tensor] = expert_linear
+    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
+
+
+@lru_cache(8)
+def kernels_for(kernels: Kernels) -> ExpertKernels:
+    if kernels.library is None:
+        return ExpertKernels()
+    return ExpertKernels(partial(_linear_in_c, kernels), partial(_sum_in_c, kernels.library))
+
+
+def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
+    first = weights.linears[0]
+    is_quantized = isinstance(first.weight, MergedWeight)
+    quantized_products = quantized_kernels_for(kernels).products
+    if first.product is not kernels.linear and not is_quantized:
+        return expert_linear(x, weights, sorted_rows)
+    if weights.kernel_args is None:
+        address_of = parts_of if is_quantized else Tensor.data_ptr
+        weights.kernel_args = torch.tensor([address_of(layer.weight) for layer in weights.linears])
+    met = weights.kernel_args[sorted_rows.met]
+    pointers = met.data_ptr(), sorted_rows.ends.data_ptr(), len(met)
+    if is_quantized and quantized_products is not None:
+        return quantized_products(x, *pointers, None, first.weight)
+    return products(kernels.library, x, *pointers, None, *first.weight.shape)
+
+
+def _sum_in_c(lib: ctypes.CDLL, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    out = x.new_empty(len(places), x.shape[1])
+    pointers = out.data_ptr(), x.data_ptr(), places.data_ptr(), weights.contiguous().data_ptr()
+    lib.weighted_sum(*map(PTR, pointers), *map(INT, (*places.shape, x.shape[1])))
+    return out

@@ -1,0 +1,27 @@
+"""RankRunner: the model runner of one rank (chapter 9)."""
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.features.logprobs.scores import PromptLogprobs
+from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.worker.model_runner import ModelRunner
+
+
+class RankRunner(ModelRunner):
+    """A ModelRunner that has a share of the model. The layers add up what the ranks get (layers.py); rank 0 samples."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, group: Group) -> None:
+        self.group = group
+        super().__init__(config, model_config, shard_config(model_config, group.size))
+
+    def count_blocks(self, free_bytes: int) -> int:
+        """The fewest that any rank has room for. On a CPU the ranks share the memory that is free."""
+        if self.device.type == "cpu":
+            free_bytes //= self.group.size
+        return self.group.smallest(super().count_blocks(free_bytes))
+
+    def get_prompt_logprobs(self) -> PromptLogprobs:
+        return self.prompt_logprobs
+
+    def usage(self) -> dict[str, int]:
+        return super().usage() | {"all_reduced": self.group.num_reduced_bytes}

@@ -1,0 +1,106 @@
+"""The C kernels for weights of few bits, called through ctypes; PyTorch where there are none (chapter 12)."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanovllm.features.quantization.formats import FORMATS, Q4_1, Groups, MergedWeight, in_groups, quantized_linear
+from nanovllm.features.quantization.q4_1_search import search_q4_1
+from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
+from nanovllm.worker.kernels import Kernels
+
+
+@dataclass(frozen=True)
+class QuantizedKernels:
+    """The same functions in PyTorch, see formats.py and q4_1_search.py, or in C. products: of several weights, in C."""
+
+    quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
+    search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
+    products: Callable[[Tensor, int, int, int, Tensor | None, MergedWeight], Tensor] | None = None
+
+
+def kernels_for(kernels: Kernels) -> QuantizedKernels:
+    return QuantizedKernels() if kernels.library is None else _in_c(kernels.library)
+
+
+class QuantizedPart(ctypes.Structure):
+    """quantized_part of worker/cpu/quantized.c. format: its place in FORMATS."""
+
+    _fields_ = (("blocks", PTR), *args_of(INT, "block_bytes format n"))
+
+
+class QuantizedArgs(ctypes.Structure):
+    """quantized_args of worker/cpu/quantized.c."""
+
+    _fields_ = (
+        *args_of(PTR, "out x bias groups weights ends"),
+        *args_of(INT, "num_weights num_parts num_blocks n k x_stride"),
+    )
+
+
+class SearchArgs(ctypes.Structure):
+    """search_args of worker/cpu/quantize.c."""
+
+    _fields_ = (*args_of(PTR, "codes scales minimums weight importance"), *args_of(INT, "n k"))
+
+
+@lru_cache(8)
+def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
+    lib.x_groups_bytes.restype, lib.x_groups_bytes.argtypes = INT, [INT]
+    for function, args in (lib.quantized_linear, QuantizedArgs), (lib.search_q4_1, SearchArgs):
+        function.restype, function.argtypes = None, [ctypes.POINTER(args)]
+    scratch = torch.empty(0)
+
+    def products(
+        x: Tensor, weights: int, ends: int, num_weights: int, bias: Tensor | None, alike: MergedWeight
+    ) -> Tensor:
+        """The rows up to ends[i] meet weights[i]: addresses of num_weights numbers. alike: a weight of their sizes."""
+        nonlocal scratch
+        parts_of(alike)
+        parts, num_blocks, n = alike.kernel_args
+        scratch_bytes = lib.x_groups_bytes(x.shape[1])
+        if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
+            scratch = torch.zeros(scratch_bytes, dtype=torch.uint8)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        out = x.new_empty(x.shape[0], n)
+        args = QuantizedArgs(
+            out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+            groups=scratch.data_ptr(), weights=weights, ends=ends, num_weights=num_weights, num_parts=len(parts),
+            num_blocks=num_blocks, n=n, k=x.shape[1], x_stride=x.stride(0),
+        )  # fmt: skip
+        lib.quantized_linear(args)
+        return out
+
+    def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
+        parts, end = PTR(parts_of(weight)), INT(x.shape[0])
+        return products(x, ctypes.addressof(parts), ctypes.addressof(end), 1, bias, weight)
+
+    def search_q4_1(weight: Tensor, importance: Tensor) -> Groups:
+        k, groups = weight.shape[1], in_groups(weight).contiguous()
+        n, num_groups, group_size = groups.shape
+        importance = F.pad(importance, (0, -k % group_size))
+        codes = torch.empty(n, num_groups, group_size // 2, dtype=torch.uint8)
+        scales, minimums = torch.empty(2, n, num_groups)
+        pointers = (x.data_ptr() for x in (codes, scales, minimums, groups, importance))
+        lib.search_q4_1(SearchArgs(*pointers, n, num_groups * group_size))
+        return Groups(Q4_1, k, codes, scales.half(), minimums.half())
+
+    return QuantizedKernels(quantized_linear, search_q4_1, products)
+
+
+def parts_of(weight: MergedWeight) -> int:
+    """Where the weight's parts lie, as C reads them; made once, with its number of blocks and of outputs."""
+    if weight.kernel_args is None:
+        formats = list(FORMATS.values())
+        parts = [
+            QuantizedPart(p.blocks.data_ptr(), p.blocks.stride(0), formats.index(p.format), p.shape[0])
+            for p in weight.parts
+        ]
+        num_blocks = sum(len(p.blocks) for p in weight.parts)
+        weight.kernel_args = (QuantizedPart * len(parts))(*parts), num_blocks, sum(p.n for p in parts)
+    return ctypes.addressof(weight.kernel_args[0])

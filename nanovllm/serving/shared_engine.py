@@ -1,0 +1,42 @@
+"""SharedEngine: several threads use one LLM; whoever steps does it for all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nanovllm.engine import LLMEngine
+from nanovllm.outputs import RequestOutput
+from nanovllm.request import Request
+from nanovllm.serving.fair_lock import FairLock
+from nanovllm.tools.progress import ctrl_c_after_step
+
+
+class SharedEngine:
+    """turns: one thread at a time; outputs: the newest of each request, until its caller takes it."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine, self.turns = engine, FairLock()
+        self.outputs: dict[str, RequestOutput] = {}
+
+    def enqueue(self, requests: list[Request]) -> set[str]:
+        """Queue requests. Returns their ids."""
+        with self.turns:
+            return set(self.engine.enqueue(requests))
+
+    def step(self, ours: set[str]) -> list[RequestOutput]:
+        """The newest outputs of these requests. If there are none, make a step, for all requests of all threads."""
+        with ctrl_c_after_step(), self.turns:
+            if self.outputs.keys().isdisjoint(ours):
+                self.outputs.update((output.request_id, output) for output in self.engine.step())
+            return [self.outputs.pop(request_id) for request_id in self.outputs.keys() & ours]
+
+    @contextmanager
+    def aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:
+        """Whatever ends the call early, a generator that is closed included: its requests end with it."""
+        try:
+            yield
+        except BaseException:
+            with ctrl_c_after_step(), self.turns:
+                self.engine.abort_requests(requests)
+                for request in requests:
+                    self.outputs.pop(request.request_id, None)
+            raise
