@@ -1,4 +1,4 @@
-"""The chapters' texts cannot drift from the engine: links, quotes, code and what it prints, the page of one request."""
+"""The chapters' texts cannot drift from the engine: quotes, code and what it prints, the page of one request."""
 
 import ast
 import contextlib
@@ -13,8 +13,6 @@ from chapters.course import TITLES
 from chapters.site.sources import first_line, node_of
 from nanovllm import LLM
 
-PAGES = [f"chapters/{chapter.folder.name}/README.md" for chapter in CHAPTERS]
-
 
 def test_the_chapters_there_are():
     assert [chapter.number for chapter in CHAPTERS] == list(TITLES)
@@ -28,15 +26,6 @@ def test_shape(chapter):
     for name in ("lab", "quiz", "check"):
         assert f"python -m chapters {name} {chapter.number}" in text
     assert "nanovllm/" in text and "arXiv" in text
-
-
-@pytest.mark.parametrize("page", ["README.md", "chapters/README.md", "chapters/one_request.md", *PAGES])
-def test_links(page):
-    prose = FENCE.sub("", (ROOT / page).read_text("utf-8"))
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose) + re.findall(r"^\[\d+\]: (.*)$", prose, re.MULTILINE)
-    for target in targets:
-        if not target.startswith("http"):
-            assert (ROOT / page).parent.joinpath(target).exists(), f"{target} is not there"
 
 
 @for_each_chapter

@@ -22,15 +22,25 @@ def run(demo_checkpoint, processes):
     return run
 
 
+def computed_of(out: str) -> list[int]:
+    """Of how many prompt tokens the panel says that they were computed: cold, warm."""
+    numbers = re.findall(r"([\d,]+) were computed", " ".join(out.split("│")).replace("\n", ""))
+    return [int(number.replace(",", "")) for number in numbers]
+
+
+def found_of(out: str) -> list[tuple[str, str]]:
+    """A question's prompt tokens, and how many of them were found in the cache."""
+    return re.findall(r"│ +(\d+) │ +(\d+) │ +[\d,]+ ms │", out)
+
+
 def test_quickstart(run, demo_in_float32):
     out = run("quickstart.py", str(demo_in_float32))
     cold, warm = out.split("Second batch")
     assert "Rope Walk" in cold and "Old Dock" in warm
-    computed = [
-        int(n.replace(",", ""))
-        for n in re.findall(r"([\d,]+) were computed", " ".join(out.split("│")).replace("\n", ""))
-    ]
+    computed = computed_of(out)
     assert len(computed) == 2 and computed[1] < computed[0] / 5
+    shown = (ROOT / "README.md").read_text("utf-8")
+    assert computed_of(shown) == computed and found_of(shown) and set(found_of(shown)) <= set(found_of(out))
     assert "times faster" in re.sub(r"[\s│]+", " ", out)
 
 

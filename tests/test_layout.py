@@ -12,13 +12,31 @@ PACKAGE = ROOT / "nanovllm"
 ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$", re.MULTILINE)
 
 
+def section(title: str) -> str:
+    return (PACKAGE / "README.md").read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
 def test_every_place_is_there():
-    text = (PACKAGE / "README.md").read_text("utf-8")
+    text = section("What happens where")
     rows = ROW.findall(text)
     assert len(rows) == text.count("\n| ") - 1 > 30
     for shown, path, symbol in rows:
         assert shown == path
         node_of(f"nanovllm/{path}", symbol)
+
+
+def test_every_file_of_the_heart_has_its_place_in_the_order():
+    text = section("The heart, in the order to read it")
+    for path in (*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("core/[!_]*.py"), *PACKAGE.glob("worker/[!_]*.py")):
+        assert f"({path.relative_to(PACKAGE).as_posix()})" in text, path
+
+
+def test_every_wing_is_named():
+    text = section("The wings")
+    for pattern in ("*", "features/*", "worker/*"):
+        for path in PACKAGE.glob(f"{pattern}/__init__.py"):
+            folder = path.parent.relative_to(PACKAGE).as_posix()
+            assert f"[{folder}/](" in text or folder in ("core", "worker", "features"), folder
 
 
 def imported(path: Path) -> set[str]:

@@ -19,6 +19,10 @@ TEXTS |= {
     f"chapters/{readme.parent.name}/README.md": f"{readme.parent.name}/index.html"
     for readme in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.md"))
 }
+for folder in ("examples", "nanovllm", "tests"):
+    for readme in sorted((ROOT / folder).rglob("README.md")):
+        place = readme.parent.relative_to(ROOT).as_posix()
+        TEXTS[f"{place}/README.md"] = f"{place}/index.html"
 
 
 def highlighted(code: str, language: str = "", filename: str = "") -> str:
