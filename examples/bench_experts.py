@@ -1,10 +1,10 @@
 """A mixture of experts against transformers: a random Qwen3-MoE checkpoint of 1B weights, 8 of 64 experts a token.
 
-python examples/bench_experts.py              bf16, one request and eight at a time
-python examples/bench_experts.py --int8       the engine's weights in 8 bits, too
+    python examples/bench_experts.py              bf16, one request and eight at a time
+    python examples/bench_experts.py --int8       the engine's weights in 8 bits, too
 
 Both generate the same number of tokens from the same random prompts, greedily. transformers has several ways to compute
-experts; each is tried, and the best one counts.
+experts; each is tried. Prints output tokens/s, and how many times that is of transformers' best (chapter 15).
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""What prefix caching gains and costs, measured on this machine.
+"""What prefix caching gains and costs, measured on this machine (chapter 7).
 
     python examples/bench_prefix_cache.py [MODEL] [--requests N] [--blocks N]
 
 1. six kinds of workload with caching on and off; 2. the cost when nothing is shared; 3. whether the bookkeeping grows
 with the pool or the queue; 4. whether requests that arrive together compute their common prefix once.
+Prints a table for each.
 """
 
 import argparse

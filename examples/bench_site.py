@@ -2,8 +2,9 @@
 
     python examples/bench_site.py
 
-builds the site with its runtime (python -m chapters site --offline) into a temporary folder, serves it from this
-machine and opens it in chromium with Playwright, each time with an empty browser cache. No network is in these numbers.
+Builds the site with its runtime (python -m chapters site --offline) into a temporary folder, serves it from this
+machine and opens it in chromium with Playwright, each time with an empty browser cache. Prints a line
+for each page, in milliseconds or seconds; no network is in these numbers.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 --type: of the projections, the embedding table and the output head: F32, F16, BF16, Q8_0, Q4_0 or Q4_1; norms and
 biases are F32, as they always are in such files. A Llama's rows of q and k are put in the order that llama.cpp's rotary
-embedding expects. The tokenizer is not written: a benchmark sends token ids.
+embedding expects. The tokenizer is not written: a benchmark sends token ids. Prints the file's size.
 """
 
 import argparse

@@ -1,12 +1,15 @@
 """One script, two engines: for the day you outgrow this one, only the import changes.
 
-python examples/move_to_vllm.py [MODEL]                     on nanovllm
-python examples/move_to_vllm.py [MODEL] --engine vllm       on vLLM, where it is installed
+    python examples/move_to_vllm.py [MODEL]                     on nanovllm
+    python examples/move_to_vllm.py [MODEL] --engine vllm       on vLLM, where it is installed
 
-What moves, in both directions: LLM, EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams, generate() and
-chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), and what comes back. What does not: vLLM's
-multimodal input, adapters, pooling models and AsyncLLM; our stream(), abort(), stats() and
-optimizations. examples/move_to_vllm.md has both, name by name.
+Prints three questions about one text, cold and warm, with the prompt tokens that were found in the cache; an answer
+that must be one of three words; three samples of one prompt.
+
+What moves, in both directions: LLM, EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams, LoRARequest,
+generate() and chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), and what comes back. What
+does not: vLLM's multimodal input, pooling models and AsyncLLM; our stream(), abort(), stats() and optimizations.
+examples/move_to_vllm.md has both, name by name.
 """
 
 import argparse

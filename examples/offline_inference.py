@@ -1,4 +1,7 @@
-"""The script everybody starts from: python examples/offline_inference.py [MODEL]"""
+"""The script everybody starts from; it prints three prompts and how they go on.
+
+python examples/offline_inference.py [MODEL]
+"""
 
 import sys
 

@@ -9,8 +9,8 @@ many equally likely tokens. Windows do not overlap, and the first token of each 
 The default text is Python's language reference, as it comes with every Python for help(). Compare figures of the same
 text and window only: another version of Python has another text.
 
---shuffle: the demo model's weights were made of 4-bit ones, so int4 finds these again and costs nothing. This option
-gives the model's channels another order. It computes the same function, but other numbers share a scale.
+--shuffle: the demo model's weights were made of 4-bit ones, so int4 finds these again and costs less than elsewhere.
+This option gives the model's channels another order. It computes the same function, but other numbers share a scale.
 """
 
 import argparse

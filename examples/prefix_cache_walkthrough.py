@@ -3,6 +3,7 @@
     python examples/prefix_cache_walkthrough.py
 
 Block size 4. After each step it draws the pool, the free queue and the hash map. Needs no model and no torch.
+Chapter 7 explains what happens.
 """
 
 from rich.console import Console, Group

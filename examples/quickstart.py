@@ -1,7 +1,10 @@
 """First look: answer questions in a batch, then ask more about the same text and see what the engine need not redo.
 
-python examples/quickstart.py            on the demo checkpoint (fetched once)
-python examples/quickstart.py MODEL      on any local checkpoint directory or hub id
+    python examples/quickstart.py            on the demo checkpoint (fetched once)
+    python examples/quickstart.py MODEL      on any local checkpoint directory or hub id
+
+Prints a table of answers for each batch, with the prompt tokens that were found in the cache and the time to the first
+token, and then what happened.
 """
 
 import logging

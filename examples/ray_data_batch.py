@@ -1,8 +1,8 @@
 """The batch job of `nanovllm run-batch` as a Ray Data pipeline: read, one engine per actor, write.
 
-pip install -e ".[ray]"
-python examples/ray_data_batch.py -i in.jsonl -o answers                 on this machine, two actors
-RAY_ADDRESS=auto python examples/ray_data_batch.py --num-engines 16 -i /shared/in.jsonl -o /shared/answers
+    pip install -e ".[ray]"
+    python examples/ray_data_batch.py -i in.jsonl -o answers                 on this machine, two actors
+    RAY_ADDRESS=auto python examples/ray_data_batch.py --num-engines 16 -i /shared/in.jsonl -o /shared/answers
 
 Input and output lines are those of `nanovllm run-batch`; the output is a folder of files. Requests are sorted by their
 prompts first, so that those which begin alike reach the same engine one after another, and its prefix cache pays.
