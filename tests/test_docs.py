@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from course_text import FENCE, ROOT
 
+from nanovllm.tools import demo_model
+
 FOLDERS = ["chapters", "examples", "nanovllm", "tests"]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\d+\]: (.*)$", re.MULTILINE)
@@ -61,6 +63,7 @@ def test_the_readme_is_one_screen_and_doors():
     text = (ROOT / "README.md").read_text("utf-8")
     assert text.count("\n") <= 150
     assert len(re.findall(r"^pip install -e ", text, re.MULTILINE)) == 2, ".ci/run takes the two commands from here"
+    assert all(f"{size} MB" in text for size in (demo_model.WHEEL_MB, demo_model.CHECKPOINT_MB))
 
 
 def test_the_readme_s_script(demo_checkpoint):
