@@ -218,7 +218,7 @@ class LLMEngine:
             self.note_scheduled(output, started)
             token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
             self.scheduler.update(output, token_ids)
-            progressed = self.take_tokens(output, logprobs)
+            progressed = self.process_outputs(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
             if self.on_step is not None:
                 self.on_step(output, progressed)
@@ -236,16 +236,16 @@ class LLMEngine:
         for chunk in output.chunks:
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
 
-    def take_tokens(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
+    def process_outputs(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
         """Let the requests make text and logprobs of their new tokens; end sequences at stop strings.
 
         Returns the requests that have got tokens.
         """
         now, progressed, rows = time.perf_counter(), dict[str, Request](), iter(logprobs)
-        for chunk in (chunk for chunk in output.chunks if chunk.samples):
+        for chunk in (chunk for chunk in output.chunks if chunk.reaches_end):
             request = self.request_of_seq[chunk.seq.seq_id]
             progressed[request.request_id] = request
-            if (stop := request.take_tokens(chunk, list(islice(rows, chunk.num_logits)), now)) is not None:
+            if (stop := request.add_tokens(chunk, list(islice(rows, chunk.num_logits)), now)) is not None:
                 self.scheduler.finish(chunk.seq, "stop", stop)
         if any(chunk.seq.skips_cache for chunk in output.chunks):
             for seq_id, position, found in self.model_runner.prompt_logprobs:
@@ -263,7 +263,7 @@ class LLMEngine:
         if self._in_step:
             self.scheduler.roll_back(self.scheduled)
             for chunk in self.scheduled.chunks if self.scheduled is not None else ():
-                if chunk.samples:
+                if chunk.reaches_end:
                     self.request_of_seq[chunk.seq.seq_id].roll_back(chunk)
             self._dropped, self._in_step = [], False
         elif self._dropped:

@@ -87,7 +87,7 @@ class Request:
             self.num_cached_tokens = seq.num_cached_tokens
             self.metrics.first_scheduled_time = now
 
-    def take_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
+    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
         """Let text, logprobs and metrics grow by the tokens that the scheduler has just appended to a sample.
 
         logprobs: of each row of the chunk that gave logits, a TokenLogprobs, or None if they are not asked for. Returns

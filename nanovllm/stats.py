@@ -46,7 +46,7 @@ class EngineStats(GuessRates):
         self.num_finished_requests += num_finished
         self.step_time_s += seconds
         for chunk in output.chunks:
-            if chunk.samples:
+            if chunk.reaches_end:
                 num_taken = len(chunk.seq.tokens) - chunk.known_end
                 self.num_decode_tokens += max(num_taken - 1, 0)
                 self.count(len(chunk.guesses), num_taken)

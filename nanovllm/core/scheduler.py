@@ -48,11 +48,11 @@ class ScheduledChunk:
     end: int
     write_start: int
     guesses: list[int] = field(default_factory=list)
-    samples: bool = field(init=False)
+    reaches_end: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: the chunk is asked again after update(), which has made seq.tokens longer.
-        object.__setattr__(self, "samples", self.known_end == len(self.seq.tokens))
+        object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
 
     @classmethod
     def next_of(cls, seq: Sequence, num_tokens: int, block_manager: BlockManager) -> "ScheduledChunk":
@@ -72,7 +72,7 @@ class ScheduledChunk:
     @property
     def num_logits(self) -> int:
         """Rows, the chunk's last ones, whose logits are needed."""
-        return self.samples + len(self.guesses)
+        return self.reaches_end + len(self.guesses)
 
     def sampled_seqs(self) -> list[Sequence]:
         """What each of those rows samples for: the sequence, then copies of it, each with one guess more."""
@@ -193,7 +193,7 @@ class Scheduler:
             budget -= num_tokens
 
         if self.speculation is not None:
-            chunks = self.speculation.extend(self, chunks, budget)
+            chunks = self.speculation.add_guesses(self, chunks, budget)
         return SchedulerOutput(chunks, preempted, sum(chunk.end - chunk.start for chunk in chunks))
 
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
@@ -204,10 +204,10 @@ class Scheduler:
         assert len(token_ids) == sum(chunk.num_logits for chunk in output.chunks), "a token for each row"
         finished, rows = [], iter(token_ids)
         for chunk in output.chunks:
-            if chunk.samples and self.take_tokens(chunk, list(islice(rows, chunk.num_logits))):
+            if chunk.reaches_end and self.accept_tokens(chunk, list(islice(rows, chunk.num_logits))):
                 finished.append(chunk.seq)
         if self.speculation is not None:
-            self.speculation.note(output)
+            self.speculation.learn_from(output)
         self.block_manager.commit()
         return finished
 
@@ -219,7 +219,7 @@ class Scheduler:
         """
         for chunk in output.chunks if output is not None else ():
             self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
-            if chunk.samples:
+            if chunk.reaches_end:
                 chunk.seq.cut(chunk.known_end, self.block_manager.block_size)
         self.block_manager.roll_back()
         self.running, self.waiting = [], deque(self.seqs.values())
@@ -245,7 +245,7 @@ class Scheduler:
         self.block_manager.register_prefix(seq)
         return chunk
 
-    def take_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+    def accept_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
         """Append the token sampled, and after each guess that it confirms the next one. True if the sequence ended.
 
         token_ids: what each row with logits sampled. A guess is accepted if it is the token sampled in its place; the

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q8_0, Groups, concatenate, quantize_q8_0
+from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q8_0, QuantizedRows, concatenate, quantize_q8_0
 from nanovllm.files.gguf_file import FLOATS, GGUFFile, GGUFTensor, gguf_package
 
 logger = logging.getLogger("nanovllm")
@@ -44,7 +44,7 @@ class GGUFSlice:
         """What it is read as: the name of a floating-point type, or of a format of groups."""
         return self.type if self.type in FLOATS or self.type in FORMATS else Q8_0.name
 
-    def __getitem__(self, share: tuple[slice, ...]) -> Tensor | Groups:
+    def __getitem__(self, share: tuple[slice, ...]) -> Tensor | QuantizedRows:
         """Some rows, and of a matrix some columns, which are whole groups. Ordinary ones are not copied."""
         tensor = self.tensor
         rows = torch.frombuffer(self.file.data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start)
@@ -61,7 +61,7 @@ class GGUFSlice:
             return self._groups(rows, share[1])
         return concatenate(self._unpack(part, share[1]) for part in rows.split(ROWS_AT_A_TIME))
 
-    def _groups(self, rows: Tensor, columns: slice) -> Groups:
+    def _groups(self, rows: Tensor, columns: slice) -> QuantizedRows:
         """In the file a group is its scale, its minimum if there is one, and its codes."""
         form = FORMATS[self.type]
         groups = rows.unflatten(1, (-1, form.group_bytes))[:, columns.start // GROUP_SIZE : columns.stop // GROUP_SIZE]
@@ -69,8 +69,8 @@ class GGUFSlice:
         codes = groups[..., -form.code_bytes :]
         codes = codes ^ 128 if form == Q8_0 else codes.contiguous()  # there from -128 to 127, here from 0 to 255
         minimums = numbers[..., 1] if form.has_minimum else None
-        return Groups(form, columns.stop - columns.start, codes, numbers[..., 0], minimums)
+        return QuantizedRows(form, columns.stop - columns.start, codes, numbers[..., 0], minimums)
 
-    def _unpack(self, rows: Tensor, columns: slice) -> Groups:
+    def _unpack(self, rows: Tensor, columns: slice) -> QuantizedRows:
         weights = torch.from_numpy(gguf_package().dequantize(rows.numpy(), self.tensor.type))
         return quantize_q8_0(weights[:, columns])

@@ -41,7 +41,7 @@ class WeightFiles:
         return not FORMATS.keys().isdisjoint(self.stored.values())
 
     def read(self, name: str) -> Any:
-        """A Tensor, still in the mapped file; of weights of few bits their Groups."""
+        """A Tensor, still in the mapped file; of weights of few bits their QuantizedRows."""
         return self._files[name].get_slice(name)[self.shares[name]]
 
     def reopen(self) -> None:

@@ -15,7 +15,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.features.lora.adapter import Adapter, linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
-from nanovllm.features.parallel.group import Group
+from nanovllm.features.parallel.group import RankGroup
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
@@ -96,10 +96,10 @@ class Adapters:
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
-        group: Group | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         """Let the model's linear layers look here. model_config: of the whole model. group: its ranks, if there are."""
-        self.config, self.model_config, self.group = config, model_config, group or Group()
+        self.config, self.model_config, self.group = config, model_config, group or RankGroup()
         self.add_adapters, self.dtype, self.device = kernel_for(kernels), dtype, device
         self.slots: dict[int, int] = {}
         self._loaded: dict[int, int] = {}  # {slot: lora_int_id of the adapter that is in it, whole}

@@ -1,4 +1,4 @@
-"""Group: this rank's place among those that share a model, and which part of it is its own (chapter 9).
+"""RankGroup: this rank's place among those that share a model, and which part of it is its own (chapter 9).
 
 The split is that of Megatron-LM (arXiv:1909.08053).
 """
@@ -23,7 +23,7 @@ class PeerError(RuntimeError):
 
 
 @dataclass
-class Group:
+class RankGroup:
     """This rank's place among those that share a model. In a group of one, every operation returns its input."""
 
     rank: int = 0

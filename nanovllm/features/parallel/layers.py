@@ -14,7 +14,7 @@ from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Decoder, DecoderLayer
 
 if TYPE_CHECKING:
-    from nanovllm.features.parallel.group import Group
+    from nanovllm.features.parallel.group import RankGroup
 
 ROW_PARALLEL = ("o_proj", "down_proj")
 
@@ -22,7 +22,7 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 class RowParallelLinear(Linear):
     """A rank holds some columns of the weight, for the columns of x that it has. The ranks add up what they get."""
 
-    group: "Group"
+    group: "RankGroup"
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
@@ -32,7 +32,7 @@ class RowParallelLinear(Linear):
 class ParallelDecoder(Decoder):
     """config has the sizes of this rank's share: of heads, of the MLP's columns, of the vocabulary (shard_config)."""
 
-    def __init__(self, config: ModelConfig, group: "Group") -> None:
+    def __init__(self, config: ModelConfig, group: "RankGroup") -> None:
         self.group = group
         super().__init__(config)
 

@@ -3,14 +3,14 @@
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.features.logprobs.scores import PromptLogprobs
-from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.group import RankGroup, shard_config
 from nanovllm.worker.model_runner import ModelRunner
 
 
 class RankRunner(ModelRunner):
     """A ModelRunner that has a share of the model. The layers add up what the ranks get (layers.py); rank 0 samples."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, group: Group) -> None:
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, group: RankGroup) -> None:
         self.group = group
         super().__init__(config, model_config, shard_config(model_config, group.size))
 

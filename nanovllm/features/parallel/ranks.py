@@ -188,13 +188,13 @@ def serve(fd: int, rank: int) -> None:
             time.sleep(HEARTBEAT_S)
 
     Thread(target=beat, daemon=True).start()
-    from nanovllm.features.parallel.group import Group, PeerError
+    from nanovllm.features.parallel.group import PeerError, RankGroup
 
     try:
         port, config, model_config = pickle.loads(connection.recv_bytes())
         if rank > 0:  # what rank 0 warns of holds for all
             logging.getLogger("nanovllm").setLevel(logging.ERROR)
-        group = Group(rank, config.tensor_parallel_size)
+        group = RankGroup(rank, config.tensor_parallel_size)
         group.join(port)
         from nanovllm.features.grammar.masks import PendingBits
         from nanovllm.features.parallel.rank_runner import RankRunner

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.quantization.formats import FORMATS, Q4_1, Groups, MergedWeight, in_groups, quantized_linear
+from nanovllm.features.quantization.formats import (
+    FORMATS,
+    Q4_1,
+    MergedWeight,
+    QuantizedRows,
+    in_groups,
+    quantized_linear,
+)
 from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
 from nanovllm.worker.kernels import Kernels
@@ -20,7 +27,7 @@ class QuantizedKernels:
     """The same functions in PyTorch, see formats.py and q4_1_search.py, or in C. products: of several weights, in C."""
 
     quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
-    search_q4_1: Callable[[Tensor, Tensor], Groups] = search_q4_1
+    search_q4_1: Callable[[Tensor, Tensor], QuantizedRows] = search_q4_1
     products: Callable[[Tensor, int, int, int, Tensor | None, MergedWeight], Tensor] | None = None
 
 
@@ -80,7 +87,7 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
         parts, end = PTR(parts_of(weight)), INT(x.shape[0])
         return products(x, ctypes.addressof(parts), ctypes.addressof(end), 1, bias, weight)
 
-    def search_q4_1(weight: Tensor, importance: Tensor) -> Groups:
+    def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
         k, groups = weight.shape[1], in_groups(weight).contiguous()
         n, num_groups, group_size = groups.shape
         importance = F.pad(importance, (0, -k % group_size))
@@ -88,7 +95,7 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
         scales, minimums = torch.empty(2, n, num_groups)
         pointers = (x.data_ptr() for x in (codes, scales, minimums, groups, importance))
         lib.search_q4_1(SearchArgs(*pointers, n, num_groups * group_size))
-        return Groups(Q4_1, k, codes, scales.half(), minimums.half())
+        return QuantizedRows(Q4_1, k, codes, scales.half(), minimums.half())
 
     return QuantizedKernels(quantized_linear, search_q4_1, products)
 

@@ -26,8 +26,8 @@ from nanovllm.features.parallel.layers import RowParallelLinear
 from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import (
     GROUP_SIZE,
-    Groups,
     MergedWeight,
+    QuantizedRows,
     concatenate,
     merge,
     quantize_q8_0,
@@ -45,7 +45,7 @@ INT8_SHARE = 0.12  # of int4's weights: 0.3125 + 0.12 * 0.21875 of the bytes of 
 CHUNK_NUMBERS = 1 << 18  # are rounded at a time: they stay in a core's cache
 LARGEST = torch.finfo(torch.float16).max  # of a weight
 
-Read = Callable[[str], Tensor | Groups]  # this rank's share of a tensor of the checkpoint
+Read = Callable[[str], Tensor | QuantizedRows]  # this rank's share of a tensor of the checkpoint
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
@@ -136,7 +136,7 @@ def in_chunks(weight: Tensor) -> tuple[Tensor, ...]:
     return weight.split(max(1, CHUNK_NUMBERS // weight.shape[1]))
 
 
-def check_numbers(name: str, part: Tensor | Groups) -> None:
+def check_numbers(name: str, part: Tensor | QuantizedRows) -> None:
     tensors = (part,) if isinstance(part, Tensor) else (part.scales, part.minimums)
     for tensor in tensors:
         if tensor is not None and not max(abs(x.item()) for x in tensor.aminmax()) <= LARGEST:  # NaN is not, either

@@ -53,7 +53,7 @@ BYTES_PER_NUMBER |= {name: form.group_bytes / GROUP_SIZE for name, form in FORMA
 
 
 @dataclass(frozen=True)
-class Groups:
+class QuantizedRows:
     """A weight [n, k] in groups, row by row. The last group of a row may be partly empty: its other weights count as 0.
 
     codes: uint8 [n, num_groups, code_bytes]; scales, minimums: float16 [n, num_groups].
@@ -84,12 +84,12 @@ def in_groups(x: Tensor) -> Tensor:
     return F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))
 
 
-def quantize_q8_0(weight: Tensor) -> Groups:
+def quantize_q8_0(weight: Tensor) -> QuantizedRows:
     """Nearest rounding of a weight [n, k]: a group's largest magnitude becomes 127."""
     groups = in_groups(weight)
     scales = (groups.abs().amax(-1) / 127).half()
     codes = (groups / scales.float().clamp_min(2**-24)[..., None]).round().clamp(-127, 127) + Q8_0.zero
-    return Groups(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
+    return QuantizedRows(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
 
 
 class QuantizedWeight(nn.Module):
@@ -101,7 +101,7 @@ class QuantizedWeight(nn.Module):
 
     blocks: Tensor
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: QuantizedRows) -> None:
         super().__init__()
         self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
 
@@ -116,12 +116,12 @@ class QuantizedWeight(nn.Module):
             places[:whole] = source[: num_rows - rest].unflatten(0, (whole, BLOCK_ROWS))
             places[whole:, :rest] = source[num_rows - rest :]
 
-    def rows(self, ids: Tensor) -> Groups:
+    def rows(self, ids: Tensor) -> QuantizedRows:
         """Some rows of the weight, as they were before they were laid out in blocks."""
         block, row = ids // BLOCK_ROWS, ids % BLOCK_ROWS
         return self._groups(*(x[block, :, :, row] for x in self._views(self.blocks)))
 
-    def chunks(self, num_blocks: int) -> Iterable[Groups]:
+    def chunks(self, num_blocks: int) -> Iterable[QuantizedRows]:
         """All rows and those behind the last one, so many blocks at a time. rows() takes several times as long."""
         for blocks in self.blocks.split(num_blocks):
             yield self._groups(*(x.permute(0, 3, 1, 2).flatten(0, 1) for x in self._views(blocks)))
@@ -132,8 +132,8 @@ class QuantizedWeight(nn.Module):
         codes, numbers = blocks[..., -size:].view(torch.int32), blocks[..., :-size].view(torch.float16)
         return (x.unflatten(-1, (-1, BLOCK_ROWS)) for x in (codes, numbers))
 
-    def _groups(self, codes: Tensor, numbers: Tensor) -> Groups:
-        return Groups(self.format, self.shape[1], codes.contiguous().view(torch.uint8), *numbers.unbind(-1))
+    def _groups(self, codes: Tensor, numbers: Tensor) -> QuantizedRows:
+        return QuantizedRows(self.format, self.shape[1], codes.contiguous().view(torch.uint8), *numbers.unbind(-1))
 
 
 class MergedWeight(nn.Module):
@@ -145,19 +145,19 @@ class MergedWeight(nn.Module):
         self.kernel_args: Any = None  # what a kernel keeps with the weight
 
 
-def merge(parts: Iterable[Groups]) -> MergedWeight:
+def merge(parts: Iterable[QuantizedRows]) -> MergedWeight:
     """Neighbours of one format become one weight: fewer and larger products."""
     return MergedWeight(QuantizedWeight(concatenate(run)) for _, run in groupby(parts, key=lambda part: part.format))
 
 
-def concatenate(parts: Iterable[Groups]) -> Groups:
+def concatenate(parts: Iterable[QuantizedRows]) -> QuantizedRows:
     """The rows of all parts, which are of one format."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
     minimums = [part.minimums for part in parts if part.minimums is not None]
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
-    return Groups(parts[0].format, parts[0].k, codes, scales, torch.cat(minimums) if minimums else None)
+    return QuantizedRows(parts[0].format, parts[0].k, codes, scales, torch.cat(minimums) if minimums else None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

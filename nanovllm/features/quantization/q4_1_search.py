@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.quantization.formats import GROUP_SIZE, Q4_1, Groups, in_groups
+from nanovllm.features.quantization.formats import GROUP_SIZE, Q4_1, QuantizedRows, in_groups
 
 # Cuts, parts of the distance from smallest to largest. cpu/quantize.c has the same.
 COARSE = [(-0.01 + 0.05 * below, -0.01 + 0.05 * above) for below in range(4) for above in range(4)]
@@ -23,13 +23,13 @@ FINE = [(0.025 * below, 0.025 * above) for below in (-1, 0, 1) for above in (-1,
 NUM_REFINEMENTS = 2
 
 
-def quantize_q4_1(weight: Tensor) -> Groups:
+def quantize_q4_1(weight: Tensor) -> QuantizedRows:
     """Nearest rounding of a weight [n, k]: 16 steps from a group's smallest number to its largest."""
     groups = in_groups(weight)
     return _pack(groups, *_whole_range(groups), weight.shape[1])
 
 
-def search_q4_1(weight: Tensor, importance: Tensor) -> Groups:
+def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
     """A weight [n, k] of finite numbers within float16's range, with the importance [k] of its inputs, all positive.
 
     No group's weighted error is larger than with nearest rounding. cpu/quantize.c does the same, ten times as fast.
@@ -49,9 +49,9 @@ def _whole_range(groups: Tensor) -> tuple[Tensor, Tensor]:
     return (groups.amax(-1) - minimums) / 15, minimums
 
 
-def _pack(groups: Tensor, scales: Tensor, minimums: Tensor, k: int) -> Groups:
+def _pack(groups: Tensor, scales: Tensor, minimums: Tensor, k: int) -> QuantizedRows:
     codes = _nearest_codes(groups, scales.half(), minimums.half()).to(torch.uint8)
-    return Groups(Q4_1, k, codes[..., :16] | codes[..., 16:] << 4, scales.half(), minimums.half())
+    return QuantizedRows(Q4_1, k, codes[..., :16] | codes[..., 16:] << 4, scales.half(), minimums.half())
 
 
 def _nearest_codes(groups: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:

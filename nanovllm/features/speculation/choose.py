@@ -78,7 +78,7 @@ class Record:
         """The share that held. expected: while there are few."""
         return (self.num_held + PRIOR_GUESSES * expected) / (self.num_checked + PRIOR_GUESSES)
 
-    def note(self, num_held: int, num_guesses: int) -> None:
+    def add(self, num_held: int, num_guesses: int) -> None:
         """Behind the first guess that fails, none is checked."""
         memory = MEMORY if num_guesses else MEMORY_WITHOUT
         self.num_held = memory * self.num_held + num_held
@@ -100,7 +100,9 @@ class Speculation:
         self._asked: dict[Sequence, list[Record]] = {}  # those that the step's guesses were decided by
         self._started = 0.0
 
-    def extend(self, scheduler: "Scheduler", chunks: list["ScheduledChunk"], budget: int) -> list["ScheduledChunk"]:
+    def add_guesses(
+        self, scheduler: "Scheduler", chunks: list["ScheduledChunk"], budget: int
+    ) -> list["ScheduledChunk"]:
         """The chunks of a step, some with guesses. budget: tokens that the step may still have."""
         self._asked = {}
         counts = self.choose(scheduler, chunks, budget)
@@ -148,15 +150,15 @@ class Speculation:
         manager.append_slots(seq, num_guesses)
         return num_guesses
 
-    def note(self, output: "SchedulerOutput") -> None:
+    def learn_from(self, output: "SchedulerOutput") -> None:
         """The step is over: learn from it."""
         if output.chunks:
             guesses = any(chunk.guesses for chunk in output.chunks)
-            self.times.note(output.num_tokens, time.perf_counter() - self._started, guesses)
+            self.times.add(output.num_tokens, time.perf_counter() - self._started, guesses)
             if self._asked and not guesses:
                 self.proposer.draft_s *= MEMORY_OF_DRAFTS
         for chunk in output.chunks:
             if chunk.seq in self._asked and chunk.seq.status is not SequenceStatus.FINISHED:
                 num_held = len(chunk.seq.tokens) - chunk.known_end - 1
                 for record in self._asked[chunk.seq]:
-                    record.note(num_held, len(chunk.guesses))
+                    record.add(num_held, len(chunk.guesses))

@@ -183,7 +183,7 @@ class DraftModel:
             budget -= num_tokens
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
         token_ids, _ = self.runner.run(SchedulerOutput(chunks, [], num_tokens))
-        sampling = [chunk.seq for chunk in chunks if chunk.samples]
+        sampling = [chunk.seq for chunk in chunks if chunk.reaches_end]
         for draft, token_id in zip(sampling, token_ids, strict=True):
             draft.append(token_id)
         if num_tokens <= 2 * len(active):  # no prompts: what a guess costs

@@ -20,7 +20,7 @@ class StepTimes:
         self._times: dict[bool, dict[int, tuple[deque[float], int, int]]] = {False: {}, True: {}}
         self._num_steps = 0
 
-    def note(self, num_rows: int, seconds: float, guesses: bool) -> None:
+    def add(self, num_rows: int, seconds: float, guesses: bool) -> None:
         self._num_steps += 1
         octave = num_rows.bit_length()
         size = num_rows if octave < 4 else 4 * octave + (num_rows >> octave - 3)  # from 8 on, four in an octave
