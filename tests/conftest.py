@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import VARIANTS, make_checkpoint
-from processes import Processes
 from safetensors.torch import load_file, save_file
-from site_browser import chromium
 
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.worker.cpu import memory
+from tests.checkpoints import VARIANTS, make_checkpoint
+from tests.processes import Processes
+from tests.site_browser import chromium
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
 SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "empty_cache"}

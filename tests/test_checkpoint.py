@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from checkpoints import CORPUS, LLAMA3_ROPE, SIZES, YARN_ROPE, make_tokenizer
-from errors import expect
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -13,6 +11,8 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.worker.layers import RotaryEmbedding
+from tests.checkpoints import CORPUS, LLAMA3_ROPE, SIZES, YARN_ROPE, make_tokenizer
+from tests.errors import expect
 
 DELETE = object()  # a field that is not there; None: one that is null
 

@@ -1,9 +1,9 @@
 """EngineConfig: options that no engine can have, those included that only the checkpoint or the pool rules out."""
 
 import pytest
-from errors import expect
 
 from nanovllm import LLM
+from tests.errors import expect
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from checkpoints import make_tokenizer
 
 from nanovllm import SamplingParams
 from nanovllm.detokenizer import Detokenizer
+from tests.checkpoints import make_tokenizer
 
 TEXTS = [
     "héllo wörld",

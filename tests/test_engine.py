@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from errors import expect
-from test_llm import TEXT, sampled
 
 from nanovllm import LLM, SamplingParams
+from tests.errors import expect
+from tests.test_llm import TEXT, sampled
 
 
 def test_seed_decides_the_tokens_whatever_else_runs(llm):

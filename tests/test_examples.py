@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+
+from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 import torch
-from errors import expect
 
 from nanovllm import LLM, SamplingParams
+from tests.errors import expect
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 

@@ -4,9 +4,9 @@ import itertools
 import random
 
 import pytest
-from checkpoints import assert_greedy
 
 from nanovllm import LLM, SamplingParams
+from tests.checkpoints import assert_greedy
 
 NUM_OUTPUT = 16
 

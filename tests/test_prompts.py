@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from checkpoints import make_tokenizer
-from errors import expect
-from test_llm import TEXT, sampled
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +14,9 @@ from nanovllm.checks.confined import end
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.features.chat_template.render import RENDERER
 from nanovllm.files.tokenizer import tokenize
+from tests.checkpoints import make_tokenizer
+from tests.errors import expect
+from tests.test_llm import TEXT, sampled
 
 
 def test_every_form_of_a_prompt(llm):

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from checkpoints import EOS
-from test_llm import TEXT, sampled
 
 from nanovllm import SamplingParams
+from tests.checkpoints import EOS
+from tests.test_llm import TEXT, sampled
 
 
 def test_n_samples_share_the_prompt(llm):

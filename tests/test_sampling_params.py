@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from errors import expect
 
 from nanovllm import SamplingParams
 from nanovllm.checks import values as validation
+from tests.errors import expect
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 import torch
-from checkpoints import EOS, SIZES, reference_logits
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.sampler import SamplingBatch, sample
+from tests.checkpoints import EOS, SIZES, reference_logits
 
 pytestmark = pytest.mark.soak
 

@@ -12,7 +12,7 @@ goes to the head, a block with one to the tail:
 So no name is lost while an unnamed block is free, and of names released together the deepest goes first. A radix tree
 that takes unused memory first and then evicts the leaf released longest ago (SGLang's, RadixAttention,
 arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with the same content: one node
-there, two blocks here (tests/test_prefix_properties.py compares the two, operation by operation).
+there, two blocks here (tests/core/test_prefix_properties.py compares the two, operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;

@@ -1,0 +1,157 @@
+"""What vLLM was recorded to do (record_vllm.py), done again by this engine: outputs, prompts of chats, names."""
+
+import copy
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import tests.checks.vllm_cases as cases
+from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
+from nanovllm.checks import vllm_names
+from nanovllm.checks.values import size_of
+from nanovllm.features.speculation.config import SpeculativeConfig
+from nanovllm.llm import CHAT_OPTIONS
+from nanovllm.sampling_params import StructuredOutputsParams
+
+PAGE = Path(__file__).parents[2] / "examples" / "move_to_vllm.md"
+RECORDED = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def llm(demo_checkpoint):
+    return LLM(str(demo_checkpoint), dtype="float32", max_model_len=512, max_num_seqs=4, block_size=32)
+
+
+def entries(logprobs):
+    if logprobs is None:
+        return None
+    return [row and {t: (e.logprob, e.rank, e.decoded_token) for t, e in row.items()} for row in logprobs]
+
+
+def assert_same_logprobs(ours, theirs):
+    assert (ours is None) == (theirs is None)
+    for mine, other in zip(ours or [], theirs or [], strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            assert set(map(str, mine)) == set(other)
+            for token_id, (logprob, rank, text) in mine.items():
+                expected, expected_rank, expected_text = other[str(token_id)]
+                assert text == expected_text
+                assert abs(rank - expected_rank) <= expected_rank / 500, "a thousand ranks behind, many are level"
+                assert logprob == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", cases.GENERATE)
+def test_outputs(llm, name):
+    prompt, given = cases.GENERATE[name]
+    expected = RECORDED["outputs"][name]
+    given = {"temperature": 0.0, "max_tokens": 8, **given}
+    if "structured_outputs" in given:
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+    [output] = llm.generate([prompt], SamplingParams(**given), use_tqdm=False)
+    if given["temperature"] > 0:  # other random numbers
+        assert [len(sample.token_ids) for sample in output.outputs] == [
+            len(s["token_ids"]) for s in expected["samples"]
+        ]
+        return
+    [sample], [other] = output.outputs, expected["samples"]
+    ids = other["token_ids"]
+    if "structured_outputs" in given:
+        # A grammar that allows nothing but EOS ends the sequence here; there, one more step samples EOS.
+        assert ids[-1] == cases.IM_END and other["finish_reason"] == "stop"
+        ids, other["logprobs"] = ids[:-1], other["logprobs"] and other["logprobs"][:-1]
+    assert (sample.text, sample.token_ids) == (other["text"], ids)
+    assert (sample.finish_reason, sample.stop_reason) == (other["finish_reason"], other["stop_reason"])
+    assert sample.finished()
+    assert_same_logprobs(entries(sample.logprobs), other["logprobs"])
+    assert_same_logprobs(entries(output.prompt_logprobs), expected["prompt_logprobs"])
+
+
+def test_cached_tokens(llm):
+    """A prompt whose logprobs are asked for is computed anew, and those after it find its blocks all the same."""
+    names = ["a long prompt", "a long prompt again", "a long prompt again, prompt_logprobs"]
+    llm.reset_prefix_cache()
+    for name in names:
+        prompt, given = cases.GENERATE[name]
+        [output] = llm.generate([prompt], SamplingParams(temperature=0.0, **given), use_tqdm=False)
+        assert output.num_cached_tokens == RECORDED["outputs"][name]["cached"]
+
+
+@pytest.mark.parametrize("name", cases.CHAT)
+def test_prompts_of_chats(llm, name):
+    messages, options = cases.CHAT[name]
+    before = copy.deepcopy(messages)
+    assert llm.chat_prompt(messages, **options)["prompt"] == RECORDED["prompts"][name]
+    assert messages == before
+
+
+@pytest.mark.parametrize("text", cases.LENGTHS)
+def test_lengths(text):
+    assert size_of("max_model_len", text) == RECORDED["lengths"][text]
+
+
+def surface() -> dict[str, tuple[list[str], set[str], dict]]:
+    """For each heading of the page: vLLM's names, ours, and the table of what is refused."""
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(cls, callable)}
+
+    def parameters(method) -> set[str]:
+        return set(inspect.signature(method).parameters)
+
+    reasons = {name: (reason, ()) for name, reason in vllm_names.METHODS.items()}
+    return {
+        "Options of `LLM` and `EngineArgs`": (
+            sorted({*RECORDED["engine_args"], "chat_template", "pooler_config"}),
+            set(EngineArgs.__dataclass_fields__),
+            vllm_names.ENGINE,
+        ),
+        "`SamplingParams`": (
+            RECORDED["sampling_params"],
+            set(SamplingParams.__dataclass_fields__),
+            vllm_names.SAMPLING,
+        ),
+        "`StructuredOutputsParams`": (
+            RECORDED["structured_outputs"],
+            set(StructuredOutputsParams.__dataclass_fields__),
+            vllm_names.STRUCTURED,
+        ),
+        "`speculative_config`": (
+            RECORDED["speculative_config"],
+            set(SpeculativeConfig.__dataclass_fields__),
+            vllm_names.SPECULATIVE,
+        ),
+        "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
+        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), {}),
+        "Parameters of `generate`": (RECORDED["generate"], parameters(LLM.generate), vllm_names.CALL),
+        "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
+    }
+
+
+def section(heading: str) -> str:
+    names, ours, refused = surface()[heading]
+    has = [name for name in names if name in ours]
+    rows = []
+    for name in names:
+        if name in refused and name not in ours:
+            reason, neutral = refused[name]
+            fine = [repr(value) for value in neutral if value is not vllm_names.ANY and value is not None]
+            taken = "any value" if vllm_names.ANY in neutral else ", ".join(f"`{value}`" for value in fine) or "`None`"
+            rows.append(f"| `{name}` | {taken if neutral else ''} | {reason or 'changes no answer here'} |")
+    lacks = [name for name in names if name not in ours and name not in refused]
+
+    def listed(found: list[str]) -> str:
+        return ", ".join(f"`{name}`" for name in found) or "nothing"
+
+    table = ["| refused | taken at | another value asks for |", "|---|---|---|", *rows, ""] if rows else []
+    if rows and not any(refused[name][1] for name in names if name in refused):
+        table = ["| refused | instead |", "|---|---|", *(row.replace(" |  | ", " | ") for row in rows), ""]
+    return "\n".join([f"## {heading}", "", f"Has: {listed(has)}.", "", *table, f"Lacks: {listed(lacks)}.", ""])
+
+
+@pytest.mark.parametrize("heading", surface())
+def test_page_says_what_the_code_does(heading):
+    """This file prints the section that the page should have."""
+    assert section(heading) in PAGE.read_text(encoding="utf-8"), section(heading)

@@ -1,0 +1,432 @@
+"""What a script written for vLLM says: parameters, options, flags, engine, prompts. Values: test_vllm.py."""
+
+import argparse
+import json
+from dataclasses import asdict
+from enum import Enum
+
+import pytest
+import torch
+
+from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.flexible_parser import FlexibleArgumentParser
+from nanovllm.checks.requests import bad_word_ids
+from nanovllm.checks.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
+from nanovllm.config import EngineConfig
+from nanovllm.core.sequence import Sequence
+from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.worker.sampler import SamplingBatch, sample
+from tests.checkpoints import reference_logits
+from tests.errors import expect
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
+
+USER = [{"role": "user", "content": "two gulls"}]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(model=str(checkpoint("llama")), dtype="float32", block_size=4, max_num_batched_tokens=7)
+
+
+# -- SamplingParams ---------------------------------------------------------------------------------------------------
+
+
+def test_assignment_is_checked():
+    params = SamplingParams()
+    params.max_tokens, params.stop, params.logit_bias = 5, "x", {"7": 1}
+    assert (params.max_tokens, params.stop, params.logit_bias) == (5, ["x"], {7: 1.0})
+    expect("top_p must be a number between", setattr, params, "top_p", 2.0)
+    expect("did you mean 'temperature'?", setattr, params, "temprature", 0.0)
+    expect("best_of=2 asks for the best of several answers", setattr, params, "best_of", 2)
+    params.best_of = 1
+    assert params.top_p == 1.0 and not hasattr(params, "best_of")
+    params.seed = -1
+    assert params.seed is None
+
+
+def test_clone_is_checked_and_shares_nothing():
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0})
+    copy = params.clone()
+    params.stop.append("b")
+    params.logit_bias[2] = 1.0
+    assert copy == SamplingParams(stop=["a"], logit_bias={1: 2.0})
+    params.min_tokens = 20  # the order in which fields are assigned does not matter
+    expect("min_tokens (20) is larger than max_tokens (16)", params.clone)
+    params.max_tokens = 30
+    assert params.clone() == params
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(allowed_token_ids=[]), "allowed_token_ids is empty"),
+        (dict(allowed_token_ids=5), "allowed_token_ids must be a list of ids"),
+        (dict(bad_words=[""]), "bad_words holds an empty string"),
+        (dict(logit_bias=[1]), "logit_bias must be a dict"),
+        (dict(logit_bias={"one": 1}), "a token id of logit_bias must be a whole number"),
+        (dict(logit_bias={1: "high"}), "logit_bias[1] must be a number"),
+        (dict(stop="x", detokenize=False), "stop strings are found in the text"),
+        (dict(structured_outputs={"regex": "a"}), "must be a StructuredOutputsParams, found dict"),
+        (
+            dict(structured_outputs=StructuredOutputsParams(regex="a"), allowed_token_ids=[1]),
+            "allowed_token_ids may leave no token of structured_outputs",
+        ),
+        (dict(detokenize=1), "detokenize must be True or False"),
+        (dict(frobnicate=1), "SamplingParams has no argument 'frobnicate'; it takes: n, temperature"),
+    ],
+)
+def test_bad_parameters(options, text):
+    expect(text, SamplingParams, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(allowed_token_ids=[320]), "a token id of allowed_token_ids must be a whole number between 0 and 319"),
+        (dict(logit_bias={400: 1.0}), "a token id of logit_bias must be"),
+        (dict(prompt_logprobs=321), "prompt_logprobs must be a whole number between 0 and 320"),
+        (dict(min_tokens=1, allowed_token_ids=[1]), "leave no token to choose"),
+    ],
+)
+def test_what_only_the_checkpoint_rules_out(llm, options, text):
+    expect(text, llm.generate, [PROMPT], SamplingParams(**options))
+
+
+class Kind(Enum):
+    CUMULATIVE, DELTA = 0, 1
+
+
+def test_neutral_values():
+    """Every name of every table is accepted at each of its neutral values and at None, and refused at another."""
+    for what, table in TABLES.items():
+        for name, (reason, neutral) in table.items():
+            for value in (*neutral, None):
+                assert accepted({name: "anything" if value is ANY else value}, ["x"], what) == {}
+            if ANY not in neutral:
+                expect(f"asks for {reason}; this engine does not do that", accepted, {name: object()}, ["x"], what)
+    for cls in (EngineConfig, SamplingParams):
+        table = TABLES["LLM" if cls is EngineConfig else "SamplingParams"]
+        given = {"model": "m"} if cls is EngineConfig else {}
+        assert cls(**given, **dict.fromkeys(table)) == cls(**given)
+    assert SamplingParams(output_kind=Kind.CUMULATIVE) == SamplingParams()
+    expect("outputs that hold only what is new", SamplingParams, output_kind=Kind.DELTA)
+    expect("pipeline_parallel_size=True", EngineConfig, model="m", pipeline_parallel_size=True)
+
+
+# -- logits -----------------------------------------------------------------------------------------------------------
+
+
+def test_masks_against_a_loop():
+    """Allowed tokens, bad words, bias and what must not end yet, then penalties: against plain Python."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(60):
+        logits = torch.randn(1, 40, generator=generator) * 4
+        allowed = torch.randperm(40, generator=generator)[:12].tolist()
+        params = SamplingParams(
+            temperature=0,
+            allowed_token_ids=allowed if seed % 2 else None,
+            logit_bias={allowed[0]: 3.0, 39: -2.0},
+            bad_words=["unused: the ids below"],
+            min_tokens=4,
+            stop_token_ids=[allowed[1]],
+            repetition_penalty=1.7,
+        )
+        seq = Sequence([3, 4], params)
+        seq.tokens += [5, allowed[2]]
+        seq.bad_word_ids = [[allowed[3]], [5, 6], [allowed[2], allowed[4]], [9, 9, 9, 9, 9]]
+        row = logits[0].tolist()
+        if seed % 2:
+            row = [x if i in allowed else -torch.inf for i, x in enumerate(row)]
+        for banned in (allowed[3], allowed[4], allowed[1], 0):
+            row[banned] = -torch.inf
+        for token_id, bias in params.logit_bias.items():
+            row[token_id] += bias
+        for token_id in {3, 4, 5, allowed[2]}:
+            row[token_id] = row[token_id] / 1.7 if row[token_id] > 0 else row[token_id] * 1.7
+        [found], _ = sample(logits.clone(), SamplingBatch.from_sequences([seq], frozenset([0])))
+        assert found == max(range(40), key=row.__getitem__)
+
+
+def test_banned_tokens_give_way_where_nothing_else_is_allowed(llm):
+    params = SamplingParams(allowed_token_ids=[40], max_tokens=4, ignore_eos=True, temperature=0)
+    params.bad_words = [llm.get_tokenizer().decode([40])]
+    assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [40] * 4
+
+
+def test_all_logprobs(llm):
+    [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1))
+    assert [len(row) for row in output.outputs[0].logprobs] == [320, 320]
+    assert [row and len(row) for row in output.prompt_logprobs] == [None] + [320] * (len(PROMPT) - 1)
+
+
+# -- prompt_logprobs --------------------------------------------------------------------------------------------------
+
+
+def expected_prompt_logprobs(folder, token_ids) -> list[float]:
+    logprobs = reference_logits(folder, token_ids).log_softmax(-1)
+    return logprobs[range(len(token_ids) - 1), token_ids[1:]].tolist()
+
+
+def found_prompt_logprobs(output) -> list[float]:
+    rows = output.prompt_logprobs
+    assert rows[0] is None and len(rows) == len(output.prompt_token_ids)
+    return [row[token_id].logprob for row, token_id in zip(rows[1:], output.prompt_token_ids[1:], strict=True)]
+
+
+def test_prompt_logprobs(llm, checkpoint):
+    """In chunks of 7 tokens, beside others, with the prefix in the cache: the same as transformers gives."""
+    expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)
+    llm.generate([PROMPT], SamplingParams(max_tokens=1))
+    params = [SamplingParams(max_tokens=3, prompt_logprobs=2, n=2, seed=1), SamplingParams(max_tokens=5)]
+    for _ in range(2):
+        scored, other = llm.generate([PROMPT, PROMPT[:9]], params)
+        assert found_prompt_logprobs(scored) == pytest.approx(expected, abs=1e-4)
+        assert scored.num_cached_tokens == 0 and other.num_cached_tokens > 0 and other.prompt_logprobs is None
+        for row in scored.prompt_logprobs[1:]:
+            assert 2 <= len(row) <= 3 and {entry.rank for entry in row.values()} >= {1, 2}
+    llm.engine.scheduler.check_integrity()
+
+
+def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeypatch):
+    small = LLM(str(checkpoint("llama")), dtype="float32", max_model_len=40, num_gpu_blocks_override=12, block_size=4)
+    expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)
+    run, num_calls = small.engine.model_runner.run, 0
+
+    def failing(output):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise RuntimeError("no memory left")
+        return run(output)
+
+    params = SamplingParams(max_tokens=20, ignore_eos=True, prompt_logprobs=0)
+    ids = [small.engine.add_request(None, PROMPT[i:], params, stream=False) for i in range(3)]
+    monkeypatch.setattr(small.engine.model_runner, "run", failing)
+    outputs = {}
+    while small.engine.has_unfinished_requests():
+        try:
+            outputs.update((output.request_id, output) for output in small.engine.step())
+        except RuntimeError:
+            continue
+    assert small.engine.scheduler.num_preemptions > 0 and num_calls > 3
+    assert found_prompt_logprobs(outputs[ids[0]]) == pytest.approx(expected, abs=1e-4)
+
+
+# -- engine options ---------------------------------------------------------------------------------------------------
+
+
+def test_sizes_and_defaults(checkpoint):
+    config = EngineConfig(model="m", max_model_len="8k", max_num_batched_tokens="1K", kv_cache_memory_bytes="0.5g")
+    assert (config.max_model_len, config.max_num_batched_tokens) == (8000, 1024)
+    assert config.kv_cache_memory_bytes == 500_000_000
+    assert EngineConfig(model="m", max_model_len=-1, seed=None, enable_prefix_caching=None) == EngineConfig(model="m")
+    assert EngineConfig(model="m", prefix_caching_hash_algo="xxhash").prefix_caching_hash_algo == "xxh64"
+    assert EngineConfig(model="m", prefix_caching_hash_algo="sha256_cbor").prefix_caching_hash_algo == "sha256"
+    expect("max_model_len must be a whole number, or one like '8k'", EngineConfig, model="m", max_model_len="8 kB")
+    expect("load_format must be one of auto, safetensors", EngineConfig, model="m", load_format="pt")
+    expect("hf_overrides must be a dict", EngineConfig, model="m", hf_overrides=print)
+    expect("trust_remote_code=True asks for running the checkpoint's own code", EngineConfig, trust_remote_code=True)
+
+
+def test_overrides_of_the_configuration(checkpoint, tmp_path):
+    folder = str(checkpoint("llama"))
+    short = LLM(folder, hf_overrides={"max_position_embeddings": 64})
+    assert short.engine.scheduler.max_model_len == 64
+    expect("max_position_embeddings must be a whole number", LLM, folder, hf_overrides={"max_position_embeddings": 0})
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "eos_token_id": 9}))
+    other = LLM(folder, generation_config=str(tmp_path))
+    assert other.get_default_sampling_params().temperature == 0.25
+    assert other.engine.model_config.eos_token_ids == {9}
+    expect("there is no", LLM, folder, generation_config="nowhere", error=FileNotFoundError)
+
+
+def test_generation_config_vllm(checkpoint, tmp_path):
+    for path in checkpoint("llama").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
+    assert LLM(str(tmp_path)).get_default_sampling_params().temperature == 0.25
+    assert LLM(str(tmp_path), generation_config="vllm").get_default_sampling_params() == SamplingParams()
+
+
+def test_another_tokenizer(checkpoint, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in checkpoint("llama").iterdir():
+        if "token" not in path.name and path.suffix != ".jinja":
+            (bare / path.name).symlink_to(path)
+    expect("has no tokenizer", LLM, str(bare), error=FileNotFoundError)
+    llm = LLM(str(bare), tokenizer=str(checkpoint("qwen2")))
+    assert llm.generate("the quick", SamplingParams(max_tokens=2))[0].prompt == "the quick"
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_dummy_weights(checkpoint, tmp_path, options):
+    """No file of weights; the same weights each time, in every rank."""
+    for path in checkpoint("llama").iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).symlink_to(path)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    expect("no *.safetensors file", LLM, str(tmp_path), error=FileNotFoundError)
+    llms = [LLM(str(tmp_path), load_format="dummy", **options) for _ in range(2)]
+    first, second = (llm.generate([PROMPT], params)[0].outputs[0].token_ids for llm in llms)
+    assert first == second and len(set(first)) > 1
+
+
+# -- flags, engine, prompts -------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    return EngineArgs.add_cli_args(FlexibleArgumentParser())
+
+
+def test_engine_args_from_the_command_line():
+    line = '--model m --max_model_len 8k --no-enable-prefix-caching --swap-space 4 --seed=3 --hf_overrides={"a":1}'
+    args = parser().parse_args([*line.split(), "--pipeline-parallel-size", "1", "--trust_remote_code", "False"])
+    expected = EngineConfig("m", max_model_len=8000, enable_prefix_caching=False, seed=3, hf_overrides={"a": 1})
+    assert asdict(EngineArgs.from_cli_args(args)) == asdict(expected)
+    assert EngineArgs.from_cli_args(parser().parse_args([])).model == "Qwen/Qwen3-0.6B"
+    refused = parser().parse_args(["--trust-remote-code"])
+    expect("trust_remote_code=True asks for", EngineArgs.from_cli_args, refused)
+    assert {f"--{name.replace('_', '-')}" for name in ENGINE} <= set(parser()._option_string_actions)
+
+
+def test_engine_as_in_vllms_example(checkpoint):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(checkpoint("llama")), disable_log_stats=True))
+    engine.add_request("a", "the quick", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    engine.add_request("b", PROMPT, SamplingParams(n=2, max_tokens=5, ignore_eos=True), lora_request=None, priority=0)
+    expect("lora_request must be a LoRARequest", engine.add_request, "c", PROMPT, SamplingParams(), lora_request="x")
+    seen = []
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        seen.append([output.request_id for output in outputs])
+        if len(seen) == 2:
+            assert not engine.reset_prefix_cache() and engine.reset_prefix_cache(reset_running_requests=True)
+    assert seen[0] == ["b", "a"] or seen[0] == ["a", "b"], "an output of each request after every step"
+    assert seen[-1] == ["b"]
+    for request_id in "de":
+        engine.add_request(request_id, PROMPT, SamplingParams())
+    assert engine.abort_request(["d", "e", "unknown"]) is None and not engine.has_unfinished_requests()
+
+
+def test_resetting_the_cache_changes_no_answer(checkpoint):
+    llm = LLM(str(checkpoint("llama")), dtype="float32")
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=4)
+    [expected] = llm.generate([PROMPT], params)
+    growing = llm.stream(PROMPT, params)
+    for _ in range(4):
+        next(growing)
+    assert not llm.reset_prefix_cache() and llm.reset_prefix_cache(reset_running_requests=True)
+    *_, last = growing
+    assert last.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_names_of_llm(llm):
+    assert llm.llm_engine is llm.engine
+    assert (
+        LLM.from_engine_args(EngineArgs(model=llm.engine.config.model)).engine.config.model == llm.engine.config.model
+    )
+    for name, instead in METHODS.items():
+        with pytest.raises(AttributeError, match="LLM has no") as error:
+            getattr(llm, name)
+        assert instead in str(error.value)
+    with pytest.raises(AttributeError, match="LLM has no 'frobnicate'"):
+        llm.frobnicate  # noqa: B018
+    expect("generate has no argument 'max_tokens'", llm.generate, [PROMPT], max_tokens=5)
+    expect("lora_request must be a LoRARequest", llm.generate, [PROMPT], lora_request="x")
+
+
+def test_prompts_as_dicts(llm):
+    params = SamplingParams(max_tokens=2, temperature=0)
+    same = [PROMPT, TokensPrompt(prompt_token_ids=PROMPT), {"prompt_token_ids": PROMPT, "multi_modal_data": None}]
+    outputs = llm.generate(same, params, lora_request=None, priority=[0] * 3)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert llm.generate(TextPrompt(prompt="the quick", cache_salt="s"), params)[0].prompt == "the quick"
+    expect(
+        "prompts[0]: a prompt: multi_modal_data={'image': 1} asks for input that is not text",
+        llm.generate,
+        [{"prompt": "x", "multi_modal_data": {"image": 1}}],
+    )
+
+
+def test_priorities(llm):
+    params = SamplingParams(max_tokens=1)
+    assert llm.generate([], params, priority=[]) == []
+    assert len(llm.generate([PROMPT], params, priority=None)) == len(llm.chat(USER, params, priority=[0])) == 1
+    expect("2 prompts need 2 priority (or one for all), found 0", llm.generate, [PROMPT] * 2, params, priority=[])
+    expect("found 3", llm.generate, [PROMPT] * 2, params, priority=[0, 0, 0])
+    for priorities in ([0, 1], [0, [0]], [0, False], 1):
+        expect("asks for another order than first come", llm.generate, [PROMPT] * 2, params, priority=priorities)
+    expect("asks for another order than first come", llm.chat, USER, params, priority=[1])
+    expect("generate has no argument 'frobnicate'", llm.generate, [PROMPT], params, priority=[0], frobnicate=1)
+
+
+# -- what was once wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_id_that_is_no_string(llm):
+    expect("request_id must be a string, found ['x']", llm.engine.add_request, ["x"], PROMPT, SamplingParams())
+    expect("request_id must be a string, found 5", llm.engine.add_request, 5, PROMPT, SamplingParams())
+    assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_overrides_and_the_spellings_of_a_field(checkpoint):
+    def read(**overrides):
+        return ModelConfig.from_directory(checkpoint("llama-linear-rope"), overrides)
+
+    assert read(rope_theta=5e5).rope_theta == 5e5 and read(rope_theta=5e5).rope_scaling["factor"] == 4.0
+    assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling["factor"] == 2.0
+    assert read(rope_parameters={"rope_type": "default"}).rope_theta == 10000.0
+    assert read(rope_scaling=None).rope_scaling["rope_type"] == "default"
+    assert read(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
+    assert read(torch_dtype="float16").dtype == read(dtype="float16").dtype == "float16"
+    assert read(eos_token_id=5).eos_token_ids == {5}
+    yarn = read(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})
+    assert yarn.max_position_embeddings == 512 and yarn.rope_theta == 10000.0
+    yarn = read(rope_scaling={"rope_type": "yarn", "factor": 2.5})
+    assert yarn.max_position_embeddings == 1280, "what config.json says is taken for the length before the scaling"
+    expect("rotary scaling must be one of", read, rope_scaling={"rope_type": "longrope", "factor": 4.0})
+    expect("what scales the rotary embedding must be a dict, found 5", read, rope_scaling=5)
+
+
+def test_the_largest_bias_is_a_number(llm):
+    expect("logit_bias[7] must be a number between", SamplingParams, logit_bias={7: 3e38})
+    params = SamplingParams(logit_bias={7: 1e10}, repetition_penalty=1e-10, temperature=1e-5, max_tokens=3)
+    assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [7] * 3
+
+
+def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
+    def failing(*args):
+        monkeypatch.undo()
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("nanovllm.worker.model_runner.sample", failing)
+    params = SamplingParams(prompt_logprobs=0, max_tokens=2)
+    with pytest.raises(RuntimeError):
+        llm.generate([PROMPT[:6]], params)
+    assert llm.generate([[5]], params)[0].prompt_logprobs == [None]
+
+
+def test_bad_words_that_are_no_words(llm):
+    params = SamplingParams(bad_words=["\ud800"])
+    expect("prompts[0]: the prompt is not valid Unicode text", llm.generate, [PROMPT], params)
+    assert bad_word_ids(llm.get_tokenizer(), ["the"], vocab_size=5) == []
+
+
+def test_a_parser_of_ones_own():
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--my_flag", type=int)
+    parser.add_argument("rest", nargs="*")
+    assert parser.parse_args(["--my-flag", "3"]).my_flag == parser.parse_args(["--my_flag=3"]).my_flag == 3
+    assert parser.parse_args(["--", "--a_b"]).rest == ["--a_b"]
+
+
+def test_a_class_of_ones_own():
+    class Mine(SamplingParams):
+        pass
+
+    expect("SamplingParams: best_of=2", Mine, best_of=2)
+    expect("SamplingParams has no argument 'cls'", Mine, cls=1)
+    expect("max_model_len must be a whole number, or one like", EngineConfig, model="m", max_model_len="9" * 400 + "k")

@@ -1,0 +1,83 @@
+"""python -m chapters: progress, quizzes and grading from the command line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from chapters.__main__ import main
+from chapters.course import Progress, find_chapter
+from tests.course.course_text import CHAPTERS
+
+
+@pytest.fixture(autouse=True)
+def own_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def test_command(checkpoint, capsys, monkeypatch):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(chapter.title in shown for chapter in CHAPTERS) and "Next: python -m chapters read 1" in shown
+    assert main(["read", "1"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("chapters.__main__.read_line", lambda prompt: "a" if "-" in prompt else "1")
+    assert main(["quiz", "1"]) in (0, 1)
+    assert main(["check", "1", "--model", str(checkpoint())]) == 1
+    assert "not started" in capsys.readouterr().out
+    assert main([]) == 0
+    assert "Next: python -m chapters check 1" in capsys.readouterr().out
+    assert main(["lab", "99"]) == 2 and "there is no chapter 99" in capsys.readouterr().err
+
+
+def test_progress_survives_a_spoiled_file(tmp_path):
+    progress = Progress()
+    progress.note(CHAPTERS[0], read=True)
+    progress.note(CHAPTERS[0], quiz=[3, 5])
+    assert Progress().get(CHAPTERS[0]) == {"read": True, "quiz": [3, 5]}
+    progress.path.write_text("{torn")
+    assert Progress().get(CHAPTERS[0]) == {}
+
+
+def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
+    """The whole way: a student's exercise.py in place of the skeleton, graded by the command, remembered."""
+    chapter = find_chapter(4)
+    theirs = replace(chapter, folder=tmp_path / chapter.folder.name)
+    theirs.folder.mkdir()
+    source = (chapter.folder / "solution.py").read_text("utf-8").replace("def free(", "def free_(")
+    (theirs.folder / "exercise.py").write_text(
+        f"{source}\n\ndef free(manager, seq):\n    print('so')\n    return 1 / 0\n"
+    )
+    monkeypatch.setattr("chapters.__main__.find_chapter", lambda number: theirs)
+    assert main(["check", "4", "--model", str(checkpoint())]) == 1
+    assert Progress().get(chapter)["solved"] == ["allocate", "append_slots"]
+    shown = capsys.readouterr().out
+    assert (
+        "allocate: passed, 8 of 8 checks" in shown
+        and "free: no, 0 of 8 checks" in shown
+        and "Printed:\n      so" in shown
+    )
+    assert "ZeroDivisionError: division by zero\n    exercise.py, line" in shown
+    assert "Read again: Giving blocks back" in shown
+
+
+def test_files_of_a_class(tmp_path, checkpoint, capsys):
+    """By a teacher: files of any names, as a report and as records. The exit code says whether all passed."""
+    good, bad = tmp_path / "ada.py", tmp_path / "bob[1].py"
+    good.write_text((find_chapter(4).folder / "solution.py").read_text("utf-8"), "utf-8")
+    bad.write_text("1 / 0", "utf-8")
+    command = ["check", "4", "--model", str(checkpoint()), "--file", str(good)]
+    assert main([*command, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["file"], record["chapter"], record["passed"]) == (str(good), 4, True)
+    task = record["tasks"][2]
+    assert 0 < task.pop("seconds") < record["seconds"]
+    assert task == {"task": "free", "passed": True, "checks": 8, "checks_passed": 8, "message": ""}
+    assert main([*command, str(bad)]) == 1
+    shown = capsys.readouterr().out
+    assert "1 of 2 files passed" in shown and shown.count("bob[1].py cannot be loaded: ZeroDivisionError") == 3
+    assert Progress().get(find_chapter(4)) == {}, "these are not the teacher's"
+
+
+def test_solutions_are_checked_by_the_command(checkpoint, capsys):
+    assert main(["check", "4", "--solution", "--model", str(checkpoint())]) == 0, capsys.readouterr().out

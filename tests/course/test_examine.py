@@ -1,0 +1,166 @@
+"""Files graded in processes of their own: what a submission does costs its own task only, and all of them end."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chapters.__main__ import main
+from chapters.course import find_chapter
+from chapters.examine import examine
+from tests.processes import LIMIT_S
+
+CHAPTER = find_chapter(4)  # its checks are quick, and most need no model
+SOLUTION = (CHAPTER.folder / "solution.py").read_text("utf-8")
+HANGS = "it was not done after 2 s"
+
+# As the last task's function: the others are right.
+BODIES = {
+    "exit": ("import sys; sys.exit(0)", "SystemExit: 0\na solution returns"),
+    "os_exit": ("import os; os._exit(0)", "exit code 0 before it was done"),
+    "abort": ("import os; os.abort()", "signal 6"),
+    "crash": ("import ctypes; ctypes.string_at(0)", "signal 11"),
+    "kills_itself": ("import os; os.kill(0, 9)", "signal 9"),
+    "sleeps": ("import time; time.sleep(10**6)", HANGS),
+    "stops": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", HANGS),
+    "catches": ("while True:\n        try: manager.a = 1 / 0\n        except BaseException: pass", HANGS),
+    "prints": ("while True: print('y' * 1000)", HANGS),
+    "reads": ("input()", "EOFError"),
+    "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt\ninterrupt.py, line"),
+    "generator_exit": ("raise GeneratorExit", "GeneratorExit"),
+    "odd_str": ("raise type('E', (Exception,), {'__str__': lambda error: 1 / 0})", "E: <ZeroDivisionError when"),
+    "surrogate": ("raise ValueError('\\ud800\\x1b[2J')", r"ValueError: \ud800\x1b[2J"),
+    "long": ("raise ValueError('x' * 10**7)", "... (10,000,000 characters)"),
+    "closes_all": ("import os; os.closerange(0, 256)", "exit code 1"),
+    "writes_to_all": (
+        "import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'x\\n')\n        except OSError: 0",
+        "pipe",
+    ),
+    "kills_its_parent": ("import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()", "exit code 1"),
+    "forks": ("import os\n    os.fork()", "reference counts must be 0"),
+}
+FILES = {
+    "exit_at_import": ("import sys; sys.exit(0)", "cannot be loaded: SystemExit: 0"),
+    "os_exit_at_import": ("import os; os._exit(0)", "cannot be loaded: the program was ended with exit code 0"),
+    "sleeps_at_import": ("import time; time.sleep(10**6)", f"cannot be loaded: {HANGS}"),
+    "no_python": ("def broken(:", "SyntaxError: invalid syntax\nno_python.py, line 1: def broken(:"),
+    "zero": ("x = 1 / 0", "ZeroDivisionError: division by zero\nzero.py, line 1: x = 1 / 0"),
+    "nothing": ("x = 1", "nothing.py has no function free"),
+    "no_function": (f"{SOLUTION}\nfree = 5", "free in no_function.py is no function: it is of type int"),
+    "no_text": ("# é".encode("latin-1"), "it is not utf-8 text (byte 0xe9 in line 1); save the file as UTF-8"),
+    "null": ("x = '\0'", "null bytes"),
+    "lives_on": (f"{SOLUTION}\nimport threading, time\nthreading.Thread(target=time.sleep, args=(10**6,)).start()", ""),
+    "right": (SOLUTION, ""),
+}
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    monkeypatch.setattr("chapters.__main__.find_model", lambda name: (None, "a test"))
+
+
+def write(folder: Path) -> None:
+    for name, (body, _) in BODIES.items():
+        (folder / f"{name}.py").write_text(f"{SOLUTION}\n\ndef free(manager, seq):\n    {body}\n", "utf-8")
+    for name, (source, _) in FILES.items():
+        (folder / f"{name}.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    (folder / "a_folder.py").mkdir()
+    (folder / ".hidden.py").write_text("")
+
+
+def test_a_folder_of_thirty(tmp_path, no_model, capfd):
+    """One record each, in the order of names. Without a model the right ones do not count as passed, either."""
+    write(tmp_path)
+    assert main(["check", "4", "--file", str(tmp_path), "--json", "--limit", "2"]) == 1
+    records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    expected = {**BODIES, **FILES, "a_folder": ("", "a_folder.py cannot be read: Is a directory")}
+    assert [Path(record["file"]).stem for record in records] == sorted(expected) and len(records) > 30
+    for record in records:
+        tasks, said = record["tasks"], expected[Path(record["file"]).stem][1]
+        assert record["chapter"] == 4 and not record["passed"] and not any(task["passed"] for task in tasks)
+        assert [task["task"] for task in tasks] == ["allocate", "append_slots", "free"]
+        if HANGS not in str(tasks):  # where others keep the machine busy, any check may take that long
+            assert (said or "left open without a model: 2") in tasks[-1]["message"], record
+            assert said or tasks[-1]["checks_passed"] == tasks[-1]["checks"] - 2
+        else:
+            assert record["seconds"] >= 2, record
+
+
+def test_a_lost_process_costs_one_task(tmp_path):
+    file = tmp_path / "ada.py"
+    body = "print('here')\n    import os\n    os._exit(0)"
+    file.write_text(f"{SOLUTION}\n\ndef append_slots(manager, seq, num_tokens=1):\n    {body}\n")
+    first, lost, last = examine(CHAPTER, file, None)
+    assert first.open and not first.problem and last.open and not last.problem
+    assert lost.num_passed == 0 and "exit code 0" in lost.problem and lost.printed == "here\n"
+    assert lost.section == "One token more" and lost.seconds > 0
+
+
+def test_what_is_printed_is_cut(tmp_path):
+    file = tmp_path / "ada.py"
+    file.write_text("for i in range(100_000):\n    print(i)\nprint('\\x1b[2J', end='')\n")
+    first, *_ = examine(CHAPTER, file, None)
+    assert first.printed.startswith("... (588,894 bytes in all)\n") and first.printed.endswith("\n99999\n\\x1b[2J")
+    assert len(first.printed) < 12_000
+
+
+def ended(process_id: int) -> bool:
+    """Or a zombie, of which its new parent has not heard yet."""
+    try:
+        return not Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@on_linux
+def test_started_processes_end_with_the_submission(tmp_path):
+    """In its process group, in sessions of their own, and without a trace of the submission in their environment."""
+    file, ids = tmp_path / "ada.py", tmp_path / "ids"
+    start = "p = subprocess.Popen(['sleep', '100000'], start_new_session=new, env={})"
+    note = f"open({str(ids)!r}, 'a').write(f'{{p.pid}} ')"
+    file.write_text(f"import subprocess\nfor new in (False, True):\n    {start}\n    {note}\n")
+    assert all("no function" in result.problem for result in examine(CHAPTER, file, None))
+    process_ids = [int(each) for each in ids.read_text().split()]
+    assert len(process_ids) == 2
+    wait_for(lambda: all(map(ended, process_ids)))
+
+
+GRADE = "import sys, chapters.__main__ as m; m.find_model = lambda name: (None, ''); sys.exit(m.main(sys.argv[1:]))"
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_grader_that_is_stopped_leaves_nothing(tmp_path, processes, number):
+    file, note = tmp_path / "ada.py", tmp_path / "id"
+    file.write_text(f"import os\nopen({str(note)!r}, 'w').write(f'{{os.getpid()}} ')\nwhile True: pass\n")
+    grader = processes.start("-c", GRADE, "check", "4", "--file", str(file))
+    wait_for(lambda: note.exists() and note.read_text().endswith(" "))
+    os.kill(grader.pid, number)
+    grader.communicate(timeout=LIMIT_S)
+    assert grader.returncode == (130 if number == signal.SIGINT else -number)
+    wait_for(lambda: ended(int(note.read_text())))
+
+
+def test_mistakes_of_the_grader(tmp_path, no_model, monkeypatch, capsys):
+    assert main(["check", "4", "--file", "nowhere.py"]) == 2 and "nowhere.py is not a file" in capsys.readouterr().err
+    assert main(["check", "4", "--file", str(tmp_path)]) == 2 and "without .py files" in capsys.readouterr().err
+    for limit in ("0", "nan", "inf", "soon"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["check", "4", "--limit", limit])
+    monkeypatch.setattr("chapters.__main__.find_model", lambda name: (str(tmp_path), ""))
+    assert main(["check", "4", "--solution"]) == 2
+    assert "the engine cannot be loaded: " in capsys.readouterr().err

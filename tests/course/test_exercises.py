@@ -1,0 +1,102 @@
+"""The exercises: skeletons, our solutions, and wrong solutions that grading must catch."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+from chapters.grading import Bench, grade
+from tests.course.course_text import CHAPTERS, for_each_chapter, text_of
+from tests.course.wrong_solutions import Edit
+
+
+def headings(chapter) -> list[str]:
+    """What a student can be told to read again."""
+    return re.findall(r"^###? (.*)$", text_of(chapter), re.MULTILINE)
+
+
+@for_each_chapter
+def test_skeleton_is_not_started(chapter, checkpoint):
+    bench, tasks = Bench(str(checkpoint())), chapter.module("checks").TASKS
+    assert 2 <= len(tasks) <= 4
+    for task in tasks:
+        function = getattr(chapter.module("exercise"), task.name)
+        assert len(function.__doc__) > 200, "the contract is in the docstring"
+        assert grade(task, function, bench).not_started
+        for check in task.checks:
+            assert getattr(check, "section", task.section) in headings(chapter), check.__name__
+
+
+@pytest.fixture(scope="module")
+def bench(checkpoint):
+    return Bench(str(checkpoint()))
+
+
+@pytest.fixture(scope="module")
+def real_bench(short_demo_in_float32):
+    return Bench(str(short_demo_in_float32))
+
+
+def assert_passes(chapter, bench) -> None:
+    for task in chapter.module("checks").TASKS:
+        result = grade(task, getattr(chapter.module("solution"), task.name), bench)
+        assert result.passed, f"{task.name}, {task.titles[result.num_passed]}: {result.problem}"
+
+
+@for_each_chapter
+def test_solution_passes(chapter, bench):
+    assert_passes(chapter, bench)
+
+
+@for_each_chapter
+def test_solution_passes_with_real_weights(chapter, real_bench):
+    assert_passes(chapter, real_bench)
+
+
+def wrong_solutions_of(chapter) -> dict:
+    return importlib.import_module(f"tests.course.wrong_solutions.{chapter.folder.name[:4]}").WRONG
+
+
+def wrong_solutions():
+    for chapter in CHAPTERS:
+        for task in chapter.module("checks").TASKS:
+            for wrong in wrong_solutions_of(chapter)[task.name]:
+                name = wrong.name if isinstance(wrong, Edit) else wrong[0].__name__
+                yield pytest.param(chapter, task, wrong, id=f"{chapter.folder.name[:4]}-{name}")
+
+
+@pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions()))
+def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
+    is_edit = isinstance(wrong, Edit)
+    function, hint = (wrong.function(chapter, task.name, tmp_path), wrong.hint) if is_edit else wrong
+    result = grade(task, function, bench)
+    assert not result.passed and not result.not_started
+    assert hint in result.problem, result.problem
+    assert result.section in headings(chapter)
+    assert not is_edit or not wrong.section or result.section == wrong.section
+
+
+@for_each_chapter
+def test_three_wrong_solutions_for_each_task(chapter):
+    assert all(len(set(wrong_solutions_of(chapter)[task.name])) >= 3 for task in chapter.module("checks").TASKS)
+
+
+def test_edit_of_a_solution():
+    source = "def one(x):\n    if x:\n        return x\n    return 0\n\n\ndef two(x):\n    return x\n"
+    edit = Edit("lines", "\nif x:\n    return x\n", "\nwhile x:\n    x -= 1\n", "")
+    assert edit.apply(source, "one") == source.replace("if x:\n        return x", "while x:\n        x -= 1")
+    edit = Edit("first line further in", "\n    return x\nreturn 0\n", "\n    return 1\nreturn 2\n", "")
+    assert edit.apply(source, "one") == source.replace("return x\n    return 0", "return 1\n    return 2")
+    assert Edit("part", "return 0", "x = 1\nreturn x", "").apply(source, "two").count("    x = 1\n    return x\n") == 1
+    assert Edit("function first", "return x", "return 1", "").apply(source, "two") == source[:-2] + "1\n"
+    for old, times in (("return y", 0), ("return", 2), ("\nif x:\n  return x\n", 0)):
+        with pytest.raises(AssertionError, match=f"the old text of unclear occurs {times} times in one"):
+            Edit("unclear", old, "", "").apply(source, "one")
+
+
+@for_each_chapter
+def test_signatures_agree(chapter):
+    for task in chapter.module("checks").TASKS:
+        ours, theirs = (getattr(chapter.module(name), task.name) for name in ("solution", "exercise"))
+        assert inspect.signature(ours) == inspect.signature(theirs)

@@ -1,0 +1,95 @@
+"""What the course remembers of a student: a file of any shape, two terminals, no home directory."""
+
+import json
+import pwd
+import runpy
+import sys
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from pathlib import Path
+
+import pytest
+
+from chapters.__main__ import main
+from chapters.course import EXERCISES, Progress, locked
+from tests.course.course_text import CHAPTERS
+
+
+@pytest.fixture(autouse=True)
+def own_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+ENTRIES = [None, 5, "text", [], [[]], {}, {"read": 1, "quiz": 3, "solved": "allocate"}, {"quiz": [1], "solved": [[]]}]
+ENTRIES += [{"quiz": ["a", None]}, {"quiz": [-1, 2.5]}, {"quiz": [True, 10**4000]}, {"read": {}, "solved": [None, 7]}]
+
+
+@pytest.mark.parametrize(
+    "text", [*map(json.dumps, [*ENTRIES, *({"1": entry} for entry in ENTRIES)]), "[" * 10**5, "1" * 5000]
+)
+def test_progress_of_any_shape(text, capsys):
+    progress = Progress()
+    progress.path.write_text(text)
+    assert main([]) == 0 and "Next: python -m chapters read 1" in capsys.readouterr().out
+    assert main(["read", "1"]) == 0
+    progress.note(CHAPTERS[0], quiz=[2, 5])
+    assert Progress().get(CHAPTERS[0]) == {"read": True, "quiz": [2, 5]}
+
+
+def test_what_is_spoiled_leaves_the_rest():
+    progress, good = Progress(), {"read": True, "quiz": [3, 5], "solved": ["causal_attention"]}
+    progress.path.write_text(json.dumps({"1": good, "2": None, "3": good | {"quiz": "all"}}))
+    spoiled = {name: value for name, value in good.items() if name != "quiz"}
+    assert [Progress().get(chapter) for chapter in CHAPTERS[:3]] == [good, {}, spoiled]
+
+
+def test_two_terminals():
+    """Each notes what it knows; neither wipes out what the other has noted since it began."""
+    one, two = Progress(), Progress()
+    one.note(CHAPTERS[0], read=True)
+    two.note(CHAPTERS[1], read=True)
+    two.note(CHAPTERS[0], quiz=[4, 5])
+    one.note(CHAPTERS[0], quiz=[3, 5])
+    assert Progress().get(CHAPTERS[0]) == {"read": True, "quiz": [4, 5]} and Progress().get(CHAPTERS[1])["read"]
+    with ThreadPoolExecutor(1) as pool:
+        with locked(one.path.with_suffix(".lock")):  # as a third one has it
+            noted = pool.submit(one.note, CHAPTERS[2], read=True)
+            with pytest.raises(TimeoutError):
+                noted.result(0.2)
+        noted.result()
+    assert Progress().get(CHAPTERS[2]) == {"read": True}
+
+
+def no_home(monkeypatch, tmp_path):
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+
+def home_is_a_file(monkeypatch, tmp_path):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("without", "said"), [(no_home, "no home directory"), (home_is_a_file, "Not a directory")])
+def test_without_a_home_directory(without, said, monkeypatch, tmp_path, capsys):
+    """The course is there, but remembers nothing and says so; a script that needs the demo model says why it ends."""
+    without(monkeypatch, tmp_path)
+    for command, shown in ((["read", "1"], CHAPTERS[0].title), ([], "Next: python -m chapters read 1")):
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert shown in printed.out
+        assert printed.err.count("\n") == 1 and "what you do is not remembered" in printed.err and said in printed.err
+    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
+    with pytest.raises(SystemExit, match=r"^quickstart\.py: .*demo model") as end:
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "quickstart.py"), run_name="__main__")
+    assert "\n" not in str(end.value)
+
+
+def test_exercises_are_those_that_are_checked():
+    for chapter in CHAPTERS:
+        assert EXERCISES[chapter.number] == [task.name for task in chapter.module("checks").TASKS]

@@ -1,0 +1,276 @@
+"""The site as a reader finds it: every page in a real browser, every link, every question of every quiz."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from chapters import quiz
+from chapters.__main__ import main
+from chapters.site.diagrams import draw
+from chapters.site.server import served
+from chapters.site.sources import Sources
+from chapters.site.stories import story_of
+from chapters.site.text import Place, render_text
+from chapters.story import WIDTH
+from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+
+PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
+PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::2]]  # the rest: a page or two of each kind
+PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
+COLOURS = ["index.html", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
+COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
+BUILD = """
+import sys
+sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
+from chapters.__main__ import main
+sys.exit(main(["site", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """In a folder of a host, not at its root; built where the packages that run models cannot be imported."""
+    folder = tmp_path_factory.mktemp("host") / "some" / "where"
+    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with served(site.parent.parent) as host:
+        yield f"{host}/some/where"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+class Found(HTMLParser):
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.parts: list[str] = []  # what the browser fetches to show the page
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids += [values["id"]] if "id" in values else []
+        if tag == "a":
+            self.links.append(values["href"])
+        elif "src" in values or tag == "link":
+            self.parts.append(values.get("src") or values["href"])
+
+
+def test_links(site):
+    """Each leads to a file of the site and to a place in it; nothing that a page needs lies elsewhere."""
+    pages = {page: Found(page) for page in site.rglob("*.html")}
+    assert len(pages) > 100
+    for page, found in pages.items():
+        assert len(set(found.ids)) == len(found.ids), f"{page}: an id twice"
+        for link in found.links + [part for part in found.parts if not part.startswith("data:")]:
+            url = urlsplit(link)
+            if url.scheme:
+                assert url.scheme == "https" and link in found.links, f"{page} loads {link}"
+                continue
+            target = (page.parent / url.path).resolve() if url.path else page
+            assert target.is_file() and target.is_relative_to(site), f"{page}: {link} is not there"
+            living = page.name == "lab.html" and target == page and not url.fragment.startswith(("part-", "story"))
+            if url.fragment and not living:  # a living lab's links hold a state
+                assert unquote(url.fragment) in pages[target].ids, f"{page}: no place {link}"
+
+
+def test_links_lead_to_the_line(site):
+    """Those of one request's life, and those above the quotes."""
+    checked = 0
+    for page in ("one_request.html", *(f"{chapter.folder.name}/index.html" for chapter in CHAPTERS)):
+        text = (site / page).read_text("utf-8")
+        links = re.findall(r'<a href="([^"#]+)#L(\d+)"><code>([\w.]+)</code></a>', text)
+        links += re.findall(r'<strong><a href="([^"#]+)#L(\d+)"><code>[^<]+</code></a> · <code>([\w.]+)</code>', text)
+        for target, line, symbol in links:
+            source = ROOT / (site / page).parent.joinpath(target).resolve().relative_to(site / "source")
+            lines = source.with_suffix("").read_text("utf-8").splitlines()[int(line) - 1 :][:4]  # decorators first
+            assert symbol.split(".")[-1] in "\n".join(lines), f"{target}#L{line} is not {symbol}"
+            checked += 1
+    assert checked > 100
+
+
+def test_a_link_to_nothing_is_refused():
+    place = Place("chapters/ch04_paged_attention/README.md", "ch04_paged_attention/index.html", Sources())
+    with pytest.raises(FileNotFoundError, match=r"links to chapters/gone\.py, which is not there"):
+        render_text("# Chapter\n\nSee [this](../gone.py).\n", place)
+    with pytest.raises(LookupError, match=r"llm\.py has no Gone"):
+        render_text("# Chapter\n\n**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `Gone`**\n", place)
+
+
+def test_diagrams_that_cannot_be_drawn_are_refused():
+    with pytest.raises(ValueError, match="found 'pie'"):
+        draw("pie\n")
+    with pytest.raises(ValueError, match="no line of a sequence diagram"):
+        draw("sequenceDiagram\n    Note over A: hm\n")
+
+
+@for_each_chapter
+def test_stories(chapter):
+    """Whole paragraphs, pictures as they were printed, and what was measured is marked."""
+    if not (chapter.folder / "story.txt").exists():
+        assert chapter.number in (4, 5, 7)
+        return
+    printed, text = (chapter.folder / "story.txt").read_text("utf-8"), story_of(chapter)
+    assert all(len(line) <= WIDTH for line in printed.splitlines())
+    assert len(text.headings) == len(re.findall(r"^\d+\. .* ─+$", printed, re.MULTILINE)) >= 3
+    assert text.body.count("(measured)") - 1 >= printed.count("(measured)") > 0 or chapter.number in (4, 5, 7, 12)
+    for line in text.body.splitlines():
+        if "(measured)" in line:
+            assert 'class="measured"' in line or line.startswith("<p class="), line
+
+
+# -- pages in a browser -----------------------------------------------------------------------------------------------
+
+
+def test_every_page(site, address, phone):
+    """Nothing fails, nothing is wider than a phone, every picture is there and its words fit their boxes."""
+    for page in sorted(site.rglob("*.html")):
+        if page.name.endswith(".py.html") and page.parent.name != "core":
+            continue  # pages of Python are all of one kind
+        path = page.relative_to(site).as_posix()
+        phone.goto(f"{address}/{path}")
+        width, pictures, clipped = phone.evaluate(
+            """() => [document.documentElement.scrollWidth,
+                [...document.images].filter(picture => !picture.naturalWidth).map(picture => picture.src),
+                [...document.querySelectorAll('.diagram .name')].filter(text => {
+                    const boxes = [...text.ownerSVGElement.querySelectorAll('.box')].map(box => box.getBBox());
+                    const { x, y, width, height } = text.getBBox();
+                    return !boxes.some(box => box.x <= x && x + width <= box.x + box.width
+                        && box.y <= y && y + height <= box.y + box.height);
+                }).map(text => text.textContent)]"""
+        )
+        assert width <= 360, f"{path} is {width} pixels wide on a phone"
+        assert not pictures and not clipped, path
+        assert phone.title() and phone.locator("h1").count() == 1, path
+
+
+def test_axe(address, phone):
+    """A checker of accessibility finds nothing serious; colours are checked on a page of each kind, light and dark."""
+    axe_api = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-playwright-python")
+    axe, checks = axe_api.Axe(), []
+    for path in PAGES:
+        checks.append((path, "light", {"rules": {"color-contrast": {"enabled": False}}}))
+    for path in COLOURS:
+        checks += [(path, scheme, {"runOnly": ["color-contrast"]}) for scheme in ("light", "dark")]
+    for path, scheme, options in checks:
+        phone.emulate_media(color_scheme=scheme)
+        phone.goto(f"{address}/{path}")
+        answer = axe.run(phone, options={"resultTypes": ["violations"], **options}).response
+        for violation in answer["violations"]:
+            where = [node["html"] for node in violation["nodes"]][:3]
+            assert violation["impact"] not in ("serious", "critical"), f"{path}: {violation['id']} {where}"
+
+
+def test_without_script(site, browser):
+    """From a folder, with scripts switched off: the text, and the way to the quiz."""
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((site / "ch07_prefix_caching" / "index.html").as_uri())
+    assert tab.get_by_text("The rules were computed once.").is_visible()
+    assert tab.get_by_text("python -m chapters quiz 7").last.is_visible()
+    assert not tab.locator(".question").first.is_visible()
+    tab.emulate_media(media="print")
+    assert tab.get_by_text("The rules were computed once.").is_visible()
+    assert not tab.locator("nav.toc").is_visible() and not tab.locator(".quiz").is_visible()
+    context.close()
+
+
+def test_copy_and_contents(address, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, permissions=["clipboard-write"])
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    tab.goto(f"{address}/ch06_prefill_decode/index.html")
+    tab.locator(".copy").first.click()
+    tab.get_by_role("button", name="Copied").wait_for()
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied in (ROOT / "chapters" / "ch06_prefill_decode" / "README.md").read_text("utf-8")
+    tab.locator("nav.toc").get_by_text("Two stopwatches").click()
+    assert tab.url.endswith("#two-stopwatches")
+    tab.locator("nav.toc a.here", has_text="Two stopwatches").wait_for()
+    context.close()
+
+
+# -- quizzes ----------------------------------------------------------------------------------------------------------
+
+
+def plain(markdown: str) -> str:
+    return " ".join(re.sub(r"[`*]", "", markdown).split())
+
+
+def answers_of(question: dict, number: int) -> list[tuple[str, bool, str]]:
+    """(what is clicked or typed, is it right, what the terminal says) for every possible answer."""
+    if "answer" in question:
+        given = [f"{question['answer']:,}", *question["wrong"], "123456789"]
+        ask = quiz._ask_number
+    else:
+        given, ask = list("abcdef"[: len(question["options"])]), quiz._ask_option
+    console = quiz.Console(quiet=True)
+    return [(text, *ask(question, number, console, lambda prompt, text=text: text)) for text in given]
+
+
+ANSWER = """rounds => rounds.map(answers => [answers.map(text => {
+    const panel = [...document.querySelectorAll(".question")].find(each => each.checkVisibility());
+    const form = panel.querySelector("form"), verdict = panel.querySelector(".verdict");
+    if (form) {
+        form.elements.number.value = text;
+        form.requestSubmit();
+    } else {
+        panel.querySelectorAll(".option")["abcdef".indexOf(text)].click();
+    }
+    const said = verdict.innerText;
+    panel.querySelector(".next").click();
+    return said;
+}), document.querySelector(".score p").innerText, document.querySelector(".again").click()])"""
+
+
+@for_each_chapter
+def test_quiz(chapter, site, phone):
+    """Round after round, each with another answer to every question: the page says what the terminal says."""
+    phone.goto((site / chapter.folder.name / "index.html").as_uri())
+    questions = [answers_of(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
+    rounds = [[answers[turn % len(answers)] for answers in questions] for turn in range(max(map(len, questions)))]
+    shown = phone.evaluate(ANSWER, [[text for text, _, _ in answers] for answers in rounds])
+    for answers, (comments, score, _) in zip(rounds, shown, strict=True):
+        expected = [f"{'Right.' if is_right else 'No.'} {plain(comment)}" for _, is_right, comment in answers]
+        assert [" ".join(text.split()) for text in comments] == expected
+        assert score == f"{sum(is_right for _, is_right, _ in answers)} of {len(questions)}"
+
+
+def test_quiz_by_finger_and_keyboard(address, phone):
+    phone.goto(f"{address}/ch07_prefix_caching/index.html#quiz")
+    questions = quiz.load(CHAPTERS[6])
+    for number, question in enumerate(questions, start=1):
+        panel = phone.locator(".question:visible")
+        assert panel.locator(".count").inner_text() == f"Question {number} of {len(questions)}"
+        right = next(text for text, is_right, _ in answers_of(question, number) if is_right)
+        if "answer" in question:
+            panel.locator("input").press_sequentially("what?\n")
+            assert panel.locator(".verdict").inner_text() == "Type a number."
+            panel.locator("input").fill(right)
+            phone.keyboard.press("Enter")
+        else:
+            panel.locator(".option").nth("abcdef".index(right)).click()
+        assert panel.locator(".option:enabled, input:enabled").count() == 0
+        phone.keyboard.press("Enter")  # the button "Next question" has the focus
+    assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr("chapters.site.build.build", lambda *options: done.append(options))
+    monkeypatch.setattr("chapters.site.server.serve", lambda *options: done.append(options))
+    assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", "8123"]) == 0
+    assert done == [(tmp_path, True), (tmp_path, 8123)] and "index.html" in capsys.readouterr().out

@@ -1,0 +1,404 @@
+"""Labs and exercises in a real browser: the same pictures and the same verdicts as in ordinary Python."""
+
+import importlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chapters.grading import BenchWithoutModel, grade
+from chapters.site import build, runtime
+from chapters.site.browser import Browser
+from chapters.site.player import Move, Player, write_moves
+from chapters.site.server import served
+from tests.course.course_text import CHAPTERS, ROOT
+from tests.course.wrong_solutions import Edit
+
+LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
+for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chapter.folder.name)
+
+
+# -- the player, in ordinary Python -----------------------------------------------------------------------------------
+
+
+def pages():
+    return [chapter.module("page") for chapter in LABS]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.__name__.split(".")[1])
+def test_scenes_play_forward_and_back(page):
+    """After every step the link opens the same state, and back is the state before."""
+    for scene in page.SCENES:
+        player = Player(page, scene.link.replace(" ", "+"))
+        assert player.ahead, "a scene has something to come"
+        while player.ahead:
+            before, title = player.view()["panels"], player.view()["scene"][0]
+            assert title == scene.title
+            num_ahead = len(player.ahead)
+            player.forward()
+            assert len(player.ahead) == num_ahead - 1
+            assert Player(page, player.link).view() == player.view()
+            player.back()
+            if player.done:  # else there is no action whose events are shown
+                assert player.view()["panels"] == before
+            player.forward()
+
+
+@pytest.mark.parametrize("number", [7])
+def test_a_link_is_short_and_exact(number):
+    page = next(chapter for chapter in LABS if chapter.number == number).module("page")
+    text = "a (b) c/d é + 1"
+    player = Player(page)
+    for move in ("n", "n", "n", "g"):
+        player.do(move)
+    player.do("t", text)
+    assert player.link.startswith("n3gt(a+%28b%29") and player.parse(player.link)[-1] == Move("t", text)
+    assert write_moves(player.parse("x2n12")) == "x2n12"
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("n3?", r"cannot be read from '\?' on"),
+        ("q", "asks for 'q', and this lab has the actions n g"),
+        ("n99n999", "more than 500 actions"),
+        ("n(what)", "cannot be read from|asks for"),
+    ],
+)
+def test_a_broken_link_says_what_is_wrong(link, said):
+    player = Player(LABS[-1].module("page"), "x2")
+    with pytest.raises(ValueError, match=said):
+        player.open(link)
+    assert player.link == "x2", "nothing has changed"
+
+
+def test_the_traps_show_what_is_wrong():
+    page = LABS[-1].module("page")
+    for number, wrong in ((1, "WRONG"), (2, "range"), (3, "Refused"), (4, "WRONG"), (5, "WRONG"), (6, "no logits")):
+        [scene] = [scene for scene in page.SCENES if scene.title.startswith(f"Trap {number}")]
+        player, said = Player(page, scene.link.replace(" ", "+")), ""
+        while player.ahead:
+            player.forward()
+            said += player.said
+        assert wrong in said, scene.title
+
+
+def test_the_bundle_is_the_repository(tmp_path):
+    files = runtime.bundled_files()
+    assert "nanovllm/core/block_manager.py" in files and runtime.make_bundle() == runtime.make_bundle()
+    assert all(path.is_file() for path in files.values())
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
+    try:
+        build.build(folder, offline=True)
+    except runtime.MissingRuntime as error:
+        pytest.skip(str(error))
+    with served(folder.parent.parent) as host:
+        yield f"{host}/in/a%20folder"
+
+
+SHOWN = """([link, said, panels]) => {
+  const same = (a, b) => { const t = document.createElement("template"); t.innerHTML = b;
+    for (const wide of t.content.querySelectorAll(".scroll")) wide.setAttribute("role", "region");
+    const clean = html => html.replace(/ aria-labelledby="panel\\d+"/g, "");
+    return clean(a.innerHTML) === clean(t.innerHTML); };
+  const shown = [...document.querySelectorAll(".panel")], text = document.querySelector(".said").innerText;
+  if (location.hash.slice(1) !== link) return `link: ${location.hash}, not ${link}`;
+  if (said && text !== said) return `said: ${text}, not ${said}`;
+  if (shown.length !== panels.length) return "another number of panels";
+  for (const [i, [title, html]] of panels.entries()) {
+    if (shown[i].children[0].textContent !== title) return `title: ${shown[i].children[0].textContent}, not ${title}`;
+    if (!same(shown[i].children[1], html)) return `${title}: ${shown[i].children[1].innerHTML}`;
+  }
+  return "";
+}"""
+
+
+def start(phone, address: str, chapter, link: str = "") -> None:
+    phone.goto(f"{address}/{chapter.folder.name}/lab.html{f'#{link}' if link else ''}")
+    assert "runtime" not in str(phone.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)"))
+    phone.click("text=Start the lab")
+    phone.wait_for_selector(".panel")
+
+
+def assert_shows(phone, player: Player) -> None:
+    """The page shows what ordinary Python has drawn."""
+    view = player.view()
+    expected = view["link"], view["said"], view["panels"]
+    end = time.monotonic() + 60
+    while (difference := phone.evaluate(SHOWN, expected)) and time.monotonic() < end:
+        phone.wait_for_timeout(20)  # Python answers in a worker, after the click
+    assert difference == ""
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def assert_accessible(phone) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(phone).response["violations"]
+    serious = [f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+@for_each_lab
+def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
+    page = chapter.module("page")
+    player = Player(page)
+    start(phone, address, chapter)
+    for action in page.ACTIONS:
+        for _ in range(2):
+            player.do(action.key)
+            phone.click(f"[data-key-name='{action.key}']")
+            assert_shows(phone, player)
+    player.do(page.ACTIONS[0].key)
+    phone.keyboard.press(page.ACTIONS[0].key)
+    assert_shows(phone, player)
+    if page.ASK:
+        player.do("t", "so <b>many</b> (words) & more")
+        phone.keyboard.press("t")
+        phone.keyboard.type("so <b>many</b> (words) & more")
+        phone.keyboard.press("Enter")
+        assert_shows(phone, player)
+    for move, act in (
+        ("back", lambda: phone.click(".back")),
+        ("back", lambda: phone.keyboard.press("ArrowLeft")),
+        ("forward", lambda: phone.click(".forward")),
+        ("forward", lambda: phone.keyboard.press("ArrowRight")),
+    ):
+        getattr(player, move)()
+        act()
+        assert_shows(phone, player)
+    for scene in page.SCENES:
+        player = Player(page, scene.link.replace(" ", "+"))
+        phone.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
+        while player.ahead:
+            assert_shows(phone, player)
+            player.forward()
+            phone.evaluate("document.querySelector('.forward').click()")
+        assert_shows(phone, player)
+        assert phone.inner_text(".scene-title") == scene.title
+    for scheme in ("light", "dark"):
+        phone.emulate_media(color_scheme=scheme)
+        assert_accessible(phone)
+
+
+def test_a_link_opens_the_state_and_a_broken_one_says_so(address, phone):
+    chapter = LABS[-1]
+    start(phone, address, chapter, "x7")
+    phone.wait_for_function("document.querySelector('.said').textContent.startsWith('C: 29 tokens')")
+    assert_shows(phone, Player(chapter.module("page"), "x7"))
+    phone.evaluate("location.hash = 'x3q'")
+    phone.wait_for_function("document.querySelector('.said').textContent.startsWith('This link asks for')")
+    phone.evaluate("location.hash = 'content'")  # a place on the page, which is no state
+    phone.click(".back")
+    assert_shows(phone, Player(chapter.module("page"), "x6/x"))
+
+
+def test_bench_site(address, browser, processes):
+    status, out, err = processes.run(str(ROOT / "examples" / "bench_site.py"), "4", "--repeats", "1", cwd=ROOT)
+    assert status == 0, err
+    assert re.search(r"index.html +first paint +\d+ ms", out) and re.search(r"lab.html +lab ready +[\d.]+ s", out)
+
+
+def test_a_changed_file_is_refused(address, phone):
+    phone.route(
+        "**/xxhash-wasm.js", lambda route: route.fulfill(body="export default 1", content_type="text/javascript")
+    )
+    phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
+    phone.click("text=Start the lab")
+    phone.wait_for_selector(".failure:not([hidden])")
+    assert "its hash differs" in phone.inner_text(".failure")
+    assert phone.is_enabled(".start")
+    phone.problems.clear()  # the browser reports it, too
+
+
+CHECK = """async (submissions) => {
+  const { Python } = await import(new URL("../assets/python.js", location.href).href);
+  const python = new Python();
+  await python.start();
+  const verdicts = [];
+  for (const [chapter, task, source] of submissions)
+    verdicts.push(await python.call({ do: "check", chapter, source, task }));
+  python.end("");
+  return verdicts;
+}"""
+
+
+def submissions(chapter) -> Iterator[tuple[int, str, str | None]]:
+    """Of each task: its number, a solution's text, and what the student must be told (None: it passes)."""
+    source = (chapter.folder / "solution.py").read_text("utf-8")
+    wrong = importlib.import_module(f"tests.course.wrong_solutions.{chapter.folder.name[:4]}").WRONG
+    for number, task in enumerate(chapter.module("checks").TASKS):
+        yield number, source, None
+        for edit in wrong[task.name][::2]:  # in Python, all are
+            if isinstance(edit, Edit):
+                yield number, edit.apply(source, task.name), edit.hint
+
+
+def test_verdicts_are_those_of_ordinary_python(address, phone, tmp_path):
+    """All solutions pass, wrong ones are caught, with the same words. One worker takes them all."""
+    todo = [(chapter, *submission) for chapter in LABS for submission in submissions(chapter)]
+    phone.goto(f"{address}/{LABS[0].folder.name}/exercises.html")
+    there = phone.evaluate(CHECK, [(chapter.number, *submission) for chapter, *submission, _ in todo])
+    here = Browser(tmp_path)
+    for (chapter, number, source, hint), verdict in zip(todo, there, strict=True):
+        tasks = chapter.module("checks").TASKS
+        ours = json.loads(
+            here.call(json.dumps({"do": "check", "chapter": chapter.number, "source": source, "task": number}))
+        )
+        if hint is None:
+            assert verdict["status"] == "passed", verdict["problem"]
+            num_open, num_checks = len(verdict["open"]), len(tasks[number].checks)
+            assert 1 <= num_open <= 2 and verdict["open"] == list(range(num_checks - num_open, num_checks))
+        else:
+            assert verdict["status"] == "no" and hint in verdict["problem"]
+        for each in (verdict, ours):  # hash() is random, and a Sequence has a running number
+            each["problem"] = re.sub(r"\b[0-9a-f]{16}\b|-?\d{6,}|Sequence\(\d+", "", each["problem"])
+        assert verdict == ours
+
+
+def solution(chapter, instead: dict[int, str] | None = None) -> str:
+    """The chapter's solutions; tasks in `instead`, by number, have this body."""
+    text = (chapter.folder / "solution.py").read_text("utf-8")
+    for number, body in (instead or {}).items():
+        text += f"\n\ndef {chapter.module('checks').TASKS[number].name}(*args):\n    {body}\n"
+    return text
+
+
+def check(tab, source: str) -> list[str]:
+    """Click on Check with this text: the tasks' verdicts."""
+    tab.fill("textarea", source)
+    tab.click(".check")
+    tab.wait_for_selector(".check:enabled")
+    return tab.eval_on_selector_all(".tasks > li", "items => items.map(item => item.dataset.status)")
+
+
+def test_the_exercises_page(address, phone):
+    chapter = LABS[0]
+    [task, *others] = chapter.module("checks").TASKS
+    phone.goto(f"{address}/{chapter.folder.name}/exercises.html")
+    skeleton = (chapter.folder / "exercise.py").read_text("utf-8")
+    assert phone.input_value("textarea") == skeleton
+    assert_accessible(phone)
+
+    assert check(phone, skeleton) == ["not started"] * (1 + len(others))
+    assert phone.inner_text(".again >> nth=0") == f"Read again: {task.section}"
+    assert check(phone, solution(chapter)) == ["passed"] * (1 + len(others))
+    assert phone.inner_text(".tasks .verdict >> nth=0").startswith("passed here, ")
+    assert_accessible(phone)
+
+    phone.evaluate("document.querySelector('.exercises').dataset.limit = 2")
+    endless = f"def {task.name}(*args):\n    print('going', end='')\n    while True:\n        pass\n"
+    assert check(phone, endless) == ["no"] * (1 + len(others)), "one is stopped, the others are not there"
+    first = phone.inner_text(".tasks > li >> nth=0")
+    assert task.titles[0] in first and "is there a loop that never ends?" in first
+    assert f"no function {others[0].name}" in phone.inner_text(".tasks > li >> nth=1")
+    assert phone.text_content(".printed pre") == f"{task.name}:\ngoing\n"
+
+    assert check(phone, "while True: pass") == ["no"] * (1 + len(others)), "it cannot even be loaded"
+    assert phone.text_content(".problem >> nth=2").startswith("exercise.py cannot be loaded: it was not done after 2 s")
+
+    phone.evaluate("document.querySelector('.exercises').dataset.limit = 60")
+    assert check(phone, "def broken(:\n") == ["no"] * (1 + len(others))
+    assert "line 1" in phone.inner_text(".problem >> nth=0")
+
+    phone.reload()
+    assert phone.input_value("textarea") == "def broken(:\n", "what one writes is kept"
+    with phone.expect_download() as download:
+        phone.click(".download")
+    assert download.value.suggested_filename == "exercise.py"
+    assert Path(download.value.path()).read_text("utf-8") == "def broken(:\n"
+    phone.on("dialog", lambda dialog: dialog.accept())
+    phone.click(".reset")
+    assert phone.input_value("textarea") == skeleton
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_what_a_submission_does_stays_with_it(address, phone):
+    """It costs its own task, whatever it is. The next check, and the next worker offline, know nothing of it."""
+    chapter = LABS[0]
+    phone.goto(f"{address}/{chapter.folder.name}/exercises.html")
+    forged = """
+from nanovllm.core.block_manager import BlockManager
+from chapters.ch04_paged_attention import checks
+BlockManager.remove_name = BlockManager.free = None
+for task in checks.TASKS:
+    vars(task)["checks"] = ()
+"""
+    wrong = solution(chapter, {0: "return False"})
+    assert check(phone, forged + wrong) == ["passed"] * 3, "it has no checks left"
+    assert check(phone, wrong) == ["no", "passed", "passed"]
+
+    odd = "class E(BaseException):\n        __str__ = __repr__ = lambda self: 1 / 0\n    raise E"
+    forged_answer = "import json; json.JSONEncoder.encode = lambda *args: '{}'"
+    said = []
+    for bodies in (
+        ("import os; os.abort()", odd, None),
+        ("raise SystemExit", "import os; os._exit(0)", forged_answer),
+        ("return input()", "return '\\ud800' + 'x' * 10**8", "x = [0]\n    while True: x += x"),
+    ):
+        instead = {number: body for number, body in enumerate(bodies) if body}
+        assert check(phone, solution(chapter, instead)) == ["no" if body else "passed" for body in bodies]
+        said += phone.eval_on_selector_all(".problem", "all => all.map(one => one.textContent)")
+    words = "unreachable|E: <|SystemExit|exit(0)|grader itself|there is no input|ud800xxx|MemoryError".split("|")
+    for word, problem in zip(words, said, strict=True):
+        assert word in problem and "Traceback" not in problem and len(problem) < 5000
+
+    phone.context.route("**", lambda route: route.abort())  # there is no network any more
+    phone.fill("textarea", solution(chapter, {1: "print('z' * 10**6)\n    while True: print('y')"}))
+    phone.click(".check")
+    phone.click(".printed summary")
+    phone.get_by_text("nothing after this is shown").wait_for()
+    phone.click(".stop")
+    phone.wait_for_selector(".check:enabled")
+    assert phone.get_by_text("you stopped it").is_visible() and phone.inner_text(".status") == "Stopped."
+    printed = phone.text_content(".printed pre").splitlines()
+    assert 400 < len(printed) < 600 and max(map(len, printed)) < 1100
+    assert check(phone, solution(chapter)) == ["passed"] * 3
+    abort = re.compile(r"Aborted|RuntimeError: unreachable|.*fatal error")  # Pyodide writes it to the console
+    phone.problems = [problem for problem in phone.problems if not abort.match(problem)]
+
+
+BLOCKED = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+
+
+def test_what_one_writes_is_not_lost(address, phone, browser):
+    """Two tabs with one file, and a browser that keeps nothing."""
+    path = f"{address}/{LABS[0].folder.name}/exercises.html"
+    other = phone.context.new_page()
+    for tab in (phone, other):
+        tab.goto(path)
+    phone.fill("textarea", "mine")
+    other.wait_for_selector(".conflict:not([hidden])")
+    other.fill("textarea", "theirs")
+    assert phone.evaluate("Object.values(localStorage)") == ["mine"] and not phone.is_visible(".conflict")
+    other.click(".mine")
+    phone.wait_for_selector(".conflict:not([hidden])")
+    assert phone.input_value("textarea") == "mine" and not other.is_visible(".conflict")
+    assert_accessible(phone)
+    phone.click(".theirs")
+    assert phone.input_value("textarea") == "theirs" and not phone.is_visible(".conflict")
+    phone.fill("textarea", "mine again")
+    other.click(".theirs")
+    assert other.input_value("textarea") == "mine again"
+
+    other.add_init_script(BLOCKED)
+    other.goto(path)
+    other.fill("textarea", "kept nowhere")
+    assert "download your file" in other.inner_text(".keeps") and other.is_enabled(".check")
+
+
+def test_a_check_that_needs_a_model_stays_open():
+    """Without a model a task does not count as passed; what fails before it fails as ever."""
+    chapter = LABS[0]
+    task = chapter.module("checks").TASKS[0]
+    result = grade(task, getattr(chapter.module("solution"), task.name), BenchWithoutModel())
+    assert result.num_passed == len(task.checks) and result.open and not result.passed

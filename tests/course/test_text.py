@@ -1,0 +1,116 @@
+"""The chapters' texts cannot drift from the engine: quotes, code and what it prints, the page of one request."""
+
+import ast
+import contextlib
+import io
+import re
+import sys
+
+import pytest
+
+from chapters.course import TITLES
+from chapters.site.sources import first_line, node_of
+from nanovllm import LLM
+from tests.course.course_text import CHAPTERS, FENCE, ROOT, assert_quoted, blocks, for_each_chapter, source_of, text_of
+
+
+def test_the_chapters_there_are():
+    assert [chapter.number for chapter in CHAPTERS] == list(TITLES)
+
+
+@for_each_chapter
+def test_shape(chapter):
+    text = text_of(chapter)
+    assert text.startswith(f"# Chapter {chapter.number}: {chapter.title}\n")
+    assert "## Now you" in text and len(text.split()) > 2000
+    for name in ("lab", "quiz", "check"):
+        assert f"python -m chapters {name} {chapter.number}" in text
+    assert "nanovllm/" in text and "arXiv" in text
+
+
+@for_each_chapter
+def test_quotes(chapter):
+    quotes = [block for block in blocks(chapter) if block["path"]]
+    assert len(quotes) >= 3
+    for block in quotes:
+        assert block["path"] == block["link"] and block["path"].startswith(("nanovllm/", "examples/"))
+        assert_quoted(block["text"], source_of(block["path"], block["symbol"]))
+
+
+def test_a_drifted_quote_is_noticed():
+    source = "def f(x):\n    y = x + 1\n    # why\n    return y\n"
+    assert_quoted("def f(x):\n    ...\n    return y\n", source)
+    for drifted in ("def f(x):\n    return y\n", "def f(x):\n    ...\n    return x\n", "return y\n...\ndef f(x):\n"):
+        with pytest.raises(AssertionError, match="not in the source"):
+            assert_quoted(drifted, source)
+
+
+@for_each_chapter
+def test_code_runs(chapter, demo_checkpoint, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    namespace: dict = {"__name__": "chapter"}
+    expected_next, printed = False, ""
+    for block in blocks(chapter):
+        info, text = block["info"], block["text"]
+        if info == "text output":
+            assert expected_next, "an output without the code before it"
+            assert printed == text
+        expected_next = info == "python" and not block["path"]
+        if expected_next:
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(text, f"{chapter.folder.name}/README.md", "exec"), namespace)
+            printed = output.getvalue()
+        elif info == "bash":
+            for line in text.splitlines():
+                command = line.split("#")[0].strip()
+                assert re.fullmatch(r"python -m chapters (read|lab|quiz|check) \d+( --[a-z]+( [\w./-]+)?)*", command)
+        else:
+            assert block["path"] or info in ("text", "text output", "text lab", "mermaid"), f"{info!r} is not checked"
+
+
+# -- the last page -----------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "chapters" / "one_request.md"
+LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(nanovllm/[\w/.]+)#L(\d+)\)")
+
+
+def test_one_request(demo_checkpoint, monkeypatch):
+    """The code prints what the page says, links lead to their symbols, and the order of the page is the engine's."""
+    monkeypatch.chdir(ROOT)
+    text = PAGE.read_text("utf-8")
+    code, printed = (block["text"] for block in FENCE.finditer(text))
+    first_call: dict[tuple[str, int], int] = {}  # of the last request
+
+    def note(frame, event, arg) -> None:
+        if event == "call":
+            if frame.f_code is LLM.generate.__code__:
+                first_call.clear()
+            first_call.setdefault((frame.f_code.co_filename, frame.f_code.co_firstlineno), len(first_call))
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        sys.setprofile(note)
+        try:
+            exec(compile(code, str(PAGE), "exec"), {})
+        finally:
+            sys.setprofile(None)
+    assert output.getvalue() == printed
+
+    order = []
+    for symbol, path, line in LINK.findall(text):
+        node = node_of(path, symbol)
+        assert int(line) == node.lineno, f"{symbol} is now at {path}#L{node.lineno}"
+        if isinstance(node, ast.ClassDef):
+            node = node_of(path, f"{symbol}.__init__")
+        call = first_call.get((str(ROOT / path), first_line(node)))
+        assert call is not None, f"{symbol} is never called"
+        order.append((call, symbol))
+    assert len(order) > 30 and order == sorted(order), "they first run in another order"
+
+
+def test_one_request_leads_to_every_chapter():
+    text = PAGE.read_text("utf-8")
+    for chapter in CHAPTERS:
+        assert f"\n[{chapter.number}]: {chapter.folder.name}/README.md\n" in text
+        assert text.count(f"[{chapter.number}]") > 1, f"no stop belongs to chapter {chapter.number}"

@@ -1,0 +1,176 @@
+"""Experts: the router, the rows grouped by expert, and the grouped products against a loop."""
+
+import json
+
+import pytest
+import torch
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.experts.layer import Experts, Router, route
+from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, sort_by_expert
+from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
+from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
+from nanovllm.features.quantization.q4_1_search import search_q4_1
+from nanovllm.worker.layers import Linear
+from tests.checkpoints import assert_greedy, make_checkpoint
+from tests.errors import expect
+from tests.worker.cpu.test_kernels import kernels
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_route(normalize):
+    scores = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    weights, chosen = route(scores.bfloat16(), 3, normalize)
+    assert weights.dtype == torch.float32
+    for row, row_weights, row_chosen in zip(scores.bfloat16().double(), weights, chosen, strict=True):
+        probabilities = row.exp() / row.exp().sum()
+        best = sorted(range(6), key=lambda e: -row[e])[:3]
+        assert row_chosen.tolist() == best
+        expected = probabilities[best] / (probabilities[best].sum() if normalize else 1)
+        torch.testing.assert_close(row_weights.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_sort_by_expert():
+    chosen = torch.tensor([[3, 0], [0, 5], [3, 5], [3, 0]])
+    groups = sort_by_expert(chosen, 8)
+    assert groups.met.tolist() == [0, 3, 5] and groups.ends.tolist() == [3, 6, 8]
+    assert groups.rows.tolist() == [0, 1, 3, 0, 2, 3, 1, 2]
+    for row, places in enumerate(groups.places.tolist()):
+        for choice, place in enumerate(places):
+            assert groups.rows[place] == row
+            assert groups.met[int((groups.ends <= place).sum())] == chosen[row, choice]
+
+
+def layers(num: int, n: int, k: int, dtype: torch.dtype) -> list[Linear]:
+    made = [Linear(k, n, bias=False).to(dtype) for _ in range(num)]
+    for layer in made:
+        layer.weight.data.normal_(std=k**-0.5)
+    return made
+
+
+SHAPES = [(1, 1), (1, 3), (9, 2), (40, 8), (300, 3)]  # rows, experts that each chooses, of 8
+
+
+def random_groups(num_rows: int, num_chosen: int) -> ExpertRows:
+    return sort_by_expert(torch.stack([torch.randperm(8)[:num_chosen] for _ in range(num_rows)]), 8)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("num_rows", "num_chosen"), SHAPES)
+@torch.inference_mode()
+def test_expert_linear(dtype, num_rows, num_chosen):
+    torch.manual_seed(0)
+    ours, weights = kernels(dtype), ExpertWeights(layers(8, 96, 64, dtype))
+    groups = random_groups(num_rows, num_chosen)
+    x = torch.randn(num_rows, 64).to(dtype)[groups.rows]
+    expected = ExpertKernels().expert_linear(x, weights, groups)
+    for layer in weights.linears:
+        if (reordered := ours.reorder_weight(layer.weight)) is not None:
+            layer.weight, layer.product = torch.nn.Parameter(reordered), ours.linear
+    torch.testing.assert_close(
+        kernels_for(ours).expert_linear(x, weights, groups), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_1", "mixed"])
+@pytest.mark.parametrize(("num_rows", "num_chosen"), SHAPES)
+@torch.inference_mode()
+def test_expert_linear_of_quantized_weights(form, num_rows, num_chosen):
+    """300 rows of 3 experts fill several slabs; a row's result is the same to the last bit wherever it stands."""
+    torch.manual_seed(0)
+    ours, weights = kernels(torch.float32), ExpertWeights(layers(8, 80, 72, torch.float32))
+    for layer in weights.linears:
+        rows = layer.weight.data.split((48, 32))
+        make = {"Q8_0": [quantize_q8_0] * 2, "mixed": [quantize_q8_0, to_q4_1], "Q4_1": [to_q4_1] * 2}[form]
+        del layer.weight
+        layer.weight = merge(quantize(part) for quantize, part in zip(make, rows, strict=True))
+        layer.product = quantized_linear
+    groups = random_groups(num_rows, num_chosen)
+    x = torch.randn(num_rows, 72)[groups.rows]
+    expected = ExpertKernels().expert_linear(x, weights, groups)
+    in_c = quantized_kernels_for(ours).quantized_linear
+    for layer in weights.linears:
+        layer.product = in_c
+    found = kernels_for(ours).expert_linear(x, weights, groups)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    start = 0
+    for expert, end in zip(groups.met.tolist(), groups.ends.tolist(), strict=True):
+        alone = in_c(x[start:end], weights.linears[expert].weight, None)
+        assert torch.equal(found[start:end], alone)
+        start = end
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_weighted_sum(dtype):
+    torch.manual_seed(0)
+    groups, weights = random_groups(13, 3), torch.rand(13, 3)
+    x = torch.randn(39, 37).to(dtype)
+    expected = ExpertKernels().weighted_sum(x, groups.places, weights)
+    for row in range(13):
+        total = sum(weights[row, c] * x[groups.places[row, c]].float() for c in range(3))
+        torch.testing.assert_close(expected[row].float(), total, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    found = kernels_for(kernels(dtype)).weighted_sum(x, groups.places, weights)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_router_keeps_its_numbers(checkpoint, quantization):
+    llm = LLM(str(checkpoint("qwen3-moe")), dtype="float32", quantization=quantization)
+    sparse = [module for module in llm.engine.model_runner.model.modules() if isinstance(module, Experts)]
+    assert len(sparse) == 2  # of three layers; mlp_only_layers names the other
+    for module in sparse:
+        assert isinstance(module.gate, Router) and module.gate.weight.dtype == torch.float32
+        assert all(isinstance(mlp.gate_up_proj.weight, MergedWeight) for mlp in module.experts)
+
+
+def test_two_ranks_split_each_expert(checkpoint, processes):
+    folder, prompts = checkpoint("qwen3-moe"), [[5, 6, 7, 8, 9], list(range(20, 50)), [7] * 3]
+    llm = LLM(str(folder), dtype="float32", tensor_parallel_size=2, max_num_batched_tokens=16)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        assert_greedy(folder, prompt, output.outputs[0].token_ids)
+    first, second = llm.engine.model_runner.usage()
+    assert first["weights"] == second["weights"]
+
+
+def test_windows_in_every_layer(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3-moe", use_sliding_window=True, sliding_window=9)
+    llm = LLM(str(folder), dtype="float32", block_size=4)
+    params, prompt = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), list(range(20, 60))
+    [output] = llm.generate([prompt], params)
+    assert_greedy(folder, prompt, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (dict(num_experts_per_tok=9), "num_experts_per_tok is 9 of only 8 experts"),
+        (dict(num_local_experts=0), "num_experts must be a whole number"),
+        (dict(moe_intermediate_size=None), "lacks moe_intermediate_size"),
+        (dict(decoder_sparse_step=0), "decoder_sparse_step must be a whole number"),
+        (dict(mlp_only_layers=[5]), "mlp_only_layers names [5]; there are layers 0 to 2"),
+        (dict(mlp_only_layers="all"), "mlp_only_layers must be a list of numbers of layers"),
+        (dict(norm_topk_prob="yes"), "norm_topk_prob must be a bool"),
+    ],
+)
+def test_configs_that_cannot_be(checkpoint, tmp_path, changes, text):
+    config = json.loads((checkpoint("qwen3-moe") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    expect(text, ModelConfig.from_directory, tmp_path)
+
+
+def test_both_spellings_of_the_number_of_experts(checkpoint, tmp_path):
+    config = json.loads((checkpoint("qwen3-moe") / "config.json").read_text())
+    config["num_experts"] = config.pop("num_local_experts")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.from_directory(tmp_path).num_experts == 8
+
+
+def to_q4_1(weight: torch.Tensor):
+    return search_q4_1(weight, torch.ones(weight.shape[1]))

@@ -1,0 +1,192 @@
+"""What a grammar may cost: each is tried where it can be ended, and nobody without a grammar waits for that."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.checks import confined
+from nanovllm.checks.confined import Confined, TooMuch
+from nanovllm.features.grammar import grammar as structured_outputs
+from nanovllm.features.grammar.grammar import LIMITS, TRIAL
+from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
+from tests.errors import expect
+
+GIANTS = [
+    dict(json={"type": "integer", "multipleOf": 20000003}),
+    dict(json={"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 2000003}}}),
+    dict(regex="((a{1000}){1000}){1000}"),
+    dict(grammar='start: %json {"type": "integer", "multipleOf": 20000003}'),
+    dict(grammar='root ::= "a"' + "\n" * 500_000),  # read by a function of Python that takes quadratic time
+    dict(choice=[f"word {i * 7919 % 1000003}" for i in range(100_000)]),
+]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(str(checkpoint()), dtype="float32", max_num_seqs=64)
+
+
+def asked(**kinds) -> SamplingParams:
+    return SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(**kinds))
+
+
+def compile_there(source: str) -> None:
+    TRIAL.ask("compile", source, LIMITS)
+
+
+def memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+@pytest.mark.parametrize("giant", GIANTS, ids=lambda giant: next(iter(giant)))
+def test_a_giant_is_refused(llm, giant):
+    compile_there('start: "a"')
+    before, used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    [kind] = giant
+    limits = "to compile it takes more than 2 s of a processor or 32 MB"
+    text = f"prompts[1]: structured outputs: {kind} cannot be used: {limits}"
+    expect(text, llm.generate, [[5], [6]], [SamplingParams(), asked(**giant)])
+    assert time.process_time() - used < 2 and not llm.engine.has_unfinished_requests()
+    if sys.platform == "linux":  # ru_maxrss is in KiB
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 100
+        assert memory_mb(TRIAL.idle[0].pid) < 100, "it is as it was: a child of its own has paid"
+
+
+def test_a_big_choice(llm):
+    """2,000 alternatives are llguidance's limit for rules; a lexeme may have more."""
+    texts = [f"{i * 7919 % 1000003}." for i in range(10_000)]
+    assert llm.generate([[5]], asked(choice=texts))[0].outputs[0].text in texts
+
+
+def test_time_bounds_where_memory_does_not(monkeypatch):
+    """As on macOS; and from outside, where the system ends nothing."""
+    source = 'start: %json {"type": "integer", "multipleOf": 20000003}'
+    for seconds, wait_s in ((0.2, 60.0), (60.0, 0.5)):
+        monkeypatch.setattr(confined, "WAIT_S", wait_s)
+        mine = Confined(TRIAL.script, seconds=seconds, max_mb=1 << 20)
+        with pytest.raises(TooMuch, match=f"takes more than {seconds:g} s"):
+            mine.ask("compile", source, LIMITS)
+        for process in mine.idle:
+            confined.end(process)
+
+
+def test_a_process_that_was_ended_is_started_again(llm):
+    compile_there('start: "a"')
+    os.killpg(TRIAL.idle[0].pid, signal.SIGKILL)
+    TRIAL.idle[0].wait()
+    assert llm.generate([[5]], asked(choice=["green"]))[0].outputs[0].text == "green"
+
+
+def test_a_process_that_does_not_start_is_no_giant(tmp_path):
+    """And what it imports is what is installed, not what lies beside the script that runs it."""
+    script = tmp_path / "script.py"
+    script.write_text("import no_such_package\n")
+    with pytest.raises(RuntimeError, match=r"the process of script.py has ended by itself: 1"):
+        Confined(script, seconds=2, max_mb=32).ask("?")
+    script.write_text("import sys\ndef answer(): return [path for path in sys.path if path.endswith('checks')]\n")
+    mine = Confined(script, seconds=2, max_mb=32)
+    assert mine.ask() == []
+    confined.end(mine.idle[0])
+
+
+def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
+    """Ctrl-C while a grammar is tried: the next one must not get the answer that was meant for it."""
+    mine = Confined(TRIAL.script, seconds=2, max_mb=32)
+    answer = confined._answer
+
+    def interrupted(*args):
+        answer(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(confined, "_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine.ask("compile", "broken", LIMITS)
+    monkeypatch.setattr(confined, "_answer", answer)
+    mine.ask("compile", 'start: "a"', LIMITS)
+    confined.end(mine.idle[0])
+
+
+def test_it_ends_with_its_parent():
+    """Of a script that is read from stdin, without a __main__ guard. It has the script's stderr: run() waits for it."""
+    script = """
+import os, signal
+from nanovllm.features.grammar.grammar import LIMITS, TRIAL
+TRIAL.ask("compile", 'start: "a"', LIMITS)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def test_masks_that_take_long_end_their_own_answer(llm, monkeypatch, caplog):
+    ordinary = SamplingParams(max_tokens=8, ignore_eos=True)
+    monkeypatch.setattr(structured_outputs, "FREE_S", 0.0)
+    monkeypatch.setattr(structured_outputs, "TOKEN_S", 0.0)
+    slow, other = llm.generate([[5], [6]], [asked(regex="[a-z]{20}"), ordinary])
+    assert slow.outputs[0].finish_reason == "error" and len(slow.outputs[0].token_ids) == 1
+    assert len(other.outputs[0].token_ids) == 8
+    assert "llguidance has given up: its masks have taken" in caplog.text
+
+
+def test_a_lexer_that_is_exhausted_is_not_used_again(llm, monkeypatch):
+    """Copies of a matcher share it, errors included: another request with the same grammar begins anew."""
+    monkeypatch.setattr(structured_outputs, "LIMITS", {"max_lexer_states": 60})
+    first, second = (llm.generate([[5]], asked(regex="[ab]*a[ab]{30}"))[0].outputs[0] for _ in range(2))
+    assert first.finish_reason == second.finish_reason == "error"
+    assert first.token_ids == second.token_ids and len(first.token_ids) > 2
+
+
+def test_samples_share_the_work(llm, monkeypatch):
+    calls, compile = [], llm.engine.features.grammars.compile
+    monkeypatch.setattr(llm.engine.features.grammars, "compile", lambda params: calls.append(params) or compile(params))
+    params = SamplingParams(n=5, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="[a-z]{9}"))
+    [output] = llm.generate([[5]], params)
+    assert len(calls) == 1 and all(len(sample.text) == 9 for sample in output.outputs)
+    assert len({sample.text for sample in output.outputs}) > 1, "each has a state of its own"
+
+
+def test_who_has_no_grammar_does_not_wait_for_any(checkpoint, monkeypatch):
+    """More giants than threads that prepare are being compiled; whoever came after them is answered."""
+    may_end, num_giants = threading.Event(), 2 * NUM_PREPARING_THREADS
+
+    async def last(stream):
+        return [output async for output in stream][-1]
+
+    async def run(llm):
+        compile = llm.engine.features.grammars.compile
+        monkeypatch.setattr(llm.engine.features.grammars, "compile", lambda params: may_end.wait() and compile(params))
+        giants = [asyncio.create_task(last(llm.generate([5], asked(choice=[str(i)])))) for i in range(num_giants)]
+        given_up = asyncio.create_task(last(llm.generate([5], asked(choice=["x"]))))
+        with pytest.raises(TimeoutError):
+            await last(llm.generate([5], asked(choice=["too late"]), timeout_s=0.05))
+        given_up.cancel()
+        for _ in range(20):
+            assert (await last(llm.generate([6], SamplingParams(max_tokens=4)))).finished
+        assert not any(giant.done() for giant in giants)
+        may_end.set()
+        assert [(await giant).outputs[0].text for giant in giants] == [str(i) for i in range(num_giants)]
+
+    with AsyncLLM(str(checkpoint()), max_model_len=64) as llm:
+        try:
+            asyncio.run(asyncio.wait_for(run(llm), 60))
+        finally:
+            may_end.set()
+
+
+def test_an_answer_of_the_process_is_one_line():
+    """Whatever a grammar contains, and whatever its error says."""
+    for text in ('start: "\n"', "start: \u2028", "\ud800", 'start: /\\x/ | "\x00"', json.dumps({"grammars": []})):
+        with pytest.raises(ValueError):
+            compile_there(text)
+    compile_there('start: "a"')

@@ -1,0 +1,198 @@
+"""Draft models: another checkpoint, or the same in fewer bits, that guesses; and what speculative_config may say."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.features.speculation.choose import Speculation
+from nanovllm.features.speculation.config import SpeculativeConfig
+from nanovllm.features.speculation.draft_model import DraftModel
+from nanovllm.features.speculation.step_times import StepTimes
+from nanovllm.worker.kernels import TORCH_KERNELS
+from tests.checkpoints import make_checkpoint
+from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Guesses are made as if rows and drafts cost nothing: with tiny models they would never pay."""
+    monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "guessing", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
+    monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str)
+def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
+    """A smaller model with the same vocabulary, whose guesses are mostly wrong, and the model itself."""
+    smaller = make_checkpoint(tmp_path / "draft", "llama", num_hidden_layers=1)
+    requests = random_requests(random.Random(3), 25)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS | options), requests)
+    rates = []
+    for model in (smaller, checkpoint()):
+        config = {"model": str(model), "num_speculative_tokens": 4}
+        llm = LLM(str(checkpoint()), speculative_config=config, **OPTIONS | options)
+        for _ in ("cold", "warm"):
+            found = generate(llm, requests)
+            llm.engine._num_requests = 0
+            assert_same(found, expected)
+        rates.append(llm.stats()["acceptance_rate"])
+        llm.engine.scheduler.speculation.proposer.manager.check_integrity()
+    assert rates[0] < 0.5 < rates[1]
+
+
+def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager):
+    """The draft samples with the request's noise: equal models draw equal tokens, with penalties and bias, too."""
+    params = SamplingParams(temperature=1.3, top_p=0.9, max_tokens=40, ignore_eos=True, frequency_penalty=0.5, seed=4)
+    llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
+    [output] = llm.generate([[5, 6, 7]], params)
+    assert output.metrics.acceptance_rate == 1.0 and output.metrics.tokens_per_step > 4
+    assert llm.engine.scheduler.speculation.proposer.drafts, "it keeps its K/V until the next step"
+    llm.generate([[9]], params)
+    [left] = llm.engine.scheduler.speculation.proposer.drafts
+    assert left.num_prompt_tokens == 1, "what has ended gives its blocks back"
+
+
+def test_the_model_in_fewer_bits(checkpoint, eager):
+    requests = random_requests(random.Random(6), 12)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    llm = LLM(str(checkpoint()), speculative_config={"method": "self", "quantization": "int8"}, **OPTIONS)
+    assert_same(generate(llm, requests), expected)
+    assert llm.stats()["acceptance_rate"] > 0.5
+
+
+def test_ranks_check_what_one_process_drafts(tmp_path, processes, eager):
+    folder = make_checkpoint(tmp_path, "llama")
+    requests = random_requests(random.Random(8), 8)
+    expected = generate(LLM(str(folder), **OPTIONS), requests)
+    llm = processes.llm(folder, 2, speculative_config={"model": str(folder)}, **OPTIONS)
+    assert_same(generate(llm, requests), expected)
+    assert llm.stats()["num_accepted_tokens"] > 10
+
+
+def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
+    requests = random_requests(random.Random(9), 8)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
+    draft, rng = llm.engine.scheduler.speculation.proposer, random.Random(9)
+    run, num_failures = draft.runner.run, 0
+
+    def failing(output):
+        nonlocal num_failures
+        if rng.random() < 0.1:
+            num_failures += 1
+            raise InterruptedError
+        return run(output)
+
+    monkeypatch.setattr(draft.runner, "run", failing)
+    ids = llm.engine.enqueue([llm.engine.make_request(prompt, params) for prompt, params in requests])
+    done = {}
+    while llm.engine.has_unfinished_requests():
+        try:
+            done.update((output.request_id, output) for output in llm.engine.step())
+        except InterruptedError:
+            continue
+    assert num_failures > 3
+    assert_same([done[i] for i in ids], expected)
+
+
+def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
+    """Where the draft model has no room, there are no guesses, and no harm."""
+    requests = random_requests(random.Random(10), 12)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    config = {"model": str(checkpoint()), "max_model_len": 20}
+    llm = LLM(str(checkpoint()), speculative_config=config, **OPTIONS)
+    draft = llm.engine.scheduler.speculation.proposer
+    while len(draft.manager.free_blocks) > 8:
+        draft.manager.free_blocks.popleft().ref_count = 1
+    assert_same(generate(llm, requests), expected)
+    assert 0 < llm.stats()["num_guessed_tokens"] < 1000
+
+
+def test_other_vocabularies_are_refused(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint(), tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    swapped = {i: text for text, i in vocabulary.items()}
+    vocabulary[swapped[40]], vocabulary[swapped[41]] = 41, 40
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=r"another vocabulary: token 40 is .* there and .* in the model"):
+        LLM(str(checkpoint()), speculative_config={"model": str(folder)}, **OPTIONS)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        LLM(str(checkpoint()), speculative_config={"model": str(tmp_path / "none")}, **OPTIONS)
+    with pytest.raises(ValueError, match="int8 already"):
+        config = {"method": "self", "quantization": "int8"}
+        LLM(str(checkpoint()), quantization="int8", speculative_config=config, **OPTIONS)
+
+
+def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager):
+    """Models of a family pad their embeddings differently; no guess is beyond either."""
+    requests = random_requests(random.Random(12), 8, with_grammars=False)
+    for sizes in ((320, 384), (384, 320)):
+        folders = [make_checkpoint(tmp_path / f"{sizes}{i}", "llama", vocab_size=n) for i, n in enumerate(sizes)]
+        expected = generate(LLM(str(folders[0]), **OPTIONS), requests)
+        llm = LLM(str(folders[0]), speculative_config={"model": str(folders[1])}, **OPTIONS)
+        assert_same(generate(llm, requests), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "method must be one of ngram, draft_model, self, found None"),
+        ({"method": "eagle"}, "found 'eagle'"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "between 1 and 64, found 0"),
+        ({"method": "ngram", "model": "x"}, "model is for draft_model"),
+        ({"method": "draft_model"}, "model must be a checkpoint's directory or a hub id, found None"),
+        ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "is more than prompt_lookup_max=2"),
+        ({"method": "self", "prompt_lookup_max": 2}, "prompt_lookup_max is for ngram"),
+        ({"method": "self", "quantization": "int2"}, "one of int8, int4, found 'int2'"),
+        ({"method": "ngram", "num_speculative_token": 2}, "did you mean 'num_speculative_tokens'"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, "asks for a draft model on several ranks"),
+        ("ngram", "must be a dict"),
+    ],
+)
+def test_bad_configs_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        LLM("no/model", speculative_config=config)
+
+
+def test_defaults():
+    assert SpeculativeConfig(model="x").method == "draft_model"
+    assert SpeculativeConfig(model=Path("x")) == SpeculativeConfig(model="x")
+    assert SpeculativeConfig(method="self").quantization == "int4"
+    given = [{}, {"prompt_lookup_max": 5}, {"prompt_lookup_min": 3}, {"prompt_lookup_max": 6, "prompt_lookup_min": 1}]
+    found = [SpeculativeConfig(method="ngram", **options) for options in given]
+    assert [(c.prompt_lookup_max, c.prompt_lookup_min) for c in found] == [(4, 2), (5, 5), (3, 3), (6, 1)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_guessed_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager):
+    """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
+    options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)
+    params = SamplingParams(temperature=0.5, seed=2, max_tokens=40, ignore_eos=True, logprobs=3)
+    requests = [(list(range(100, 130)) * 2, params), ([7, 8, 9], params)]
+    plain, guessing = LLM(str(short_demo), **options), LLM(str(short_demo), **options)
+    if plain.engine.model_runner.kernels is TORCH_KERNELS:
+        pytest.skip("there is no C compiler")
+    expected = [output for request in requests for output in generate(plain, [request])]
+    answers = [o.prompt_token_ids + o.outputs[0].token_ids for o in expected]
+    guessing.engine.scheduler.speculation = Speculation(Hostile(answers, random.Random(1)), 8, 100)
+    found = [output for request in requests for output in generate(guessing, [request])]
+    assert guessing.stats()["num_accepted_tokens"] > 20
+    assert [o.outputs for o in found] == [o.outputs for o in expected]
+
+
+def test_a_draft_without_a_token_guesses_nothing(checkpoint, eager):
+    llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [expected] = llm.generate([[5, 6, 7]], params)
+    llm.engine.scheduler.speculation.proposer.runner.model.embed_tokens.data[:] = torch.nan
+    [found] = llm.generate([[5, 6, 7]], params)
+    assert expected.metrics.num_guessed_tokens > 0 == found.metrics.num_guessed_tokens
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids

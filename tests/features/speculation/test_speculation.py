@@ -1,0 +1,634 @@
+"""Guesses change nothing but the time: whoever guesses, and however badly, the output is the one without guesses."""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
+from nanovllm.core.sequence import NO_TOKEN, Sequence
+from nanovllm.features.speculation.choose import MIN_GAIN, Speculation, choose_num_guesses
+from nanovllm.features.speculation.ngrams import NgramIndex
+from nanovllm.features.speculation.step_times import StepTimes
+from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.worker import model_runner, sampler
+from tests.checkpoints import BOS, EOS, SIZES, make_checkpoint
+from tests.core.test_scheduler import CacheModel, make, next_token, sequence
+
+VOCAB_SIZE = SIZES["vocab_size"]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=48, max_model_len=96, max_num_seqs=6)
+
+
+# -- who guesses -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Hostile:
+    """Guesses right, wrong, and on and on: behind EOS, behind max_tokens. continuations: prompts and what followed."""
+
+    continuations: list[list[int]]
+    rng: random.Random
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.guess(seq.tokens, n) for seq, n in wanted]
+
+    def guess(self, tokens: list[int], num_guesses: int) -> list[int]:
+        known = [c[len(tokens) :] for c in self.continuations if c[: len(tokens)] == tokens]
+        right = [*(self.rng.choice(known) if known else []), EOS, *self.rng.choices(range(4, VOCAB_SIZE), k=20)]
+        num_right = self.rng.choice([0, 1, 2, 3, 20])
+        wrong = self.rng.choices([EOS, BOS, *range(4, 20)], k=20)
+        return [*right[:num_right], *wrong][: num_guesses + self.rng.choice([0, 0, 3])]
+
+
+def let_guess(scheduler: Scheduler, proposer, rng: random.Random, most: int = 6) -> Speculation:
+    """As many guesses as the step has room for, whatever they cost and whether or not any of them can be used."""
+    speculation = scheduler.speculation = Speculation(proposer, most, max_rows=10**6)
+
+    def choose(scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
+        counts = []
+        for chunk in chunks:
+            room = scheduler.max_model_len - len(chunk.seq.tokens) - 1 if chunk.samples else 0
+            counts.append(max(0, min(rng.randrange(most + 1), room, budget - sum(counts))))
+        return counts
+
+    speculation.choose = choose
+    return speculation
+
+
+# -- the whole engine --------------------------------------------------------------------------------------------------
+
+
+def random_params(rng: random.Random, *, with_grammars: bool = True) -> SamplingParams:
+    """Any mixture of everything that a request may say."""
+    options: dict = dict(max_tokens=rng.randint(1, 24), seed=rng.choice([None, rng.randrange(100)]), temperature=0.0)
+
+    def maybe(chance: float, **more: object) -> None:
+        if rng.random() < chance:
+            options.update(more)
+
+    maybe(0.6, temperature=rng.uniform(0.3, 1.3), top_p=rng.choice([1.0, 0.8]), top_k=rng.choice([0, 20]))
+    maybe(0.2, min_p=0.05)
+    maybe(0.4, repetition_penalty=rng.uniform(0.8, 1.4), frequency_penalty=rng.uniform(-1, 1.5))
+    maybe(0.3, presence_penalty=rng.uniform(-1, 1))
+    maybe(0.3, stop=rng.sample("abcdehilmnorstu ", k=2), include_stop_str_in_output=rng.random() < 0.5)
+    maybe(0.3, stop_token_ids=rng.sample(range(4, VOCAB_SIZE), k=30))
+    maybe(0.3, ignore_eos=True)
+    maybe(0.4, min_tokens=rng.randint(1, options["max_tokens"]))
+    maybe(0.4, logprobs=rng.randint(0, 3))
+    maybe(0.2, prompt_logprobs=1)
+    maybe(0.2, n=rng.randint(2, 3))
+    maybe(0.2, logit_bias={rng.randrange(4, VOCAB_SIZE): rng.uniform(-5, 5)})
+    maybe(0.2, bad_words=[rng.choice(["e", "o", "the", "qu"])])
+    maybe(0.1, allowed_token_ids=rng.sample(range(4, VOCAB_SIZE), k=40))
+    if with_grammars and "allowed_token_ids" not in options:
+        patterns = ["[a-z]{3}[0-9]{2,9}", "(ab|ba)*x", "[a-c ]*"]
+        maybe(0.15, structured_outputs=StructuredOutputsParams(regex=rng.choice(patterns)))
+    return SamplingParams(**options)
+
+
+def random_requests(rng: random.Random, num: int, **kind: bool) -> list[tuple[list[int], SamplingParams]]:
+    prefixes = [rng.choices(range(4, VOCAB_SIZE), k=20) for _ in range(3)]
+    requests = []
+    for _ in range(num):
+        loop = rng.choices(range(4, VOCAB_SIZE), k=rng.randint(1, 4))
+        prompt = rng.choice(prefixes)[: rng.randint(0, 20)] + loop * rng.randint(1, 5)
+        requests.append((prompt, random_params(rng, **kind)))
+    return requests
+
+
+def generate(llm: LLM, requests: Iterable[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
+    outputs = llm.generate(*(list(each) for each in zip(*requests, strict=True)), use_tqdm=False)
+    llm.engine.scheduler.check_integrity()
+    return outputs
+
+
+def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        for x, y in zip(a.outputs, b.outputs, strict=True):
+            assert (x.token_ids, x.text) == (y.token_ids, y.text), f"{a.prompt_token_ids}"
+            assert (x.finish_reason, x.stop_reason) == (y.finish_reason, y.stop_reason)
+            assert_same_logprobs(x.logprobs, y.logprobs)
+        assert_same_logprobs(a.prompt_logprobs, b.prompt_logprobs)
+
+
+def assert_same_logprobs(found: list | None, expected: list | None) -> None:
+    assert (found is None) == (expected is None)
+    for a, b in zip(found or [], expected or [], strict=True):
+        assert (a is None) == (b is None)
+        # What a grammar forbids is at -inf: which of these tokens are among the top is anybody's guess.
+        a, b = ({t: x for t, x in (each or {}).items() if x.logprob > -math.inf} for each in (a, b))
+        assert list(a) == list(b)
+        for x, y in zip(a.values(), b.values(), strict=True):
+            assert x.logprob == pytest.approx(y.logprob, rel=1e-5, abs=1e-5)
+            assert (x.rank, x.decoded_token) == (y.rank, y.decoded_token)
+
+
+def hostile(llm: LLM, outputs: list[RequestOutput], seed: int) -> None:
+    """Guess for this engine, knowing what it will say."""
+    continuations = [o.prompt_token_ids + sample.token_ids for o in outputs for sample in o.outputs]
+    let_guess(llm.engine.scheduler, Hostile(continuations, random.Random(seed)), random.Random(seed))
+
+
+SETTINGS = [  # pools and budgets from roomy to as tight as can be
+    dict(),
+    dict(block_size=1, num_gpu_blocks_override=100),
+    dict(block_size=16, num_gpu_blocks_override=6, max_num_seqs=3),
+    dict(num_gpu_blocks_override=24, max_num_batched_tokens=7),
+    dict(enable_prefix_caching=False, num_gpu_blocks_override=30),
+    dict(optimizations=(), max_num_batched_tokens=30),
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options):
+    """25 requests for each of six engines, cold and again warm: a hostile proposer, then n-grams."""
+    rng, options = random.Random(str(options)), OPTIONS | options
+    requests = random_requests(rng, 25)
+    expected = generate(LLM(str(checkpoint()), **options), requests)
+    llm = LLM(str(checkpoint()), **options)
+    hostile(llm, expected, seed=1)
+    for _ in ("cold", "warm"):
+        found = generate(llm, requests)
+        # Only a request's index differs, from which it gets its seed if it has none.
+        llm.engine._num_requests = 0
+        assert_same(found, expected)
+    stats = llm.stats()
+    assert 0 < stats["num_accepted_tokens"] < stats["num_guessed_tokens"] * 0.9
+    assert stats["num_output_tokens"] == 2 * sum(len(s.token_ids) for o in expected for s in o.outputs)
+    metrics = [o.metrics for o in found]
+    assert all(m.num_output_tokens == len(o.outputs[0].token_ids) for m, o in zip(metrics, found, strict=True))
+    assert 0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_guessed_tokens for m in metrics)
+
+    llm = LLM(str(checkpoint()), speculative_config=NGRAM, **options)
+    let_guess(llm.engine.scheduler, llm.engine.scheduler.speculation.proposer, rng)
+    assert_same(generate(llm, requests), expected)
+    assert llm.stats()["num_guessed_tokens"] > 0
+
+
+def test_three_ranks_give_the_same(tmp_path, processes):
+    sizes = dict(num_attention_heads=3, num_key_value_heads=3, hidden_size=48, vocab_size=324)
+    folder = make_checkpoint(tmp_path, "llama", **sizes)
+    requests = random_requests(random.Random(5), 25)
+    expected = generate(LLM(str(folder), **OPTIONS), requests)
+    llm = processes.llm(folder, 3, **OPTIONS)
+    hostile(llm, expected, seed=2)
+    assert_same(generate(llm, requests), expected)
+    assert llm.stats()["num_accepted_tokens"] > 30
+
+
+def test_streams_show_only_what_holds(checkpoint):
+    """Each output is a beginning of the answer; several tokens come at a time, and none behind a stop string."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
+    [whole] = generate(LLM(str(checkpoint()), **OPTIONS), [([5, 6, 7], params)])
+    text = whole.outputs[0].text
+    stop = text[len(text) // 2 :][:3]
+    [expected] = generate(LLM(str(checkpoint()), **OPTIONS), [([5, 6, 7], replace(params, stop=stop))])
+    llm = LLM(str(checkpoint()), **OPTIONS)
+    hostile(llm, [whole], seed=3)
+    outputs = list(llm.stream([5, 6, 7], replace(params, stop=stop)))
+    assert outputs[-1].outputs[0].text == expected.outputs[0].text == text[: text.index(stop)]
+    assert outputs[-1].outputs[0].stop_reason == stop
+    for output in outputs:
+        [sample] = output.outputs
+        assert expected.outputs[0].token_ids[: len(sample.token_ids)] == sample.token_ids
+        assert expected.outputs[0].text.startswith(sample.text) and len(sample.logprobs) == len(sample.token_ids)
+    assert 1 < outputs[-1].metrics.tokens_per_step == len(sample.token_ids) / len(outputs)
+
+
+def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypatch):
+    requests = random_requests(random.Random(7), 25)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(7)
+    hostile(llm, expected, seed=4)
+    engine = llm.engine
+
+    def failing(owner, name: str, before: bool):
+        whole = getattr(owner, name)
+
+        def call(*args):
+            if before and rng.random() < 0.1:
+                raise InterruptedError
+            result = whole(*args)
+            if rng.random() < 0.1:
+                raise InterruptedError
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    failing(engine, "take_tokens", before=True)
+    failing(engine.model_runner, "run", before=False)
+    made = [engine.make_request(prompt, params) for prompt, params in requests]
+    doomed = [engine.make_request([9, 8, 7], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
+    engine.enqueue([*made, *doomed])
+    done, num_failures = {}, 0
+    while engine.has_unfinished_requests():
+        try:
+            done.update((output.request_id, output) for output in engine.step())
+        except InterruptedError:
+            num_failures += 1
+        if doomed and rng.random() < 0.1:
+            engine.abort_request(doomed.pop().request_id)
+        engine.scheduler.check_integrity()
+    assert num_failures > 5
+    assert_same([done[request.request_id] for request in made], expected)
+
+
+def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
+    """What a request says of its guesses is what the engine counted of steps that succeeded."""
+    prompt, params = [5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), [(prompt, params)])
+    llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
+    hostile(llm, expected, seed=6)
+    engine, take = llm.engine, llm.engine.take_tokens
+
+    def failing(*args):
+        progressed = take(*args)
+        if rng.random() < 0.3:
+            raise InterruptedError
+        return progressed
+
+    monkeypatch.setattr(engine, "take_tokens", failing)
+    engine.add_request(None, prompt, params, stream=False)
+    outputs, num_failures = [], 0
+    while not outputs:
+        try:
+            outputs = engine.step()
+        except InterruptedError:
+            num_failures += 1
+    metrics, stats = outputs[0].metrics, engine.stats
+    assert num_failures > 2 and stats.num_accepted_tokens > 5
+    for name in ("num_output_tokens", "num_guessed_tokens", "num_accepted_tokens"):
+        assert getattr(metrics, name) == getattr(stats, name), name
+
+
+# -- what others got wrong: each planted here, and seen ----------------------------------------------------------------
+
+
+def seeds_mixed(monkeypatch):
+    """The noise of a guess's row is that of the sequence's next token."""
+    noise, first = sampler.uniform_noise, {}
+
+    def same_for_all_rows(seq):
+        return noise(first.setdefault(id(seq.block_table), seq))
+
+    def forget(*args):
+        first.clear()
+        return pack(*args)
+
+    pack = model_runner.pack
+    monkeypatch.setattr(model_runner, "pack", forget)
+    monkeypatch.setattr(sampler, "uniform_noise", same_for_all_rows)
+
+
+def guesses_not_in_penalties(monkeypatch):
+    """Penalties, bad words, min_tokens and grammars see the sequence without its guesses."""
+    monkeypatch.setattr(ScheduledChunk, "sampled_seqs", lambda chunk: [chunk.seq] * chunk.num_logits)
+
+
+def wrong_row(monkeypatch):
+    whole = model_runner.Batch.from_scheduler_output.__func__
+
+    def shifted(cls, output, block_size):
+        batch = whole(cls, output, block_size)
+        return replace(batch, logits_rows=batch.logits_rows.roll(1))
+
+    monkeypatch.setattr(model_runner.Batch, "from_scheduler_output", classmethod(shifted))
+
+
+def one_too_many_taken(monkeypatch):
+    """The token behind the first wrong guess is kept."""
+    take = Scheduler.take_tokens
+
+    def late(self, chunk, token_ids):
+        guesses = [*chunk.guesses]
+        for i, guess in enumerate(guesses):
+            if token_ids[i] != guess:
+                guesses[i] = token_ids[i]
+                break
+        return take(self, replace(chunk, guesses=guesses), token_ids)
+
+    monkeypatch.setattr(Scheduler, "take_tokens", late)
+
+
+def refused_kv_counts(monkeypatch):
+    """Positions of refused guesses count as computed: their K/V stays."""
+    take = Scheduler.take_tokens
+
+    def kept(self, chunk, token_ids):
+        ended = take(self, chunk, token_ids)
+        if chunk.guesses and not ended:
+            chunk.seq.num_computed_tokens = min(chunk.end, len(chunk.seq.tokens)) - 1 + bool(chunk.guesses)
+        return ended
+
+    monkeypatch.setattr(Scheduler, "take_tokens", kept)
+
+
+def named_too_early(monkeypatch):
+    """Blocks get their names when the guesses in them are computed, not when they hold."""
+    extend = Speculation.extend
+
+    def naming(self, scheduler, chunks, budget):
+        chunks = extend(self, scheduler, chunks, budget)
+        for chunk in chunks:
+            seq, known = chunk.seq, chunk.known_end
+            seq.tokens += chunk.guesses
+            seq.num_computed_tokens = chunk.end
+            scheduler.block_manager.register_prefix(seq)
+            del seq.tokens[known:]
+            seq.num_computed_tokens = known
+        return chunks
+
+    monkeypatch.setattr(Speculation, "extend", naming)
+
+
+def shown_behind_the_stop(monkeypatch):
+    """Tokens behind a stop string stay in the output."""
+    from nanovllm.request import Request
+
+    take = Request.take_tokens
+
+    def kept(self, chunk, logprobs, now):
+        tokens = list(chunk.seq.tokens)
+        stop = take(self, chunk, logprobs, now)
+        chunk.seq.tokens[:] = tokens
+        return stop
+
+    monkeypatch.setattr(Request, "take_tokens", kept)
+
+
+MISTAKES = [seeds_mixed, guesses_not_in_penalties, wrong_row, one_too_many_taken, refused_kv_counts, named_too_early]
+MISTAKES += [shown_behind_the_stop]
+
+
+@pytest.mark.parametrize("plant", [None, *MISTAKES])
+def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
+    """The comparison that all of this rests on, with a mistake in the engine: it must fail; without one, not."""
+    rng = random.Random(11)
+    requests = random_requests(rng, 12)
+    grammar, stop = StructuredOutputsParams(regex="(ab|ba)*x"), list("aeioust")
+    requests += [(prompt, SamplingParams(max_tokens=20, structured_outputs=grammar)) for prompt, _ in requests[:3]]
+    requests += [(prompt, SamplingParams(max_tokens=20, stop=stop, temperature=0)) for prompt, _ in requests[:6]]
+    expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
+    llm = LLM(str(checkpoint()), **OPTIONS)
+    hostile(llm, expected, seed=5)
+    if plant is None:
+        assert_same(generate(llm, requests), expected)
+        return
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError, KeyError)):
+        for _ in ("cold", "warm"):
+            found = generate(llm, requests)
+            llm.engine._num_requests = 0
+            assert_same(found, expected)
+
+
+# -- the scheduler alone -----------------------------------------------------------------------------------------------
+
+
+class SometimesRight:
+    """Knows the rule by which tokens follow each other, and keeps to it with this probability."""
+
+    draft_s = 0.0
+
+    def __init__(self, rng: random.Random, acceptance: float):
+        self.rng, self.acceptance = rng, acceptance
+
+    def propose(self, wanted):
+        found = []
+        for seq, num_guesses in wanted:
+            tokens = list(seq.tokens)
+            for _ in range(num_guesses):
+                tokens.append(next_token(tokens) if self.rng.random() < self.acceptance else 10_000)
+            found.append(tokens[len(seq.tokens) :])
+        return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    block_size=st.sampled_from([1, 2, 3, 4, 16]),
+    acceptance=st.none() | st.floats(0, 1),
+    max_num_seqs=st.sampled_from([1, 3, 8]),
+    budget=st.sampled_from([1, 3, 7, 30]),
+)
+def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
+    """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should.
+
+    acceptance: the share of guesses that hold; None: nobody guesses.
+    """
+    rng = random.Random(seed)
+    num_blocks = -(-40 // block_size) + rng.randrange(4)
+    scheduler = make(num_blocks, block_size, max_model_len=40, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+    if acceptance is not None:
+        let_guess(scheduler, SometimesRight(rng, acceptance), rng)
+    model, everything = CacheModel(block_size), []
+    for _ in range(20):
+        start = rng.randrange(3)
+        seq = sequence(range(start, start + rng.randrange(1, 24)), max_tokens=rng.randrange(1, 14))
+        everything.append(seq)
+        scheduler.add(seq)
+    for _ in range(3000):
+        if not scheduler.has_unfinished():
+            break
+        output = scheduler.schedule()
+        scheduler.check_integrity()
+        assert output.num_tokens == sum(c.end - c.start for c in output.chunks) <= budget
+        what = rng.random()
+        if what < 0.05:
+            scheduler.roll_back(output)
+        else:
+            scheduler.update(output, model.execute(output))
+            if what < 0.1:  # the step fails when the tokens are in already
+                scheduler.roll_back(output)
+        if 0.1 < what < 0.13:
+            scheduler.abort(rng.choice(everything).seq_id)
+        scheduler.check_integrity()
+    assert not scheduler.has_unfinished()
+    for seq in everything:
+        for position in range(seq.num_prompt_tokens, len(seq.tokens)):
+            assert seq.tokens[position] == next_token(seq.tokens[:position])
+        assert seq.finish_reason == "abort" or seq.num_generated_tokens == min(
+            seq.sampling_params.max_tokens, 40 - seq.num_prompt_tokens
+        )
+
+
+def test_guesses_yield_to_those_who_wait():
+    """Neither the budget nor a block that somebody else may need goes to a guess; slots that are there anyway may."""
+    scheduler = make(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
+    let_guess(scheduler, SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
+    rng.randrange = lambda n: n - 1  # always the most
+    model = CacheModel(4)
+    first, second = sequence(range(5), max_tokens=20), sequence(range(50, 70), max_tokens=4)
+    scheduler.add(first)
+    scheduler.update(output := scheduler.schedule(), model.execute(output))
+    assert len(output.chunks[0].guesses) == 3 and len(first.tokens) == 9, "as many as the budget has room for"
+    scheduler.add(second)  # its 20 tokens need all of the blocks that are left
+    scheduler.update(output := scheduler.schedule(), model.execute(output))
+    assert [(c.end - c.start, c.guesses) for c in output.chunks] == [(1, []), (7, [])], "the prompt gets the budget"
+    third = sequence(range(80, 84))
+    scheduler.add(third)
+    while second in scheduler.running and third in scheduler.waiting:
+        scheduler.update(output := scheduler.schedule(), model.execute(output))
+        for chunk in output.chunks:
+            assert not chunk.guesses or chunk.end <= scheduler.block_manager.num_blocks_for(chunk.known_end) * 4
+        scheduler.check_integrity()
+
+
+# -- n-grams, and how many guesses -------------------------------------------------------------------------------------
+
+
+def search(tokens: list[int], longest: int, shortest: int, num_guesses: int) -> list[int]:
+    """The slow twin: look for the last n tokens everywhere, from the end on; then read on, into what was read."""
+    for n in range(longest, shortest - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[-n:]:
+                text = list(tokens)
+                for i in range(num_guesses):
+                    text.append(text[start + n + i])
+                return text[len(tokens) :]
+    return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    lengths=st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda x: x[0] >= x[1]),
+    num_guesses=st.integers(1, 8),
+    step=st.integers(1, 5),
+)
+def test_the_index_finds_what_a_search_finds(tokens, lengths, num_guesses, step):
+    longest, shortest = lengths
+    index = NgramIndex(range(longest, shortest - 1, -1))
+    for end in [*range(1, len(tokens), step), len(tokens), len(tokens) // 2 + 1]:  # at last: a step has failed
+        assert index.guess(tokens[:end], num_guesses) == search(tokens[:end], longest, shortest, num_guesses)
+
+
+def test_the_index_reads_each_token_once():
+    class Counted(list):
+        num_read = 0
+
+        def __getitem__(self, key):
+            Counted.num_read += len(range(*key.indices(len(self)))) if isinstance(key, slice) else 1
+            return super().__getitem__(key)
+
+    tokens, index = Counted(random.Random(0).choices(range(9), k=5000)), NgramIndex(range(4, 1, -1))
+    index.guess(tokens, 5)
+    Counted.num_read = 0
+    for _ in range(100):
+        tokens.append(3)
+        index.guess(tokens, 5)
+    assert Counted.num_read < 100 * 30, "a step reads the new token's n-grams and the guesses, not the text"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.floats(0.01, 0.99), st.integers(0, 3)), min_size=1, max_size=3),
+    base=st.floats(0.1, 2.0),
+    slope=st.floats(0.0, 1.0),
+    draft_s=st.floats(0.0, 0.5),
+    max_guesses=st.integers(1, 6),
+)
+def test_chosen_numbers_make_the_most_tokens_a_second(sequences, base, slope, draft_s, max_guesses):
+    acceptances, limits = map(list, zip(*sequences, strict=True))
+
+    step_s = [base + slope * (len(sequences) + n) for n in range(max_guesses + 1)]
+
+    def rate(counts) -> float:
+        expected = [(1 - a ** (k + 1)) / (1 - a) for a, k in zip(acceptances, counts, strict=True)]
+        seconds = step_s[sum(counts)] + max(counts) * draft_s
+        return sum(expected) / seconds * (1 if any(counts) else MIN_GAIN)
+
+    found = choose_num_guesses(acceptances, limits, step_s, draft_s)
+    all_counts = [c for c in product(*(range(n + 1) for n in limits)) if sum(c) <= max_guesses]
+    assert tuple(found) in all_counts and rate(found) == pytest.approx(max(map(rate, all_counts)))
+
+
+def test_step_times_are_learned_and_forgotten():
+    times = StepTimes()
+    assert times.plain(1) is None
+    times.note(30, 0.5, guesses=False)  # a prompt
+    assert times.plain(1) is None and times.plain(40) == 0.5, "what is smaller than all that was measured is not known"
+    for seconds in (0.9, 0.1, 0.1, 0.12, 0.1):  # one slow step does not count
+        times.note(1, seconds, guesses=False)
+    assert times.plain(1) == 0.1 and times.plain(11) == pytest.approx(0.1 + 0.4 * 10 / 29)
+    assert times.guessing()(11) == times.plain(11), "as without guesses, while nothing else is known"
+    times.note(5, 0.4, guesses=True)
+    assert times.guessing()(5) == 0.4 and times.guessing()(3) == pytest.approx(0.25)
+    assert times.plain(5) == pytest.approx(0.1 + 0.4 * 4 / 29), "guesses count apart"
+    for _ in range(200):
+        times.note(1, 0.1, guesses=False)
+    assert times.guessing()(5) == 0.1, "what is old is forgotten"
+
+
+def decide(speculation: Speculation, num_seqs: int, seconds, hold) -> list[int]:
+    """Guesses in each of 300 steps of a machine on which a step of n rows takes seconds(n)."""
+    scheduler = make(num_blocks=10**4, block_size=16, max_model_len=4000, max_num_batched_tokens=4000, max_num_seqs=64)
+    seqs, counts = [sequence([i], max_tokens=3000) for i in range(num_seqs)], []
+    for _ in range(300):
+        chunks = [ScheduledChunk(seq, len(seq.tokens) - 1, len(seq.tokens), len(seq.tokens) - 1) for seq in seqs]
+        chosen = speculation.choose(scheduler, chunks, 4000)
+        speculation.times.note(num_seqs + sum(chosen), seconds(num_seqs + sum(chosen)), any(chosen))
+        for seq, n in zip(seqs, chosen, strict=True):
+            if seq in speculation._asked:
+                for record in speculation._asked[seq]:
+                    record.note(min(n, hold(n)), n)
+        counts.append(sum(chosen))
+    return counts
+
+
+def test_guesses_are_made_where_they_pay():
+    def of(num_seqs, seconds, hold):
+        return decide(Speculation(Hostile([], random.Random(0)), 5, 1000), num_seqs, seconds, hold)
+
+    def bytes_bound(n):
+        return 10 + 0.2 * n
+
+    def arithmetic_bound(n):
+        return 1 + n
+
+    rng = random.Random(0)
+    counts = of(1, bytes_bound, hold=lambda n: n)
+    assert counts.count(5) > 290, "all hold and a row costs little: the most, and at times none, to measure that"
+    assert 5 < sum(of(1, bytes_bound, hold=lambda n: 0)) < 120, "they fail: it backs off, and tries again at times"
+    assert 1 < sum(of(1, lambda n: 10 + 2 * n, hold=lambda n: 0)) < 25, "the more a guess costs, the less often"
+    most_hold = of(32, arithmetic_bound, hold=lambda n: next((i for i in range(n) if rng.random() > 0.6), n))
+    assert sum(n > 0 for n in most_hold) < 10, "a row costs as much as it brings"
+    assert sum(of(32, bytes_bound, hold=lambda n: n)[-100:]) > 100 * 32, "many rows, but the step waits for bytes"
+
+
+@pytest.mark.parametrize(
+    "sampled, kept, reason",
+    [
+        ([NO_TOKEN, 7, 8], [], "error"),
+        ([7, NO_TOKEN, 9], [7], "error"),
+        ([7, 8, NO_TOKEN], [7, 8], "error"),
+        ([6, NO_TOKEN, NO_TOKEN], [6], None),  # behind a guess that does not hold
+    ],
+)
+def test_a_row_without_a_token(sampled, kept, reason):
+    """It ends its sequence, with the tokens before it, if its guesses hold."""
+    limits = dict(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=16)
+    scheduler, seqs = Scheduler(BlockManager(8, 4), **limits), [Sequence([1, 2, 3]), Sequence([4])]
+    for seq in seqs:
+        scheduler.add(seq)
+    scheduler.update(scheduler.schedule(), [5, 5])
+    output = scheduler.schedule()
+    first = output.chunks[0]
+    assert scheduler.block_manager.append_slots(first.seq, 2)
+    output = replace(output, chunks=[replace(first, end=first.end + 2, guesses=[7, 8]), output.chunks[1]])
+    ended = scheduler.update(output, [*sampled, 5])
+    assert seqs[0].generated_token_ids == [5, *kept] and seqs[0].finish_reason == reason
+    assert ended == [seqs[0]] * (reason is not None) and seqs[1].generated_token_ids == [5, 5]
+    scheduler.check_integrity()

@@ -1,0 +1,228 @@
+"""GGUF files: the tokenizer, where a file is found, and what is wrong with one."""
+
+import os
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from nanovllm import LLM
+from nanovllm.config import EngineConfig
+from nanovllm.files.gguf_file import GGUFFile
+from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.jobs.fingerprint import hash_model
+from tests.checkpoints import CORPUS
+from tests.errors import expect
+from tests.gguf_files import of_type, write_gguf
+
+
+def test_tokenizer_is_the_checkpoints(checkpoint, tmp_path):
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
+    (tmp_path / "tokenizer.json").write_text("{}")  # of another model: not read
+    (tmp_path / "chat_template.jinja").write_text("no")
+    ours, theirs = load_tokenizer(path), load_tokenizer(checkpoint())
+    for text in (*CORPUS, "", "  naïve\n\n3.14 你好 😀", "<|im_start|>user\nhi<|im_end|>", "<|bos|><|eos|>"):
+        assert ours(text).input_ids == theirs(text).input_ids
+        assert ours.decode(ours(text).input_ids) == theirs.decode(theirs(text).input_ids)
+    messages = [{"role": "user", "content": "hi"}]
+    assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(messages, tokenize=False)
+    assert (ours.bos_token_id, ours.eos_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+def test_tokenizer_is_that_of_transformers(checkpoint, tmp_path, variant):
+    path = write_gguf(checkpoint(variant), tmp_path / "model.gguf")
+    ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    for text in (*CORPUS, "  naïve\n\n3.14 你好 😀 I'LL", "<|im_start|>user\nhi<|im_end|>"):
+        assert ours(text).input_ids == theirs(text).input_ids
+
+
+# -- where the file is ------------------------------------------------------------------------------------------------
+
+
+def test_directory_with_one_file(checkpoint, tmp_path):
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
+    assert resolve_checkpoint(str(tmp_path)) == resolve_checkpoint(str(path)) == path
+    (tmp_path / "other.gguf").touch()
+    expect("has 2 GGUF files (model.gguf, other.gguf)", resolve_checkpoint, str(tmp_path), error=FileNotFoundError)
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+HUB_FILES = ["README.md", "m-Q8_0.gguf", "m-q4_0.gguf", "a/m-Q4_K_M.gguf", "m.Q4_K_M.gguf", "m-F16-00001-of-00002.gguf"]
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path) -> Path:
+    for name in HUB_FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repository, revision: HUB_FILES)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, name, revision: str(tmp_path / name))
+    return tmp_path
+
+
+def test_load_format(hub, tmp_path):
+    """What the file is has to be what was asked for, before anything is downloaded."""
+    file = tmp_path / "m-Q8_0.gguf"
+    for model in (str(file), "owner/name:Q8_0"):
+        expect("is a GGUF file", resolve_checkpoint, model, load_format="safetensors", error=FileNotFoundError)
+        assert resolve_checkpoint(model, load_format="gguf") == resolve_checkpoint(model) == file
+    expect("is no GGUF file", resolve_checkpoint, "owner/name", load_format="gguf", error=FileNotFoundError)
+
+
+def test_hub_id(hub, monkeypatch):
+    """Without a network, what has been downloaded before is taken."""
+
+    def no_network(repository, revision):
+        raise ConnectionError("no network")
+
+    assert resolve_checkpoint("owner/name:Q4_0") == hub / "m-q4_0.gguf"
+    monkeypatch.setattr("huggingface_hub.list_repo_files", no_network)
+    expect("could not be downloaded from the hub: no network", resolve_checkpoint, "o/n:Q8_0", error=FileNotFoundError)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, revision, local_files_only: str(hub))
+    assert resolve_checkpoint("owner/name:Q8_0") == hub / "m-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "text"),
+    [
+        (
+            "Q4_K_M",
+            "2 of its GGUF files are called ...-Q4_K_M.gguf: a/m-Q4_K_M.gguf, m.Q4_K_M.gguf (give the path of one",
+        ),
+        ("F16", "m-F16-00001-of-00002.gguf (files in several parts are not read)"),
+        ("K_M", "0 of its GGUF files are called ...-K_M.gguf: m-Q8_0.gguf"),
+    ],
+)
+def test_hub_id_that_names_no_file(hub, quantization, text):
+    expect(text, resolve_checkpoint, f"owner/name:{quantization}", error=FileNotFoundError)
+
+
+def test_hub_id_of_gguf_files_without_a_quantization(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns, revision: str(tmp_path))
+    expect("as in 'owner/name:Q8_0'", resolve_checkpoint, "owner/name", error=FileNotFoundError)
+
+
+def test_batch_job_knows_the_file(checkpoint, tmp_path):
+    """A tensor that has changed is another model, even if the file's time is the same."""
+    path, config = write_gguf(checkpoint(), tmp_path / "model.gguf"), EngineConfig("model.gguf")
+    hashes = {hash_model(path, config), hash_model(path, replace(config, quantization="int8"))}
+    stat = path.stat()
+    for tensor in GGUFFile(path).tensors.values():
+        with path.open("r+b") as file:
+            file.seek(tensor.start)
+            file.write(b"\1\2\3\4")
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        hashes.add(hash_model(path, config))
+    assert len(hashes) == 2 + len(GGUFFile(path).tensors)
+
+
+def test_package_is_missing(checkpoint, tmp_path, monkeypatch):
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    expect('pip install "nanovllm[gguf]"', LLM, str(path))
+
+
+# -- what is wrong with it --------------------------------------------------------------------------------------------
+
+
+def vector(name: str):
+    return lambda writer: writer.add_tensor(name, np.zeros(64, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"general.architecture": "gemma"}, "general.architecture must be one of llama, qwen2, qwen3, found 'gemma'"),
+        ({"llama.block_count": "two"}, "num_hidden_layers must be a whole number"),
+        ({"llama.attention.head_count": [4, 4]}, "num_attention_heads must be a whole number"),
+        ({"llama.embedding_length": None}, "lacks hidden_size"),
+        ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
+        ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
+        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type must be one of none, linear, found 'yarn'"),
+        ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 KV heads"),
+        ({"llama.feed_forward_length": 64}, "gate_proj.weight is [96, 64], the configuration implies [64, 64]"),
+        ({"llama.block_count": 3}, "missing: model.layers.2.self_attn.q_proj.weight"),
+        ({"llama.block_count": 1}, "not part of a LlamaForCausalLM: model.layers.1."),
+        ({"tokenizer.ggml.eom_token_id": 320}, "eos_token_id must be a whole number between 0 and 319, found 320"),
+        ({"split.count": 2}, "is one of 2 parts of a model; merge them"),
+        ({"general.alignment": "32"}, "general.alignment must be a whole number"),
+        ({"extra": vector("blk.0.ffn_gate_inp.weight")}, "not part of a LlamaForCausalLM: blk.0.ffn_gate_inp.weight"),
+        ({"extra": vector("rope_freqs.weight")}, "rope_freqs.weight must be 8 numbers in F32, found (64,) in F32"),
+    ],
+)
+def test_foreign_files(checkpoint, tmp_path, changes, text):
+    expect(text, LLM, str(write_gguf(checkpoint(), tmp_path / "model.gguf", of_type("Q8_0"), **changes)))
+
+
+Q_PROJ = b"blk.0.attn_q.weight"  # behind it come the number of dimensions, two of them, the type and the offset
+
+
+def patch(data: bytes, before: bytes, offset: int, value: bytes) -> bytes:
+    """Overwrite what comes `offset` bytes behind a text."""
+    at = data.index(before) + len(before) + offset
+    return data[:at] + value + data[at + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda d: b"", "does not begin with GGUF"),
+        (lambda d: b"\x08\0\0\0\0\0\0\0{}", "does not begin with GGUF"),
+        (lambda d: d[:4] + struct.pack("<I", 1) + d[8:], "is of version 1; GGUF files of versions 2 and 3"),
+        (lambda d: d[:4] + struct.pack(">I", 3) + d[8:], "is big-endian"),
+        (lambda d: d[:20], "is damaged, or not whole"),
+        (lambda d: d[:1000], "is damaged, or not whole"),
+        (lambda d: d[:-64], "the file is not whole, download it again"),
+        (lambda d: d[:16] + struct.pack("<Q", 2**63) + d[24:], "is damaged, or not whole"),
+        (lambda d: patch(d, b"llama.block_count", 0, struct.pack("<I", 99)), "metadata of type 99 is not known"),
+        (lambda d: patch(d, b"tokenizer.ggml.tokens", 4, struct.pack("<Q", 2**60)), "is damaged, or not whole"),
+        (lambda d: patch(d, b"tokenizer.ggml.token_type", 4, struct.pack("<Q", 2**60)), "is damaged, or not whole"),
+        (lambda d: d.replace(b"llama.block_count", b"llama.\xff\xff\xffck_count"), "is damaged, or not whole"),
+        (lambda d: d.replace(b"ggml.bos_token_id", b"ggml.eos_token_id"), "has 'tokenizer.ggml.eos_token_id' twice"),
+        (
+            lambda d: d.replace(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"),
+            "layers.0.self_attn.q_proj.weight' twice",
+        ),
+        (lambda d: patch(d, Q_PROJ, 0, struct.pack("<I", 9)), "is damaged, or not whole"),
+        (lambda d: patch(d, Q_PROJ, 4, struct.pack("<Q", 65)), "of shape (64, 65) is not made of rows of whole Q8_0"),
+        (lambda d: patch(d, Q_PROJ, 20, struct.pack("<I", 999)), "is of a type that cannot be unpacked (999 is not"),
+        (lambda d: patch(d, Q_PROJ, 20, struct.pack("<I", 26)), "is of a type that cannot be unpacked (Dequantization"),
+        (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 2**62)), "the file is not whole, download it again"),
+        (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 33)), "does not begin at a multiple of 32"),
+        (
+            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 0)),  # where another one begins
+            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
+        ),
+        (
+            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 32)),  # in the middle of it
+            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
+        ),
+        (
+            lambda d: patch(d, Q_PROJ, 4, struct.pack("<Q", 128)),  # into the next one
+            "'blk.0.attn_q.weight' and 'blk.0.attn_v.weight' have bytes in common",
+        ),
+    ],
+)
+def test_damaged_files(checkpoint, tmp_path, damage, text):
+    data = write_gguf(checkpoint(), tmp_path / "good.gguf", of_type("Q8_0")).read_bytes()
+    path = tmp_path / "model.gguf"
+    path.write_bytes(damage(data))
+    expect(text, LLM, str(path))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_1", "F16"])
+def test_numbers_that_are_not_finite(checkpoint, tmp_path, kind):
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf", of_type(kind))
+    tensor = GGUFFile(path).tensors["model.layers.0.mlp.up_proj.weight"]
+    with path.open("r+b") as file:
+        file.seek(tensor.start + 2 * (kind == "Q4_1"))  # its minimum
+        file.write(np.float16(np.nan).tobytes())
+    expect("layers.0.mlp.up_proj.weight has numbers that are NaN" if kind != "F16" else "are NaN", LLM, str(path))

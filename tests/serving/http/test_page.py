@@ -1,0 +1,172 @@
+"""The server's page in a real browser: the chat, and the engine beside it."""
+
+import pytest
+
+from nanovllm.serving.http.options import ServeOptions
+from tests.servers import PATIENCE_S, serving
+from tests.site_browser import chromium
+
+ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint(), ServeOptions(classroom=True), **ENGINE) as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """open_page() -> a tab; nothing may go wrong in it."""
+    tabs, problems = [], []
+
+    def get(**options):
+        tab = browser.new_page(**options)
+        tab.set_default_timeout(PATIENCE_S * 1000)
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("console", lambda message: problems.append(message.text) if _is_problem(message) else None)
+        tab.goto(server.url)
+        tab.wait_for_selector("#pool .block")
+        tab.click("#settings summary")
+        tab.fill("#temperature", "0")
+        tabs.append(tab)
+        return tab
+
+    yield get
+    for tab in tabs:
+        tab.close()
+    assert not problems
+    server.llm.thread.set_pace()
+    server.assert_at_rest()
+    server.until(lambda: server.engine.block_manager.on_event is None)
+
+
+def _is_problem(message) -> bool:
+    return message.type == "error" and "status of 400" not in message.text  # an answer that is an error is logged, too
+
+
+def ask(tab, text: str, max_tokens: int = 6) -> None:
+    tab.fill("#max_tokens", str(max_tokens))
+    tab.fill("#text", text)
+    tab.press("#text", "Enter")
+
+
+def answer(tab) -> tuple[str, str]:
+    """The newest answer when it has ended, and what stands below it."""
+    tab.wait_for_selector("#send:not([hidden])")
+    newest = tab.locator("#messages > .assistant").last
+    return newest.locator(".content").text_content(), newest.locator("small").text_content()
+
+
+def expected(server, messages: list[str], max_tokens: int) -> str:
+    roles = ("user", "assistant")
+    chat = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
+    made = server.client().chat.completions.create(model="tiny", messages=chat, max_tokens=max_tokens, temperature=0)
+    return made.choices[0].message.content
+
+
+def test_chat_edit_and_what_it_cost(server, open_page):
+    tab = open_page()
+    ask(tab, "two gulls")
+    first, note = answer(tab)
+    assert first == expected(server, ["two gulls"], 6)
+    assert "prompt tokens, 0 found in the cache; first token after" in note and "tokens/s" in note
+    ask(tab, "<b>a red boat</b>")
+    second, note = answer(tab)
+    assert second == expected(server, ["two gulls", first, "<b>a red boat</b>"], 6)
+    assert " 0 found" not in note, "the conversation so far is in the cache"
+    assert tab.locator("#messages > li").count() == 4 and not tab.locator("#messages b:not(.who)").count()
+
+    tab.click("text=Edit >> nth=0")
+    tab.fill("#messages textarea", "the lazy dog")
+    tab.press("#messages textarea", "Enter")
+    assert answer(tab)[0] == expected(server, ["the lazy dog"], 6)
+    assert tab.locator("#messages > li").count() == 2
+    tab.click("text=Edit")
+    tab.click("text=Cancel")
+    assert tab.locator("#messages > li").count() == 2
+    tab.click("text=New chat")
+    assert tab.locator("#messages > li").count() == 0
+
+
+def test_stop_frees_and_keeps_what_there_is(server, open_page):
+    tab = open_page()
+    server.llm.thread.set_pace(3)
+    ask(tab, "two gulls", 200)
+    tab.wait_for_selector("#messages .who")  # it knows its name in the pictures
+    assert tab.locator("#running .card.mine .who").text_content() in tab.locator("#messages .who").text_content()
+    server.until(lambda: server.llm.thread.steps_left == 0)
+    tab.click("#stop")
+    server.assert_at_rest()  # without a step
+    text, note = answer(tab)
+    assert text and note == "stopped"
+
+
+def test_what_goes_wrong_is_said(server, open_page):
+    tab = open_page()
+    ask(tab, "the quick brown fox " * 200)
+    tab.wait_for_selector("#problem:not([hidden])")
+    assert "max_model_len is 256" in tab.text_content("#problem")
+    assert tab.locator("#messages > li").count() == 1, "the question can be edited"
+
+
+def test_two_tabs_see_one_engine(server, open_page):
+    """Pause, step and slow motion from one tab; the requests of both in the pictures of both."""
+    tabs = open_page(), open_page()
+    tabs[0].click("#pause")
+    for tab in tabs:
+        tab.wait_for_selector("#pause:text('Go on')")
+    for tab, text in zip(tabs, ("two gulls", "two gulls circled"), strict=True):
+        ask(tab, text, 50)
+    for tab in tabs:
+        tab.wait_for_selector("#waiting .card >> nth=1")
+    num_steps = server.call(lambda: server.engine.stats.num_steps)
+    tabs[1].click("#step")
+    for tab in tabs:
+        tab.wait_for_selector("#running .card >> nth=1")
+        tab.wait_for_selector("#pool .block.shared")
+        tab.wait_for_selector("#running .mine")
+        assert "Paused" in tab.text_content("#link") and tab.locator("#running .mine").count() == 1
+    assert server.call(lambda: server.engine.stats.num_steps) == num_steps + 1
+    held = server.call(lambda: [bool(block.ref_count) for block in server.engine.block_manager.blocks])
+    for tab in tabs:
+        classes = tab.eval_on_selector_all("#pool .block", "cells => cells.map(cell => cell.className)")
+        assert [("held" in names or "shared" in names) for names in classes] == held
+    tabs[0].evaluate("() => { const s = document.getElementById('delay'); s.value = 0.1; s.oninput(); }")
+    tabs[1].wait_for_selector("#delay-text:has-text('0.1 s')")
+    server.until(lambda: server.llm.thread.delay_s == 0.1)
+    tabs[1].evaluate("() => { const s = document.getElementById('delay'); s.value = 0; s.oninput(); }")
+    server.until(lambda: server.llm.thread.delay_s == 0)
+    tabs[0].click("#pause")
+    for tab in tabs:
+        assert answer(tab)[0]
+    tabs[0].click("#forget")
+    tabs[1].wait_for_selector("#pool .cached", state="detached")
+
+
+def test_keys_small_screens_and_access(checkpoint, browser):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    engine = ENGINE | {"num_gpu_blocks_override": 900}
+    with serving(checkpoint(), ServeOptions(api_key=("secret",)), **engine) as server:
+        tab = browser.new_page(viewport={"width": 360, "height": 740})
+        tab.set_default_timeout(PATIENCE_S * 1000)
+        tab.goto(server.url)
+        tab.wait_for_selector("#link:has-text('a key is needed')")
+        ask_key = tab.locator("#key")
+        tab.click("#settings summary")
+        ask_key.fill("secret")
+        ask_key.press("Tab")
+        tab.wait_for_selector("#pool.tiny .block >> nth=899")
+        tab.fill("#text", "two gulls")
+        tab.press("#text", "Enter")
+        assert answer(tab)[0]
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        found = axe.Axe().run(tab).response["violations"]
+        assert not found, [(each["id"], each["nodes"][0]["html"]) for each in found]
+        tab.close()

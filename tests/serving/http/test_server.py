@@ -1,0 +1,551 @@
+"""`nanovllm serve`: OpenAI's own client on every endpoint, what clients do to a server, and what it must not mind."""
+
+import asyncio
+import json
+import math
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+
+from nanovllm import LLM, CompletionOutput, RequestOutput, SamplingParams
+from nanovllm.core.sequence import NO_TOKEN
+from nanovllm.outputs import RequestMetrics
+from nanovllm.serving.http.html_pictures import draw_block, holders
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
+from tests.servers import PATIENCE_S, raw_post, serving
+
+ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
+FOX = "the quick brown fox jumps over the lazy dog"
+USER = [{"role": "user", "content": "two gulls circled"}]
+LONG = dict(temperature=0, max_tokens=200, extra_body={"ignore_eos": True})
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint(), ServeOptions(max_body_bytes=100_000, classroom=True), **ENGINE) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    yield server.client()
+    server.llm.thread.set_pace()
+    server.assert_at_rest()
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(str(checkpoint()), **ENGINE)
+
+
+# -- what the client sees ---------------------------------------------------------------------------------------------
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny", "small"]
+    assert client.models.retrieve("small").max_model_len == 256
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4o' here; there is tiny, small"):
+        client.models.retrieve("gpt-4o")
+    with pytest.raises(openai.NotFoundError, match="gpt-4o") as error:
+        client.completions.create(model="gpt-4o", prompt=FOX)
+    assert error.value.code == "model_not_found" and error.value.type == "invalid_request_error"
+
+
+CASES = [  # parameters as OpenAI's client has them, and beside them what only vLLM's servers know
+    (dict(temperature=0, max_tokens=12), {}),
+    (dict(temperature=0.8, seed=5, max_tokens=12, n=2, top_p=0.9), {"min_p": 0.01, "top_k": 50}),
+    (dict(temperature=0, max_tokens=20, frequency_penalty=0.5, presence_penalty=0.2), {"repetition_penalty": 1.1}),
+    (dict(temperature=1.0, seed=3, max_tokens=30, stop=["e", "qu"]), {"include_stop_str_in_output": True}),
+    (dict(temperature=1.0, seed=4, max_tokens=30, n=3, stop=["e", "qu"]), {}),
+    (dict(temperature=0, max_tokens=8), {"stop_token_ids": [40], "ignore_eos": True, "min_tokens": 3}),
+    (dict(temperature=0.7, seed=9, max_tokens=6, logit_bias={"30": 5.0}), {"bad_words": ["fox"]}),
+]
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
+def test_an_ended_choice_gets_no_more_chunks(url):
+    """One of two samples ends, and the other goes on for two steps."""
+    chunks, metrics = Chunks("id", url, "tiny", None), RequestMetrics(0.0)
+    reasons = []
+    for texts in (("a", "b"), ("ab", "bc"), ("ab", "bcd"), ("ab", "bcde")):
+        ends = ["stop" if texts[0] == "ab" else None, "length" if texts[1] == "bcde" else None]
+        samples = [CompletionOutput(i, texts[i], [5] * len(texts[i]), ends[i]) for i in range(2)]
+        output = RequestOutput("0", None, [1], samples, all(ends), 0, metrics)
+        choices = [chunk["choices"][0] for chunk in chunks.of(0, output)]
+        reasons.append([(choice["index"], choice["finish_reason"]) for choice in choices])
+    assert reasons == [[(0, None), (1, None)], [(0, "stop"), (1, None)], [(1, None)], [(1, "length")]]
+
+
+@pytest.mark.parametrize("given, extra", CASES)
+def test_completions_are_those_of_generate(client, llm, given, extra):
+    """Whole, and as a stream; a string, token ids, several prompts."""
+    expected = llm.generate([FOX, [5, 6, 7]], SamplingParams(**given, **extra))
+    texts = [(s.text, s.finish_reason) for output in expected for s in output.outputs]
+    for prompt, wanted in ((FOX, texts[: len(texts) // 2]), ([FOX], texts[: len(texts) // 2])):
+        whole = client.completions.create(model="tiny", prompt=prompt, **given, extra_body=extra)
+        assert [(choice.text, choice.finish_reason) for choice in whole.choices] == wanted
+        assert whole.usage.completion_tokens == sum(len(s.token_ids) for s in expected[0].outputs)
+    got: dict[int, list] = {}
+    ids = [output.prompt_token_ids for output in expected]
+    for chunk in client.completions.create(model="tiny", prompt=ids, stream=True, **given, extra_body=extra):
+        [choice] = chunk.choices
+        text, reason = got.get(choice.index, ["", None])
+        assert reason is None, "a choice goes on after its end"
+        got[choice.index] = [text + choice.text, choice.finish_reason]
+    assert [tuple(got[index]) for index in range(len(texts))] == texts
+
+
+def test_chats_are_those_of_chat(client, llm):
+    given = dict(temperature=0.9, seed=11, n=2)
+    [expected] = llm.chat(USER, SamplingParams(max_tokens=10, **given))
+    whole = client.chat.completions.create(model="tiny", messages=USER, max_completion_tokens=10, **given)
+    assert [c.message.content for c in whole.choices] == [s.text for s in expected.outputs]
+    assert all(c.message.role == "assistant" for c in whole.choices)
+    content, roles, usage = {0: "", 1: ""}, [], None
+    options = {"include_usage": True}
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=10, stream=True, stream_options=options, **given
+    ):
+        usage = chunk.usage
+        for choice in chunk.choices:
+            assert usage is None
+            content[choice.index] += choice.delta.content
+            roles += [choice.delta.role] if choice.delta.role else []
+    assert [content[0], content[1]] == [s.text for s in expected.outputs] and roles == ["assistant"] * 2
+    assert usage.prompt_tokens == len(expected.prompt_token_ids) and usage.prompt_tokens_details.cached_tokens > 0
+    assert usage.completion_tokens == sum(len(s.token_ids) for s in expected.outputs)
+    options["continuous_usage_stats"] = True  # vLLM's
+    every = client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=3, stream=True, stream_options=options
+    )
+    assert all(chunk.usage.prompt_tokens for chunk in every)
+
+
+def test_logprobs_whole_and_streamed(client):
+    given = dict(model="tiny", temperature=0, max_tokens=9, extra_body={"ignore_eos": True})
+    whole = client.completions.create(prompt=FOX, logprobs=3, **given).choices[0].logprobs
+    parts = [c.choices[0].logprobs for c in client.completions.create(prompt=FOX, logprobs=3, stream=True, **given)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [x for part in parts for x in getattr(part, name)] == getattr(whole, name) and len(whole.tokens) == 9
+    given |= dict(messages=USER, logprobs=True, top_logprobs=2)
+    whole = client.chat.completions.create(**given).choices[0].logprobs.content
+    parts = [c.choices[0].logprobs.content for c in client.chat.completions.create(stream=True, **given)]
+    assert [x for part in parts for x in part] == whole and len(whole) == 9
+
+
+def test_structured_answers(client):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    made = client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=30, temperature=0, response_format=given, logit_bias={"2": -100}
+    )
+    text = made.choices[0].message.content
+    assert text.lstrip().startswith("{") and (made.choices[0].finish_reason == "length" or "a" in json.loads(text))
+
+
+# What llguidance would follow by recursion until the process ends.
+CHAIN = {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1100)} | {"1100": {}}}
+RULES = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2100)) + 'r2100: "a"'
+BAD = [
+    ({}, "body has no prompt"),
+    ({"prompt": ""}, "the prompt is empty"),
+    ({"prompt": 7}, "prompt must be a string"),
+    ({"prompt": [7.5]}, "whole numbers"),
+    ({"prompt": [[1, -5]]}, "0 to 319"),
+    ({"prompt": "x" * 3000}, "at most 255 fit"),
+    ({"prompt": FOX, "temperature": "hot"}, "temperature must be a number"),
+    ({"prompt": FOX, "temperature": -1}, "temperature must be"),
+    ({"prompt": FOX, "max_tokens": 10**30}, "max_tokens must be a whole number"),
+    ({"prompt": FOX, "n": 10_000}, "number of samples"),
+    ({"prompt": FOX, "temprature": 1}, "did you mean 'temperature'"),
+    ({"prompt": FOX, "echo": True}, "asks for the prompt in the answer"),
+    ({"prompt": FOX, "stream": 1}, "stream must be true or false"),
+    ({"prompt": FOX, "stream_options": {"include_usage": True}}, "stream_options needs stream: true"),
+    ({"prompt": FOX, "stream": True, "stream_options": {"x": True}}, "stream_options has no argument 'x'"),
+    ({"prompt": FOX, "stream": True, "stream_options": [1]}, "stream_options must be an object"),
+    ({"prompt": FOX, "cache_salt": 5}, "cache_salt must be a string"),
+    ({"prompt": FOX, "cache_salt": ""}, "cache_salt must be a string"),
+    ({"prompt": "\ud800"}, "not valid Unicode"),
+    ({"prompt": FOX, "stop": ["a", 1]}, "stop must be a list of"),
+    ({"prompt": FOX, "logit_bias": {"a": 1}}, "token id of logit_bias"),
+    ({"prompt": FOX, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
+    ({"prompt": FOX, "response_format": {"type": "xml"}}, "response_format must be"),
+    ({"prompt": FOX, "structured_outputs": {"json": "{"}}, "json"),
+    (
+        {"prompt": FOX, "response_format": {"type": "json_schema", "json_schema": {"schema": CHAIN}}},
+        "more than 1000 levels",
+    ),
+    ({"prompt": FOX, "structured_outputs": {"grammar": RULES}}, "signs of rules and brackets"),
+    ({"prompt": FOX, "structured_outputs": {"json": {"x-guidance": [1]}}}, "x-guidance must be an object"),
+    ({"prompt": "x" * 4000}, "no token has more than 12 characters"),
+    ({"prompt": FOX, "bad_words": ["fox"] * 65}, "bad_words may have 64 entries, found 65"),
+    ({"prompt": FOX, "stop": "x" * 5000}, "stop may have 4096 characters in all"),
+    ({"prompt": FOX, "stop_token_ids": [5] * 1025}, "stop_token_ids may have 1024 entries, found 1025"),
+    ({"prompt": FOX, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias may have 1024 entries"),
+    ({"prompt": FOX, "allowed_token_ids": [5] * 321}, "allowed_token_ids may have 320 entries"),
+    ({"prompt": [FOX] * 1025}, "the number of prompts"),
+]
+
+
+@pytest.mark.parametrize("body, message", BAD, ids=[message for _, message in BAD])
+def test_bad_requests(server, client, body, message):
+    status, raw = server.send(COMPLETIONS, json.dumps(body).encode())
+    error = json.loads(raw)["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", None)
+    assert message in error["message"]
+
+
+def test_bad_chats(server, client):
+    for messages, text in (("x", "list of messages"), ([{"role": "judge", "content": "x"}], "unknown role judge")):
+        with pytest.raises(openai.BadRequestError, match=text):
+            client.chat.completions.create(model="tiny", messages=messages)
+    with pytest.raises(openai.BadRequestError, match="a request may not bring one"):
+        client.chat.completions.create(model="tiny", messages=USER, extra_body={"chat_template": "{{ 7 * 7 }}"})
+    parts, calls = ([{"role": "user", name: [value] * 4096}] for name, value in (("content", "x"), ("tool_calls", {})))
+    for many in ([{"role": ""}] * 4097, parts, calls):
+        with pytest.raises(openai.BadRequestError, match="messages may have 4096 entries, found 4097"):
+            client.chat.completions.create(model="tiny", messages=many)
+    with pytest.raises(openai.BadRequestError, match="calls of tools"):
+        client.chat.completions.create(
+            model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"
+        )
+
+
+HOSTILE = [
+    (b"", {}, 400),
+    (b"{", {}, 400),
+    (b"[]", {}, 400),
+    (b'"x"', {}, 400),
+    (b"\xff\xfe\x00", {}, 400),
+    (b"[" * 90_000, {}, 400),
+    (b'{"prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", {}, 400),
+    (b'{"prompt": "x", "seed": 1' + b"0" * 9_000 + b"}", {}, 400),
+    (b'{"prompt": "x", "temperature": NaN}', {}, 400),
+    (b'{"prompt": "x", "temperature": 1e999}', {}, 400),
+    (b'{"a": 1' * 10_000, {}, 400),
+    (b"x" * 100_001, {}, 413),
+    (b"{}", {"Content-Length": str(10**12)}, 413),
+    (b"{}", {"Content-Length": str(10**30)}, 400),
+    (b"{}", {"Content-Type": "text/plain"}, 415),
+    (b"prompt=x", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    (b"{}", {"Host": "evil.example"}, 403),
+    (b"{}", {"Host": "127.0.0.1.evil.example:80"}, 403),
+]
+
+
+@pytest.mark.parametrize("raw, headers, status", HOSTILE, ids=[f"{raw[:9]!r} {status}" for raw, _, status in HOSTILE])
+def test_hostile_requests(server, client, raw, headers, status):
+    assert server.send(COMPLETIONS, raw, headers)[0] == status
+    assert server.send("/health")[0] == 200
+
+
+def test_thousands_of_headers(server, client):
+    with suppress(ConnectionError):  # it may hang up before all are sent
+        assert server.send(COMPLETIONS, b"{}", {f"X-{i}": "y" * 50 for i in range(3_000)})[0] == 400
+    assert server.send("/health")[0] == 200
+
+
+def test_other_paths_and_methods(server):
+    for path, method, status in (
+        ("/v1/nothing", "GET", 404),
+        (COMPLETIONS, "GET", 405),
+        ("/page/../serve.py", "GET", 404),
+        ("/page/%2e%2e/serve.py", "GET", 404),
+        ("/page//etc/passwd", "GET", 404),
+    ):
+        found, raw = server.send(path, method=method)
+        assert found == status and json.loads(raw)["error"]["message"], path
+    found, raw = server.send("/")
+    assert found == 200 and b"<title>nanovllm" in raw
+
+
+# -- what clients do --------------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_frees_blocks_before_the_next_step(server, client):
+    """In mid-stream, while it waits in the queue, and without a stream: the client closes its connection."""
+    server.llm.thread.set_pace(2)
+    stream = client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG)
+    next(iter(stream))
+    server.until(lambda: server.llm.thread.steps_left == 0)
+    num_steps = server.call(lambda: server.engine.stats.num_steps)
+    connections = []
+    for streams in (True, False):  # they wait: no step is made
+        body = {"prompt": "two gulls", "stream": streams, "max_tokens": 99, "ignore_eos": True}
+        connections.append(socket.create_connection(("127.0.0.1", server.port)))
+        connections[-1].sendall(raw_post(COMPLETIONS, body))
+    server.until(lambda: len(server.engine.scheduler.waiting) == 2)
+    assert server.call(lambda: server.engine.scheduler.running[0].block_table)
+    stream.close()
+    for connection in connections:
+        connection.close()
+    server.assert_at_rest()
+    assert server.call(lambda: server.engine.stats.num_steps) == num_steps
+
+
+def test_a_reader_that_does_not_read_slows_nobody(server, client):
+    body = {"prompt": FOX, "stream": True, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(raw_post(COMPLETIONS, body))
+        server.until(lambda: server.engine.requests)
+        done = client.completions.create(model="tiny", prompt="two gulls", **LONG)
+        assert done.usage.completion_tokens == 200
+        server.assert_at_rest()  # its own request is over, too
+        raw = b""
+        while b"[DONE]" not in raw:
+            raw += (part := connection.recv(65536))
+            assert part, "the answer broke off"
+    events = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")]
+    assert sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in events) == 200
+
+
+def test_a_full_queue(checkpoint):
+    with serving(checkpoint(), ServeOptions(max_waiting=1), **ENGINE) as server:
+        server.llm.thread.set_pace(0)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as first:
+            first.sendall(raw_post(COMPLETIONS, {"prompt": FOX, "max_tokens": 9}))
+            server.until(lambda: server.engine.scheduler.waiting)
+            with pytest.raises(openai.RateLimitError, match="1 sequences wait already") as error:
+                server.client().completions.create(model="tiny", prompt=FOX)
+            assert error.value.response.headers["retry-after"] == "1"
+            server.llm.thread.set_pace()
+            assert first.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_samples_are_counted_before_they_wait(checkpoint):
+    """Never more than max_waiting wait, however they come: as n, as prompts, or at once in several requests."""
+    with serving(checkpoint(), ServeOptions(max_waiting=8), **ENGINE) as server:
+        server.llm.thread.set_pace(0)
+        for body in ({"prompt": FOX, "n": 9}, {"prompt": [FOX] * 3, "n": 3}, {"prompt": [FOX] * 9}):
+            status, raw = server.send(COMPLETIONS, json.dumps(body).encode())
+            assert status == 400 and b"between 1 and 8, found 9" in raw
+        with pytest.raises(ValueError, match=r"may have 8 samples \(max_waiting\), found 9"):
+            asyncio.run_coroutine_threadsafe(
+                anext(server.llm.generate(FOX, SamplingParams(n=9))), server.llm.thread.loop
+            ).result(PATIENCE_S)
+
+        def ask(num: int) -> int:
+            return server.send(COMPLETIONS, json.dumps({"prompt": [FOX] * 5, "max_tokens": 1}).encode())[0]
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = [pool.submit(ask, i) for i in range(6)]
+            server.until(lambda: sum(answer.done() for answer in answers) == 5)
+            assert len(server.engine.scheduler.waiting) == 5
+            server.llm.thread.set_pace()
+            assert sorted(answer.result(PATIENCE_S) for answer in answers) == [200] + [429] * 5
+
+
+def test_deadlines(checkpoint):
+    """While it waits, and in the middle of its answer."""
+    with serving(checkpoint(), ServeOptions(request_timeout=0.4), **ENGINE) as server:
+        for num_steps, streams in ((0, False), (1, True)):
+            server.llm.thread.set_pace(num_steps)
+            with pytest.raises(openai.APIError, match=r"not done after 0\.4 s") as error:
+                list(server.client().completions.create(model="tiny", prompt=FOX, stream=streams, **LONG))
+            assert streams or error.value.status_code == 504
+            server.assert_at_rest()
+
+
+def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch):
+    run = server.engine.model_runner.run
+
+    def fails(output):
+        monkeypatch.setattr(server.engine.model_runner, "run", run)
+        raise ArithmeticError("planted")
+
+    for streams in (False, True):
+        monkeypatch.setattr(server.engine.model_runner, "run", fails)
+        with pytest.raises(openai.InternalServerError, match="planted"):
+            client.completions.create(model="tiny", prompt=FOX, stream=streams)
+    again = client.completions.create(model="tiny", prompt=FOX, **LONG | {"max_tokens": 3})
+    assert again.usage.completion_tokens == 3
+
+
+def test_a_sample_that_fails_is_500(server, client, monkeypatch):
+    run = server.engine.model_runner.run
+    monkeypatch.setattr(server.engine.model_runner, "run", lambda output: ([NO_TOKEN] * len(run(output)[0]), []))
+    for streams in (False, True):
+        with pytest.raises(openai.APIError, match="there is no token to choose") as error:
+            list(client.completions.create(model="tiny", prompt=FOX, stream=streams))
+        assert streams or (error.value.status_code, error.value.code) == (500, "sample_failed")
+    server.assert_at_rest()
+
+
+def test_keys_are_tenants(checkpoint):
+    """Nobody finds what another tenant has sent, whatever salt they send; the same tenant does."""
+    with serving(checkpoint(), ServeOptions(api_key=("one", "two")), **ENGINE) as server:
+
+        def found(key: str, salt: str | None = None) -> int:
+            extra = {"cache_salt": salt} if salt else {}
+            made = server.client(key).completions.create(model="tiny", prompt=FOX, max_tokens=1, extra_body=extra)
+            return made.usage.prompt_tokens_details.cached_tokens
+
+        assert found("one") == 0 < found("one")
+        assert found("two") == 0 < found("two")
+        assert found("one", "a") == 0 < found("one", "a") and found("two", "a") == 0
+        salts = {server.call(lambda: len(server.engine.block_manager.hash_to_block))}
+        assert salts and found("one") > 0
+        for key in ("three", "", "onetwo"):
+            with pytest.raises(openai.AuthenticationError, match="key"):
+                server.client(key or "x").models.list()
+        for host in ("localhost:/x", "localhost:?", "localhost:#", "localhost:["):  # the path is not what it looks like
+            assert server.send("/v1/models", headers={"Host": host})[0] in (400, 401, 403)
+        for path in ("/v1/models", "/inside/events"):
+            assert server.send(path)[0] == server.send(path, headers={"Authorization": "Bearer"})[0] == 401
+        assert server.send("/health")[0] == server.send("/metrics")[0] == server.send("/")[0] == 200
+
+
+def test_pages_elsewhere(checkpoint):
+    options = ServeOptions(allowed_origins=("http://ui.example",), api_key=("k",))
+    with serving(checkpoint(), options, **ENGINE) as server:
+        for origin, status in (("http://ui.example", 200), ("http://evil.example", 400)):
+            preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            assert server.send(COMPLETIONS, headers=preflight, method="OPTIONS")[0] == status
+
+
+def test_metrics(server, client):
+    before = {s.name: s.value for f in _metrics(server) for s in f.samples if not s.labels}
+    client.completions.create(model="tiny", prompt=FOX, n=2, **LONG | {"max_tokens": 5})
+    for _ in client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG | {"max_tokens": 4}):
+        pass
+    after = {s.name: s.value for f in _metrics(server) for s in f.samples if not s.labels}
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["nanovllm_output_tokens_total"] == 14 and grown["nanovllm_finished_requests_total"] == 2
+    assert grown["nanovllm_time_to_first_token_seconds_count"] == 2 == grown["nanovllm_request_seconds_count"]
+    assert grown["nanovllm_inter_token_seconds_count"] == 7  # of the first sample of each
+    assert grown["nanovllm_prefix_cache_hits_total"] > 0 and after["nanovllm_num_requests_running"] == 0
+    assert grown["nanovllm_request_seconds_sum"] > grown["nanovllm_time_to_first_token_seconds_sum"] > 0
+
+
+def _metrics(server):
+    return list(text_string_to_metric_families(server.send("/metrics")[1].decode()))
+
+
+# -- the engine's inside ----------------------------------------------------------------------------------------------
+
+
+def test_frames_are_the_engine(server, client):
+    """What a page is told is what the engine holds, step by step; nothing is drawn when nobody looks."""
+    assert server.engine.block_manager.on_event is None
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as page:
+        page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        lines = page.makefile()
+        while lines.readline().strip():
+            pass
+
+        def frames():
+            for line in lines:
+                if line.startswith("data: "):
+                    yield json.loads(line[6:])
+
+        told = frames()
+        first = next(told)
+        assert (first["num_blocks"], first["block_size"], first["blocks_per_cell"]) == (160, 4, 1)
+        cells: dict[int, str] = {}
+
+        def follow(condition):
+            """Frames until one shows it."""
+            ends = time.monotonic() + PATIENCE_S
+            for frame in told:
+                assert time.monotonic() < ends, "no frame shows it"
+                cells.update({int(i): html for i, html in frame.get("cells", {}).items()})
+                if "panels" in frame and condition(frame):
+                    return frame["panels"]
+
+        def drawn() -> dict[int, str]:
+            held = holders(server.engine.scheduler.running, server.inside.drawing.names)
+            blocks = server.engine.block_manager.blocks
+            return {block.block_id: draw_block(block, held.get(block.block_id, []), []) for block in blocks}
+
+        def assert_same() -> None:
+            unmarked = {i: re.sub(r' data-event="\w+" style="[^"]*"', "", html) for i, html in cells.items()}
+            assert unmarked == server.call(drawn)
+
+        server.llm.thread.set_pace(0)
+        with ThreadPoolExecutor(2) as pool:
+            given = dict(model="tiny", prompt=FOX, **LONG | {"max_tokens": 9})
+            answers = [pool.submit(client.completions.create, **given) for _ in range(2)]
+            follow(lambda f: f["steps_left"] == 0 and f["panels"]["waiting"].count("WAITING") == 2)
+            assert_same()
+            assert server.send("/inside/pace", b'{"steps_left": 3, "delay_s": 0.01}') == (200, b"{}")
+            panels = follow(lambda f: f["steps_left"] == 0 and f["panels"]["running"].count("DECODE") == 2)
+            assert "shared" in "".join(cells.values()) and panels["steps"].count("<svg") == 3
+            assert_same()
+            assert server.send("/inside/pace", b"{}")[0] == 200
+            follow(lambda f: "Nothing runs" in f["panels"]["running"])
+            assert all(answer.result(PATIENCE_S).usage.completion_tokens == 9 for answer in answers)
+        assert "cached" in "".join(cells.values())
+        assert_same()
+        assert json.loads(server.send("/inside/forget", b"{}")[1]) == {"done": True}
+        follow(lambda f: "cached" not in "".join(cells.values()))
+        assert_same()
+        for body in (b'{"steps_left": -1}', b'{"steps_left": "x"}', b'{"delay_s": 99}', b'{"stepsleft": 1}', b"[]"):
+            assert server.send("/inside/pace", body)[0] == 400
+        server.llm.thread.set_pace(0)
+        lines.close()
+    server.until(lambda: server.engine.block_manager.on_event is None)
+    server.until(lambda: server.llm.thread.steps_left == math.inf)  # whoever had paused it has gone
+
+
+def test_a_picture_that_fails_is_not_the_last(server, client, monkeypatch):
+    draw = server.inside.drawing.draw
+
+    def fails():
+        monkeypatch.setattr(server.inside.drawing, "draw", draw)
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(server.inside.drawing, "draw", fails)
+    assert server.send("/inside/events", method="HEAD")[0] == 200  # and ends
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as page:
+        page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        with page.makefile() as lines:
+            assert any("panels" in line for line in lines)
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+def test_a_page_that_closes_as_a_picture_comes(server, client, num_turns):
+    """Its viewer goes, in whatever turn of the event loop the picture is there."""
+    inside, is_closed = server.inside, asyncio.Event()
+
+    async def receive():
+        await is_closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    async def open_and_close():
+        request = Request({"type": "http", "method": "GET", "app": server.app})
+        page = asyncio.create_task((await inside.show(request))({}, receive, send))
+        while not inside.viewers or any(viewer.changed.is_set() for viewer in inside.viewers):
+            await asyncio.sleep(0)
+        [viewer] = inside.viewers
+        is_closed.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        viewer.changed.set()
+        await asyncio.wait({page}, timeout=PATIENCE_S)
+        assert page.done() and not inside.viewers
+
+    asyncio.run_coroutine_threadsafe(open_and_close(), server.llm.thread.loop).result(2 * PATIENCE_S)
+    server.until(lambda: server.engine.block_manager.on_event is None)
+
+
+def test_only_a_classroom_is_played_with(checkpoint):
+    with serving(checkpoint(), **ENGINE) as server:
+        for path in ("/inside/pace", "/inside/forget"):
+            status, raw = server.send(path, b"{}")
+            assert status == 403 and b"--classroom" in raw
+        assert server.llm.thread.steps_left == math.inf

@@ -1,0 +1,228 @@
+"""The `nanovllm` command as its user runs it; run-batch and analyze have tests of their own."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+import pytest
+
+from nanovllm import SamplingParams
+from nanovllm.config import EngineConfig
+from nanovllm.tools import cli
+from nanovllm.tools.bench import measure
+from tests.processes import LIMIT_S
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "run-batch", "analyze", "bench", "serve"])
+def test_help(command, capsys):
+    """Every command is named by the overview; every flag says what it does."""
+    for arguments in (["--help"], [command, "--help"]):
+        with pytest.raises(SystemExit) as exit:
+            cli.main(arguments)
+        assert exit.value.code == 0
+        printed = capsys.readouterr().out
+        assert f"nanovllm {command} " in printed
+    flags = re.findall(r"\n  (-.*)(?:\n {10,})?(.*)", printed)
+    assert len(flags) >= 3 and all(re.search(r"\w{2}", first + second) for first, second in flags)
+
+
+def test_light():
+    """--help answers without torch."""
+    code = """
+import sys
+from nanovllm.tools import cli
+try:
+    cli.main(["--help"])
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("False\n")
+
+
+def test_flags_become_options():
+    arguments = ["--max-num-seqs", "3", "--no-enable-prefix-caching", "-tp", "1", "--gpu-memory-utilization", "0.5"]
+    arguments += ["--optimizations", "c_kernels", "--dtype", "float32", "--model", "m"]
+    args = cli._parser().parse_args(["bench", *arguments])
+    options = dict(max_num_seqs=3, enable_prefix_caching=False, gpu_memory_utilization=0.5, dtype="float32")
+    expected = EngineConfig(model="m", **options, optimizations=["c_kernels"])
+    assert cli._engine_config(args) == expected
+    assert cli._engine_config(cli._parser().parse_args(["chat", "--model", "m"])) == EngineConfig(model="m")
+
+
+def test_generate(checkpoint, llm, capsys, monkeypatch):
+    options = ["--model", str(checkpoint()), "--num-gpu-blocks-override", "100"]
+    prompt = "the quick brown fox"
+    [expected] = llm.generate(prompt, SamplingParams(max_tokens=12, temperature=0))
+    assert cli.main(["generate", prompt, "--max-tokens", "12", *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected.outputs[0].text + "\n", "greedy is the default"
+    assert "prompt tokens, 0 of them cached" in printed.err
+    [expected] = llm.generate(prompt, SamplingParams(max_tokens=12, temperature=1.5, top_k=9))
+    cli.main(["generate", prompt, "--max-tokens", "12", "--temperature", "1.5", "--top-k", "9", *options])
+    assert len(capsys.readouterr().out) > 1
+    for arguments, text in (
+        ([""], "the prompt is empty"),
+        (["x", "--top-p", "3"], "top_p must be"),
+        (["x", "--block-size", "0"], "block_size must be"),
+    ):
+        assert cli.main(["generate", *arguments, *options]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_chat_in_a_terminal(checkpoint, processes):
+    """A real terminal: an answer, a command that is not known, a new conversation, and out."""
+    ours, theirs = pty.openpty()
+    command = ["-m", "nanovllm.tools.cli", "chat", "--system", "Be brief.", "--model", str(checkpoint())]
+    chat = processes.start(*command, "--temperature", "0", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    screen = b""
+    for text in (b"two gulls\n", b"/what\n", b"/reset\n", b"a red boat\n", b"/quit\n"):
+        num_asked = screen.count(b"you")
+        while screen.count(b"you") == num_asked:
+            screen += os.read(ours, 4096)
+        os.write(ours, text)
+    with suppress(OSError):  # the other end is gone
+        while chunk := os.read(ours, 4096):
+            screen += chunk
+    assert chat.wait(LIMIT_S) == 0
+    shown = screen.decode(errors="replace")
+    assert shown.count("/reset starts over") == 2
+    found = re.findall(r"(\d+) prompt tokens, (\d+) of them cached", shown)
+    assert len(found) == 2 and int(found[0][1]) == 0
+    assert 0 < int(found[1][1]) < 32, "of the second conversation the system message alone was known"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "x", "--model", ""],
+        ["chat", "--model", "m", "--system", ""],
+        ["bench", "--dtype", "", "--model", "m"],
+        ["analyze", "", "--model", "m"],
+        ["run-batch", "-i", "", "-o", "o", "--model", "m"],
+        ["run-batch", "-i", "i", "-o", "", "--model", "m"],
+        ["run-batch", "-i", "i", "-o", "o", "--model", "m", "--served-model-name", "a", ""],
+    ],
+)
+def test_empty_arguments(arguments, capsys):
+    """A variable of the shell that is not set: never the default, least of all the demo model."""
+    assert cli.main(arguments) == 2
+    assert "is empty; is a variable of the shell not set?" in capsys.readouterr().err
+
+
+MARKUP = "[/foo] [bold]b[/] :smile:"
+
+
+def test_text_is_shown_as_it_is(checkpoint, tmp_path, capsys, monkeypatch):
+    """What files and users say is not rich's markup, nor is a file's name."""
+    model, folder = str(checkpoint()), tmp_path / MARKUP.replace("/", "")
+    folder.mkdir()
+    source, target = folder / "in", folder / "out[]"
+    request = {"custom_id": MARKUP, "method": "POST", "url": "/v1/completions", "body": {"prompt": MARKUP}}
+    source.write_text(json.dumps(request) + "\n" + json.dumps(MARKUP))
+    assert cli.main(["run-batch", "-i", str(source), "-o", str(target), "--model", model]) == 1
+    assert "out[]" in capsys.readouterr().out
+    assert cli.main(["analyze", str(source), "--model", model]) == 0
+    assert f"{source}:2: skipped" in capsys.readouterr().err
+    assert cli.main(["generate", "x", "--model", f"/{MARKUP}"]) == 2
+    assert f"'/{MARKUP}' does not exist" in capsys.readouterr().err
+    said = [MARKUP * 20, MARKUP]
+    monkeypatch.setattr("builtins.input", lambda: said.pop() if said else "/quit")
+    assert cli.main(["chat", "--system", MARKUP, "--model", model, "--max-model-len", "200", "--max-tokens", "2"]) == 0
+    assert "max_model_len is 200" in capsys.readouterr().out.replace("\n", " ")
+
+
+def closed_pipe() -> TextIO:
+    """Writing to it fails, as it does when the program behind `|` has ended."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    return os.fdopen(theirs, "w")
+
+
+def full_disk() -> TextIO:
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(
+    ("command", "streams", "status", "said"),
+    [
+        ("run-batch", {"stdout": closed_pipe}, 0, ""),
+        ("run-batch", {"stdout": closed_pipe, "stderr": closed_pipe}, 0, ""),
+        ("run-batch", {"stdout": full_disk, "stderr": full_disk}, 0, ""),
+        ("run-batch", {"stdin": lambda: None, "stdout": lambda: None, "stderr": lambda: None}, 0, ""),
+        ("chat", {"stdin": lambda: None}, 0, ""),
+        ("chat", {"stdin": lambda: None, "stdout": lambda: None, "stderr": lambda: None}, 0, ""),
+        ("generate", {"stdin": lambda: None}, 2, "the prompt is empty: there is nothing to continue\n"),
+        ("generate x", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+        ("generate x", {"stdout": full_disk}, 2, "No space left on device\n"),
+        ("generate x", {"stderr": closed_pipe}, 0, ""),
+        ("analyze LOG", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+        ("bench --input-len 9 --output-len 2 --batch-sizes 1", {"stdout": closed_pipe}, 128 + signal.SIGPIPE, ""),
+    ],
+)
+def test_streams_that_are_closed(checkpoint, tmp_path, capsys, monkeypatch, command, streams, status, said):
+    """Of a batch job the file is the result, of the others what they print. Python has None for a closed stream."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
+    source.write_text(json.dumps(request))
+    files = ["-i", str(source), "-o", str(target)] if command == "run-batch" else []
+    with monkeypatch.context() as patch:
+        for name, open_stream in streams.items():
+            patch.setattr(sys, name, open_stream())
+        assert cli.main([*command.replace("LOG", str(source)).split(), *files, "--model", str(checkpoint())]) == status
+        for name in streams:
+            if stream := getattr(sys, name):
+                stream.close()  # as the interpreter does at its end: nothing is left that it could not write
+    printed = capsys.readouterr().err
+    assert printed.endswith(said) if said else "nanovllm" not in printed
+    assert not files or target.read_text().count("\n") == 1
+
+
+def test_exit_code_of_a_process_whose_output_nobody_reads(checkpoint, processes, tmp_path):
+    (tmp_path / "in").write_text("{nope")
+    cli_call = 'set -o pipefail; "$0" -m nanovllm.tools.cli run-batch -i "$1/in" -o "$1/out" --model "$2" 2>&1 | true'
+    command = ["bash", "-c", cli_call, sys.executable, str(tmp_path), str(checkpoint())]
+    assert subprocess.run(command, timeout=LIMIT_S).returncode == 1 and (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_too_large(checkpoint, capsys):
+    model = ["--model", str(checkpoint())]
+    for arguments in (
+        ["generate", "x", "--seed", f"1{'0' * 400}"],
+        ["generate", "x", "--top-k", f"1{'0' * 400}"],
+        ["bench", "--batch-sizes", "1", f"1{'0' * 400}"],
+        ["bench", "--input-len", "60000"],
+        ["analyze", __file__, "--block-size", f"1{'0' * 30}"],
+    ):
+        assert cli.main([*arguments, *model]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bench(checkpoint, capsys):
+    options = ["--model", str(checkpoint()), "--num-gpu-blocks-override", "100"]
+    arguments = ["bench", "--batch-sizes", "1", "3", "--input-len", "10", "--output-len", "4"]
+    assert cli.main([*arguments, *options]) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.count("│") == 7]
+    assert [row.split("│")[1].strip() for row in rows] == ["1", "3"]
+    assert any("█" * 16 in row for row in rows)
+    assert cli.main([*arguments, *options, "--speculative-config", '{"method": "ngram"}']) == 0
+    shown = capsys.readouterr().out
+    assert "guesses" in shown and sum(row.count("│") == 9 for row in shown.splitlines()) == 2
+    assert cli.main([*arguments, *options, "--speculative-config", '{"method": "telepathy"}']) == 2
+    assert "method must be one of ngram, draft_model, self, found 'telepathy'" in capsys.readouterr().err
+    assert cli.main(["bench", "--batch-sizes", "0", *options]) == 2
+    assert "--batch-sizes must be a whole number between 1" in capsys.readouterr().err
+
+
+def test_measure(llm):
+    result = measure(llm, 3, 10, 5)
+    assert 0 < result.ttft_s < result.latency_s and result.tpot_s > 0
+    assert result.output_tokens_per_s == pytest.approx(3 * 5 / result.latency_s)
+    assert llm.stats()["num_output_tokens"] == 15

@@ -1,0 +1,157 @@
+"""Loading: memory, sharded and broken files."""
+
+import json
+import random
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nanovllm import LLM
+from nanovllm.files.tensor_files import tensor_files
+from tests.checkpoints import make_checkpoint, reference_logits
+from tests.errors import expect
+from tests.worker.test_model import logits_of
+
+WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+
+def edit_weight(folder, change) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {WEIGHT: change(weights[WEIGHT])}, folder / "model.safetensors")
+
+
+# Anonymous memory while the weights are read, sampled by a thread, against their size.
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.loader import load_model
+def anonymous():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) * 1024
+folder = Path(sys.argv[1])
+config = ModelConfig.from_directory(folder)
+torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)  # start the thread pools
+before, peak, done = anonymous(), 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+model = load_model(folder, config, getattr(torch, sys.argv[2]), torch.device("cpu"))
+done = True; thread.join()
+weights = sum(p.nbytes for p in model.parameters())
+print((max(peak, anonymous()) - before) / weights)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_anonymous_memory_stays_near_the_weights_size(demo_checkpoint, processes, dtype):
+    status, out, err = processes.run("-c", MEASURE, str(demo_checkpoint), dtype)
+    assert status == 0, err
+    assert 0.9 < float(out) < 1.15
+
+
+def test_sharded_checkpoint_is_the_same_model(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3", shards=True)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
+    token_ids = random.Random(2).choices(range(320), k=40)
+    torch.testing.assert_close(logits_of(llm, token_ids, [40]), reference_logits(folder, token_ids), atol=1e-4, rtol=0)
+
+
+def test_unreadable_files(broken):
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    for length in (0, 5, 1000, len(whole) - 1):
+        weights.write_bytes(whole[:length])
+        expect("is not a whole safetensors file", LLM, str(broken), num_gpu_blocks_override=64)
+    (broken / "tokenizer.json").write_text("{")
+    expect("tokenizer", LLM, str(broken))
+    (broken / "config.json").write_text("{")
+    expect("cannot be read as JSON", LLM, str(broken))
+    (broken / "config.json").write_text("[]")
+    expect("must hold a JSON object", LLM, str(broken))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bool])
+def test_weights_of_other_dtypes(broken, dtype):
+    edit_weight(broken, lambda weight: weight.to(dtype))
+    expect(f"wrong dtype: {WEIGHT} is ", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [("nan", "auto"), ("-inf", "auto"), ("1e30", "float16")])
+def test_weights_that_are_not_finite(broken, number, dtype):
+    def spoil(weight):
+        weight[7, 5] = float(number)
+        return weight
+
+    edit_weight(broken, spoil)
+    text = f"{WEIGHT} in {broken} has numbers that are NaN, or infinite in torch.float"
+    expect(text, LLM, str(broken), num_gpu_blocks_override=64, dtype=dtype)
+
+
+def test_float16_weights_whose_sum_is_not_finite(broken):
+    edit_weight(broken, lambda weight: torch.full_like(weight, 60_000.0))
+    assert LLM(str(broken), num_gpu_blocks_override=64, dtype="float16").generate([[5]])
+
+
+def test_weights_beyond_memory(broken, monkeypatch):
+    monkeypatch.setattr("nanovllm.files.tensor_files.PHYSICAL_MEMORY", 100_000)
+    expect("need 0.0 GB of 0.0 GB of memory", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "config.json", None])
+def test_index_that_leads_elsewhere(broken, name):
+    (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    expect("may only name safetensors files beside it, not", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+def test_index_that_names_a_missing_file(broken):
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    expect("names files that are not there", LLM, str(broken), error=FileNotFoundError, num_gpu_blocks_override=64)
+    (broken / "model.safetensors.index.json").write_text("{}")
+    expect("may only name safetensors files beside it", LLM, str(broken), num_gpu_blocks_override=64)
+
+
+SHARDS = "a.safetensors", "b.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda a, b, index: b.update({WEIGHT: a[WEIGHT] + 1}), f"the tensor '{WEIGHT}' is in a.safetensors and in b"),
+        (lambda a, b, index: a.pop(WEIGHT), f"names a.safetensors for the tensor '{WEIGHT}', which is in none"),
+        (lambda a, b, index: b.update({WEIGHT: a.pop(WEIGHT)}), f"'{WEIGHT}', which is in b.safetensors; download"),
+        (lambda a, b, index: index.update({"x": "b.safetensors"}), "names b.safetensors for the tensor 'x', which is"),
+    ],
+)
+def test_index_and_shards_that_disagree(broken, change, text):
+    """Whoever of them is right, the other one is from elsewhere, and so may be all that is in it."""
+    weights = load_file(broken / "model.safetensors")
+    shards = {n: w for n, w in weights.items() if ".1." in n}, {n: w for n, w in weights.items() if ".1." not in n}
+    index = {name: file for file, shard in zip(SHARDS, shards, strict=True) for name in shard}
+    (broken / "model.safetensors").unlink()
+
+    def load() -> None:
+        for file, shard in zip(SHARDS, shards, strict=True):
+            save_file(shard, broken / file, metadata={"format": "pt"})
+        (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        tensor_files(broken)
+
+    load()
+    change(*shards, index)
+    expect(text, load)
+
+
+def test_two_files_with_one_tensor_and_no_index(broken):
+    (broken / "model.safetensors").rename(broken / "a.safetensors")
+    tensor_files(broken)
+    shutil.copy(broken / "a.safetensors", broken / "b.safetensors")
+    expect("is in a.safetensors and in b.safetensors; remove the file that is not the model's", tensor_files, broken)
