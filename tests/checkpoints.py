@@ -1,5 +1,6 @@
 """Tiny random checkpoints of every supported architecture, and transformers' answers for them."""
 
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -137,3 +138,12 @@ def assert_greedy(folder: Path, prompt: list[int], answer: list[int]) -> None:
     for position, token in enumerate(answer, start=len(prompt)):
         expected, margin = choices[position - 1], margins[position - 1]
         assert token == expected or margin < 1e-4, f"{position}: {token}, expected {expected} (margin {margin:.4f})"
+
+
+def edit(path, **changes) -> None:
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        config[name] = value
+        if value is None:
+            del config[name]
+    path.write_text(json.dumps(config))

@@ -3,35 +3,13 @@
 import json
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, Qwen3Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import AutoTokenizer
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tokenizer import load_tokenizer
-from nanovllm.worker.layers import RotaryEmbedding
-from tests.checkpoints import CORPUS, LLAMA3_ROPE, SIZES, YARN_ROPE, make_tokenizer
+from tests.checkpoints import CORPUS, LLAMA3_ROPE, YARN_ROPE, edit, make_tokenizer
 from tests.errors import expect
-
-DELETE = object()  # a field that is not there; None: one that is null
-
-
-def edited(tmp_path, checkpoint, changes):
-    """A copy of a checkpoint's config.json with other values."""
-    config = json.loads((checkpoint / "config.json").read_text()) | changes
-    config = {name: value for name, value in config.items() if value is not DELETE}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
-
-
-def edit(path, **changes) -> None:
-    config = json.loads(path.read_text())
-    for name, value in changes.items():
-        config[name] = value
-        if value is None:
-            del config[name]
-    path.write_text(json.dumps(config))
 
 
 def test_no_such_model(tmp_path, broken, monkeypatch):
@@ -159,21 +137,6 @@ def test_tokenizer_is_the_one_that_transformers_makes(broken, model_type, name):
         assert ours(text).input_ids == theirs(text).input_ids
 
 
-def test_odd_heads_are_refused_as_by_transformers(broken):
-    """Rotary embedding turns pairs of numbers: what transformers computes for an odd head, if anything, is not that."""
-    with pytest.raises(Exception, match="even rotary dimension"):
-        LlamaConfig(**SIZES, head_dim=15)
-    edit(broken / "config.json", head_dim=15)
-    expect("head_dim is 15; it must be even", LLM, str(broken))
-
-
-def test_rotary_table_has_the_positions_that_can_occur(broken):
-    edit(broken / "config.json", max_position_embeddings=2**20)
-    llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=64)
-    assert llm.engine.model_runner.rotary.table.shape[1] == 64
-    assert len(llm.generate([[5] * 60], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 4
-
-
 def test_old_spellings_of_a_config(broken):
     """rope_theta + rope_scaling and torch_dtype, as transformers 4 wrote them, give the same model."""
     [before] = LLM(str(broken), num_gpu_blocks_override=64).generate([[5, 6, 7]], SamplingParams(temperature=0))
@@ -187,136 +150,6 @@ def test_old_spellings_of_a_config(broken):
     )
     llm = LLM(str(broken), num_gpu_blocks_override=64)
     assert llm.generate([[5, 6, 7]], SamplingParams(temperature=0))[0].outputs == before.outputs
-
-
-@pytest.mark.parametrize("head_dim", [24, 64, 128])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        dict(rope_theta=1e6, original_max_position_embeddings=32768),
-        dict(beta_fast=16.0, beta_slow=2.0),
-        dict(truncate=False, original_max_position_embeddings=4096),
-        dict(attention_factor=1.25),
-        dict(mscale=0.707, mscale_all_dim=1.0),
-        dict(mscale=0.707),
-        dict(factor=1.0),
-        dict(original_max_position_embeddings=4),
-    ],
-    ids=str,
-)
-def test_yarn_is_that_of_transformers(broken, options, head_dim):
-    rope = YARN_ROPE | options
-    edit(broken / "config.json", rope_parameters=rope, head_dim=head_dim)
-    config = ModelConfig.from_directory(broken)
-    assert config.max_position_embeddings == rope["factor"] * rope["original_max_position_embeddings"]
-    theirs = Qwen3Config(**SIZES | dict(head_dim=head_dim, rope_parameters=rope))
-    inv_freq, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
-    angles = torch.arange(100)[:, None] * inv_freq
-    ours = RotaryEmbedding(config, 100, torch.float32, torch.device("cpu")).table
-    torch.testing.assert_close(ours, torch.stack([angles.cos(), angles.sin()]) * factor, atol=1e-4, rtol=0)
-
-
-def test_the_length_before_the_scaling_may_stand_beside_it(broken):
-    """As some checkpoints have it; it comes before the one in the scaling's own fields."""
-    edit(broken / "config.json", rope_parameters=YARN_ROPE, original_max_position_embeddings=64)
-    assert ModelConfig.from_directory(broken).max_position_embeddings == 256
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-@pytest.mark.parametrize(
-    ("variant", "changes", "windows"),
-    [
-        ("mistral", {}, {}),
-        ("mistral-window", {}, {0: 7, 1: 7}),
-        ("mistral-window", dict(sliding_window=DELETE), {0: 4096, 1: 4096}),  # the default of transformers
-        ("mistral-window", dict(sliding_window=None), {}),  # said to be none
-        ("mistral-window", dict(use_sliding_window=False), {0: 7, 1: 7}),
-        ("mistral-window", dict(layer_types=[SLIDING, SLIDING]), {0: 7, 1: 7}),
-        ("qwen2", {}, {}),
-        ("qwen2-window", {}, {1: 21}),
-        ("qwen2-window", dict(layer_types=DELETE), {1: 21}),  # as older files have it
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=0), {0: 21, 1: 21}),
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=DELETE), {}),
-        ("qwen2-window", dict(layer_types=[SLIDING, FULL]), {0: 21}),
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=1, sliding_window=DELETE), {1: 4096}),
-        ("qwen2-window", dict(layer_types=DELETE, use_sliding_window=DELETE), {}),
-        ("smollm3", {}, {}),
-        ("smollm3", dict(use_sliding_window=True, sliding_window=9, layer_types=DELETE), {3: 9}),
-        ("smollm3", dict(use_sliding_window=True, sliding_window=9, layer_types=[SLIDING] + [FULL] * 3), {0: 9}),
-    ],
-)
-def test_windows(tmp_path, checkpoint, variant, changes, windows):
-    folder = edited(tmp_path, checkpoint(variant), changes)
-    config = ModelConfig.from_directory(folder)
-    assert config.windows == windows
-    theirs = AutoConfig.from_pretrained(folder)
-    slides = getattr(theirs, "layer_types", None) or [SLIDING if theirs.sliding_window else FULL] * 2
-    assert windows == {i: theirs.sliding_window for i, kind in enumerate(slides) if kind == SLIDING}
-
-
-@pytest.mark.parametrize(
-    ("changes", "layers"),
-    [
-        ({}, {3}),
-        (dict(no_rope_layers=DELETE), {3}),
-        (dict(no_rope_layers=None), {3}),
-        (dict(no_rope_layers=DELETE, no_rope_layer_interval=2), {1, 3}),
-        (dict(no_rope_layers=DELETE, no_rope_layer_interval=1), {0, 1, 2, 3}),
-        (dict(no_rope_layers=[0, 1, 1, 0]), {0, 3}),
-        (dict(no_rope_layers=[1, 0, 1, 1, 0, 0]), {1}),  # of a model that has had more layers
-    ],
-)
-def test_layers_without_rotary(tmp_path, checkpoint, changes, layers):
-    folder = edited(tmp_path, checkpoint("smollm3"), changes)
-    assert ModelConfig.from_directory(folder).layers_without_rotary == layers
-    assert {i for i in range(4) if not AutoConfig.from_pretrained(folder).no_rope_layers[i]} == layers
-
-
-def test_what_a_smollm3_config_leaves_out(tmp_path, checkpoint):
-    missing = dict(tie_word_embeddings=DELETE, rope_parameters=DELETE, num_key_value_heads=DELETE, eos_token_id=DELETE)
-    config = ModelConfig.from_directory(edited(tmp_path, checkpoint("smollm3"), missing))
-    assert (config.tie_word_embeddings, config.rope_theta, config.num_key_value_heads) == (True, 2e6, 4)
-
-
-@pytest.mark.parametrize(
-    ("variant", "changes", "text"),
-    [
-        ("mistral-window", dict(sliding_window=0), "sliding_window must be a whole number between 1"),
-        ("mistral-window", dict(sliding_window=-5), "sliding_window must be a whole number between 1"),
-        ("mistral-window", dict(sliding_window=8.5), "sliding_window must be a whole number between 1"),
-        ("mistral-window", dict(sliding_window="8"), "sliding_window must be a whole number between 1"),
-        ("mistral-window", dict(layer_types=[SLIDING, FULL]), "layer_types differs from sliding_window, which in a"),
-        ("mistral", dict(layer_types=[SLIDING, SLIDING]), "no window is used: sliding_window must be a number"),
-        ("qwen2-window", dict(layer_types=[SLIDING]), "layer_types must name the attention of 2 layers, found 1"),
-        ("qwen2-window", dict(layer_types=[FULL] * 3), "layer_types must name the attention of 2 layers, found 3"),
-        (
-            "qwen2-window",
-            dict(layer_types=[FULL, "chunked_attention"]),
-            "layer_types[1] must be one of full_attention, sliding_attention, found 'chunked_attention'",
-        ),
-        ("qwen2-window", dict(layer_types=[FULL, [SLIDING]]), "layer_types[1] must be one of"),
-        ("qwen2-window", dict(use_sliding_window=False), "no window is used: sliding_window must be a number"),
-        ("qwen2-window", dict(use_sliding_window="yes"), "use_sliding_window must be a bool"),
-        ("qwen2-window", dict(max_window_layers=-1), "max_window_layers must be a whole number from 0"),
-        ("smollm3", dict(no_rope_layers=[1, 1, 0]), "a 0 (none) for each of 4 layers, found 3: [1, 1, 0]"),
-        ("smollm3", dict(no_rope_layers=[1, 1, 1, 2]), "no_rope_layers must have a 1 (rotary embedding) or"),
-        ("smollm3", dict(no_rope_layers=5), "no_rope_layers must be a list"),
-        ("smollm3", dict(no_rope_layers=None, no_rope_layer_interval=0), "no_rope_layer_interval must be a whole"),
-    ],
-)
-def test_layer_kinds_that_make_no_sense(tmp_path, checkpoint, variant, changes, text):
-    expect(text, ModelConfig.from_directory, edited(tmp_path, checkpoint(variant), changes))
-
-
-def test_overrides_of_windows(checkpoint):
-    """As vLLM has them: hf_overrides take a window away, or bring one."""
-    full = ModelConfig.from_directory(checkpoint("mistral-window"), {"sliding_window": None})
-    assert full.windows == {}
-    overrides = dict(use_sliding_window=True, sliding_window=5, max_window_layers=0, layer_types=None)
-    assert ModelConfig.from_directory(checkpoint("qwen2"), overrides).windows == {0: 5, 1: 5}
 
 
 def test_a_tokenizer_with_dropout_gives_the_same_ids_each_time(broken, caplog):

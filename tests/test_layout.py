@@ -66,3 +66,8 @@ def test_a_listing_is_documentation():
     for folder in [*folders, *(path for path in (PACKAGE / "features").iterdir() if path.name != "__pycache__")]:
         if folder.is_dir():
             assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))), folder
+
+
+def test_a_capabilitys_tests_lie_under_its_name():
+    for folder in (path.parent for path in (PACKAGE / "features").glob("*/__init__.py")):
+        assert list((ROOT / "tests" / "features" / folder.name).glob("test_*.py")), folder.name

@@ -1,9 +1,5 @@
 """request.py and outputs.py: a request and its samples, up to the RequestOutput."""
 
-import math
-
-import pytest
-
 from nanovllm import SamplingParams
 from tests.checkpoints import EOS
 from tests.test_llm import TEXT, sampled
@@ -52,17 +48,3 @@ def test_eos_may_be_a_list_and_may_be_ignored(llm):
 def test_max_tokens_none_fills_max_model_len(llm):
     [output] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 256 - 3 and output.outputs[0].finish_reason == "length"
-
-
-def test_logprobs(llm):
-    [output] = llm.generate([TEXT], sampled(temperature=1.0, logprobs=2, seed=5))
-    completion = output.outputs[0]
-    assert len(completion.logprobs) == 12
-    for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
-        assert token_id in entries and 2 <= len(entries) <= 3
-        assert {entry.rank for entry in entries.values()} >= {1, 2}
-        text = llm.get_tokenizer().decode([token_id])
-        assert entries[token_id].decoded_token == ("" if text.endswith("\ufffd") else text)
-    chosen = [e[t].logprob for t, e in zip(completion.token_ids, completion.logprobs, strict=True)]
-    assert completion.cumulative_logprob == pytest.approx(math.fsum(chosen))
-    assert llm.generate([TEXT], sampled())[0].outputs[0].logprobs is None

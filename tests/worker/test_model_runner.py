@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanovllm import LLM
-from tests.test_checkpoint import edit
+from tests.checkpoints import edit
 from tests.test_parity import check, greedy, make_prompts
 
 

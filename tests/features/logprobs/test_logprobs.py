@@ -1,0 +1,98 @@
+"""Logprobs of what was chosen and of prompts: in chunks, beside others, after preemption and failed steps."""
+
+import math
+
+import pytest
+
+from nanovllm import LLM, SamplingParams
+from tests.checkpoints import reference_logits
+from tests.test_llm import TEXT, sampled
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(model=str(checkpoint("llama")), dtype="float32", block_size=4, max_num_batched_tokens=7)
+
+
+def test_logprobs(llm):
+    [output] = llm.generate([TEXT], sampled(temperature=1.0, logprobs=2, seed=5))
+    completion = output.outputs[0]
+    assert len(completion.logprobs) == 12
+    for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert token_id in entries and 2 <= len(entries) <= 3
+        assert {entry.rank for entry in entries.values()} >= {1, 2}
+        text = llm.get_tokenizer().decode([token_id])
+        assert entries[token_id].decoded_token == ("" if text.endswith("\ufffd") else text)
+    chosen = [e[t].logprob for t, e in zip(completion.token_ids, completion.logprobs, strict=True)]
+    assert completion.cumulative_logprob == pytest.approx(math.fsum(chosen))
+    assert llm.generate([TEXT], sampled())[0].outputs[0].logprobs is None
+
+
+def test_all_logprobs(llm):
+    [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1))
+    assert [len(row) for row in output.outputs[0].logprobs] == [320, 320]
+    assert [row and len(row) for row in output.prompt_logprobs] == [None] + [320] * (len(PROMPT) - 1)
+
+
+def expected_prompt_logprobs(folder, token_ids) -> list[float]:
+    logprobs = reference_logits(folder, token_ids).log_softmax(-1)
+    return logprobs[range(len(token_ids) - 1), token_ids[1:]].tolist()
+
+
+def found_prompt_logprobs(output) -> list[float]:
+    rows = output.prompt_logprobs
+    assert rows[0] is None and len(rows) == len(output.prompt_token_ids)
+    return [row[token_id].logprob for row, token_id in zip(rows[1:], output.prompt_token_ids[1:], strict=True)]
+
+
+def test_prompt_logprobs(llm, checkpoint):
+    """In chunks of 7 tokens, beside others, with the prefix in the cache: the same as transformers gives."""
+    expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)
+    llm.generate([PROMPT], SamplingParams(max_tokens=1))
+    params = [SamplingParams(max_tokens=3, prompt_logprobs=2, n=2, seed=1), SamplingParams(max_tokens=5)]
+    for _ in range(2):
+        scored, other = llm.generate([PROMPT, PROMPT[:9]], params)
+        assert found_prompt_logprobs(scored) == pytest.approx(expected, abs=1e-4)
+        assert scored.num_cached_tokens == 0 and other.num_cached_tokens > 0 and other.prompt_logprobs is None
+        for row in scored.prompt_logprobs[1:]:
+            assert 2 <= len(row) <= 3 and {entry.rank for entry in row.values()} >= {1, 2}
+    llm.engine.scheduler.check_integrity()
+
+
+def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeypatch):
+    small = LLM(str(checkpoint("llama")), dtype="float32", max_model_len=40, num_gpu_blocks_override=12, block_size=4)
+    expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)
+    run, num_calls = small.engine.model_runner.run, 0
+
+    def failing(output):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise RuntimeError("no memory left")
+        return run(output)
+
+    params = SamplingParams(max_tokens=20, ignore_eos=True, prompt_logprobs=0)
+    ids = [small.engine.add_request(None, PROMPT[i:], params, stream=False) for i in range(3)]
+    monkeypatch.setattr(small.engine.model_runner, "run", failing)
+    outputs = {}
+    while small.engine.has_unfinished_requests():
+        try:
+            outputs.update((output.request_id, output) for output in small.engine.step())
+        except RuntimeError:
+            continue
+    assert small.engine.scheduler.num_preemptions > 0 and num_calls > 3
+    assert found_prompt_logprobs(outputs[ids[0]]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
+    def failing(*args):
+        monkeypatch.undo()
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("nanovllm.worker.model_runner.sample", failing)
+    params = SamplingParams(prompt_logprobs=0, max_tokens=2)
+    with pytest.raises(RuntimeError):
+        llm.generate([PROMPT[:6]], params)
+    assert llm.generate([[5]], params)[0].prompt_logprobs == [None]
