@@ -6,6 +6,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from tests.errors import expect
+from tests.faults import plant
 from tests.test_llm import TEXT, sampled
 
 
@@ -91,16 +92,7 @@ def test_metrics_and_stats(llm):
 def test_an_exception_in_a_step_leaves_the_llm_usable(llm, monkeypatch):
     expected = llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))
     llm.reset_prefix_cache()
-    run, calls = llm.engine.model_runner.run, 0
-
-    def failing(*work):
-        nonlocal calls
-        calls += 1
-        if calls in (1, 4):
-            raise RuntimeError("no memory left")
-        return run(*work)
-
-    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
+    plant(monkeypatch, llm.engine.model_runner, "run", [1, 4])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no memory left"):
             llm.generate([TEXT, [5, 6, 7]], sampled(temperature=0))

@@ -16,6 +16,7 @@ from nanovllm.jobs.output_file import CustomIds
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json
+from tests.faults import plant
 
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]
@@ -422,29 +423,16 @@ def test_a_line_whose_answer_cannot_be_made(llm, monkeypatch):
 
 
 def test_a_step_that_fails_once_costs_nothing(llm, monkeypatch):
-    expected, run, calls = texts(answer_all(llm, some_lines())), llm.engine.model_runner.run, 0
-
-    def failing(output):
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("a fluke")
-        return run(output)
-
-    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
+    expected = texts(answer_all(llm, some_lines()))
+    fault = plant(monkeypatch, llm.engine.model_runner, "run", [2])
     assert texts(answer_all(llm, some_lines())) == expected
-    calls = 1
+    fault.num_calls = 1
     assert answer(llm, some_lines()[0]).error is None, "alone or not"
 
 
 def test_an_engine_that_has_ended_is_no_fault_of_a_line(llm, monkeypatch):
-    def failing(output):
-        raise RuntimeError("this engine has ended")
-
-    monkeypatch.setattr(llm.engine.model_runner, "run", failing)
-    with pytest.raises(
-        RuntimeError, match="the engine fails, whatever it is asked: RuntimeError: this engine has ended"
-    ):
+    plant(monkeypatch, llm.engine.model_runner, "run", lambda n: True, RuntimeError("it has ended"))
+    with pytest.raises(RuntimeError, match="the engine fails, whatever it is asked: RuntimeError: it has ended"):
         answer_all(llm, some_lines())
     assert not llm.engine.has_unfinished_requests()
 

@@ -9,6 +9,7 @@ import pytest
 from nanovllm import LLM, SamplingParams
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded, wait_for
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
+from tests.faults import plant
 
 OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -226,12 +227,6 @@ def test_bad_requests_and_a_full_queue(make):
 def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where):
     llm = make()
     owner, name = where.split(".")
-    part = getattr(llm.engine, owner)
-    works = getattr(part, name)
-
-    def fails(*args):
-        monkeypatch.setattr(part, name, works)
-        raise ArithmeticError("planted")
 
     async def run():
         llm.thread.set_pace(0)
@@ -241,7 +236,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where
             tasks.append(asyncio.create_task(last_of(llm.generate(prompt, LONG))))
             while (await llm.stats())["num_waiting"] < len(tasks):  # prompts are tokenized beside each other
                 await asyncio.sleep(0.001)
-        monkeypatch.setattr(part, name, fails)
+        plant(monkeypatch, getattr(llm.engine, owner), name, [1], ArithmeticError("planted"))
         llm.thread.set_pace()
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(first, StepFailed) and "planted" in str(first)
@@ -258,16 +253,13 @@ def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where
 def test_a_dead_engine_answers_everybody(make, monkeypatch):
     llm, told = make(), []
 
-    def breaks() -> None:
-        raise MemoryError("planted")
-
     async def run():
         llm.thread.on_death = lambda: told.append(True)
         llm.thread.set_pace(0)
         task = asyncio.create_task(last_of(llm.generate("two gulls", LONG)))
         while not (await llm.stats())["num_waiting"]:
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(llm.engine, "has_unfinished_requests", breaks)
+        plant(monkeypatch, llm.engine, "has_unfinished_requests", lambda n: True, MemoryError("planted"))
         llm.thread.set_pace()
         with pytest.raises(EngineDied, match="planted"):
             await task

@@ -15,6 +15,7 @@ from nanovllm.features.grammar.grammar import GrammarCompiler
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 from tests.errors import expect
+from tests.faults import plant, run_to_end
 
 EOS = [1]
 NUM_SCHEMAS = 500
@@ -244,24 +245,10 @@ def test_a_step_that_fails(llm, monkeypatch):
     """Its token is taken back, and so is the grammar's state, when the request goes on."""
     params = structured(48, seed=3, json=POINT)
     [expected] = llm.generate([[5]], params)
-    update, num_calls = llm.engine.take_tokens, 0
-
-    def failing(*args):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls in (2, 5):
-            raise RuntimeError("no memory left")
-        return update(*args)
-
-    monkeypatch.setattr(llm.engine, "take_tokens", failing)
+    fault = plant(monkeypatch, llm.engine, "take_tokens", [2, 5])
     llm.engine.add_request("x", [5], params)
-    outputs = []
-    while llm.engine.has_unfinished_requests():
-        try:
-            outputs += llm.engine.step()
-        except RuntimeError:
-            llm.engine.scheduler.check_integrity()
-    assert outputs[-1].outputs[0].text == expected.outputs[0].text and num_calls > 6
+    found = run_to_end(llm.engine, RuntimeError)["x"]
+    assert found.outputs[0].text == expected.outputs[0].text and fault.num_calls > 6
 
 
 def test_what_ends_an_answer(llm):

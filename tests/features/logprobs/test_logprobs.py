@@ -5,7 +5,9 @@ import math
 import pytest
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.worker import model_runner
 from tests.checkpoints import reference_logits
+from tests.faults import plant, run_to_end
 from tests.test_llm import TEXT, sampled
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
@@ -64,34 +66,16 @@ def test_prompt_logprobs(llm, checkpoint):
 def test_prompt_logprobs_survive_preemption_and_failed_steps(checkpoint, monkeypatch):
     small = LLM(str(checkpoint("llama")), dtype="float32", max_model_len=40, num_gpu_blocks_override=12, block_size=4)
     expected = expected_prompt_logprobs(checkpoint("llama"), PROMPT)
-    run, num_calls = small.engine.model_runner.run, 0
-
-    def failing(output):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == 2:
-            raise RuntimeError("no memory left")
-        return run(output)
-
     params = SamplingParams(max_tokens=20, ignore_eos=True, prompt_logprobs=0)
     ids = [small.engine.add_request(None, PROMPT[i:], params, stream=False) for i in range(3)]
-    monkeypatch.setattr(small.engine.model_runner, "run", failing)
-    outputs = {}
-    while small.engine.has_unfinished_requests():
-        try:
-            outputs.update((output.request_id, output) for output in small.engine.step())
-        except RuntimeError:
-            continue
-    assert small.engine.scheduler.num_preemptions > 0 and num_calls > 3
+    fault = plant(monkeypatch, small.engine.model_runner, "run", [2])
+    outputs = run_to_end(small.engine, RuntimeError)
+    assert small.engine.scheduler.num_preemptions > 0 and fault.num_calls > 3
     assert found_prompt_logprobs(outputs[ids[0]]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
-    def failing(*args):
-        monkeypatch.undo()
-        raise RuntimeError("no memory left")
-
-    monkeypatch.setattr("nanovllm.worker.model_runner.sample", failing)
+    plant(monkeypatch, model_runner, "sample", [1])
     params = SamplingParams(prompt_logprobs=0, max_tokens=2)
     with pytest.raises(RuntimeError):
         llm.generate([PROMPT[:6]], params)

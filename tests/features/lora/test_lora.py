@@ -23,6 +23,7 @@ from nanovllm.features.lora.slots import Adapters
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import SIZES, make_checkpoint
 from tests.errors import expect
+from tests.faults import plant, run_to_end
 from tests.worker.cpu.test_kernels import kernels
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -201,8 +202,7 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
         shutil.copy(Path(adapters[3].lora_path, file), folders[0] / file)  # into the same file, and longer
     shutil.rmtree(folders[1])
     llm.engine.enqueue(requests)
-    while llm.engine.has_unfinished_requests():
-        llm.engine.step()
+    run_to_end(llm.engine)
     for request, lora in zip(requests, (adapters[0], adapters[0], None, adapters[1]), strict=True):
         assert_greedy(base, lora, SHARED, request.output().outputs[0].token_ids)
     del request, requests[:]
@@ -251,16 +251,9 @@ def test_no_more_adapters_run_than_have_room():
 
 @pytest.mark.parametrize("num_layers", [0, 3, 7])
 def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypatch, num_layers):
-    llm, calls, load_layer = LLM(str(base), dtype="float32", enable_lora=True, max_loras=1), [], Adapters._load_layer
+    llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=1)
     llm.generate([SHARED], GREEDY, lora_request=adapters[0])
-
-    def breaks_off(self, *args) -> None:
-        calls.append(args)
-        if len(calls) == num_layers + 1:
-            raise KeyboardInterrupt
-        load_layer(self, *args)
-
-    monkeypatch.setattr(Adapters, "_load_layer", breaks_off)
+    plant(monkeypatch, Adapters, "_load_layer", [num_layers + 1], KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([SHARED], GREEDY, lora_request=adapters[1])
     for lora in (adapters[0], adapters[1], None):

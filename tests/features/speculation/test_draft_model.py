@@ -15,6 +15,7 @@ from nanovllm.features.speculation.draft_model import DraftModel
 from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import make_checkpoint
+from tests.faults import plant, run_to_end
 from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
 
 
@@ -80,24 +81,10 @@ def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
     draft, rng = llm.engine.scheduler.speculation.proposer, random.Random(9)
-    run, num_failures = draft.runner.run, 0
-
-    def failing(output):
-        nonlocal num_failures
-        if rng.random() < 0.1:
-            num_failures += 1
-            raise InterruptedError
-        return run(output)
-
-    monkeypatch.setattr(draft.runner, "run", failing)
+    fault = plant(monkeypatch, draft.runner, "run", lambda n: rng.random() < 0.1, InterruptedError)
     ids = llm.engine.enqueue([llm.engine.make_request(prompt, params) for prompt, params in requests])
-    done = {}
-    while llm.engine.has_unfinished_requests():
-        try:
-            done.update((output.request_id, output) for output in llm.engine.step())
-        except InterruptedError:
-            continue
-    assert num_failures > 3
+    done = run_to_end(llm.engine, InterruptedError)
+    assert fault.num_failures > 3
     assert_same([done[i] for i in ids], expected)
 
 

@@ -21,6 +21,7 @@ from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner, sampler
 from tests.checkpoints import BOS, EOS, SIZES, make_checkpoint
 from tests.core.test_scheduler import CacheModel, make, next_token, sequence
+from tests.faults import plant, run_to_end
 
 VOCAB_SIZE = SIZES["vocab_size"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -214,21 +215,9 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
     hostile(llm, expected, seed=4)
     engine = llm.engine
 
-    def failing(owner, name: str, before: bool):
-        whole = getattr(owner, name)
-
-        def call(*args):
-            if before and rng.random() < 0.1:
-                raise InterruptedError
-            result = whole(*args)
-            if rng.random() < 0.1:
-                raise InterruptedError
-            return result
-
-        monkeypatch.setattr(owner, name, call)
-
-    failing(engine, "take_tokens", before=True)
-    failing(engine.model_runner, "run", before=False)
+    runner = engine.model_runner
+    for owner, name, after in ((engine, "take_tokens", True), (engine, "take_tokens", False), (runner, "run", True)):
+        plant(monkeypatch, owner, name, lambda n: rng.random() < 0.1, InterruptedError, after=after)
     made = [engine.make_request(prompt, params) for prompt, params in requests]
     doomed = [engine.make_request([9, 8, 7], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
     engine.enqueue([*made, *doomed])
@@ -251,24 +240,11 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
     expected = generate(LLM(str(checkpoint()), **OPTIONS), [(prompt, params)])
     llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
     hostile(llm, expected, seed=6)
-    engine, take = llm.engine, llm.engine.take_tokens
-
-    def failing(*args):
-        progressed = take(*args)
-        if rng.random() < 0.3:
-            raise InterruptedError
-        return progressed
-
-    monkeypatch.setattr(engine, "take_tokens", failing)
-    engine.add_request(None, prompt, params, stream=False)
-    outputs, num_failures = [], 0
-    while not outputs:
-        try:
-            outputs = engine.step()
-        except InterruptedError:
-            num_failures += 1
-    metrics, stats = outputs[0].metrics, engine.stats
-    assert num_failures > 2 and stats.num_accepted_tokens > 5
+    engine = llm.engine
+    fault = plant(monkeypatch, engine, "take_tokens", lambda n: rng.random() < 0.3, InterruptedError, after=True)
+    engine.add_request("x", prompt, params, stream=False)
+    metrics, stats = run_to_end(engine, InterruptedError)["x"].metrics, engine.stats
+    assert fault.num_failures > 2 and stats.num_accepted_tokens > 5
     for name in ("num_output_tokens", "num_guessed_tokens", "num_accepted_tokens"):
         assert getattr(metrics, name) == getattr(stats, name), name
 

@@ -20,6 +20,7 @@ from nanovllm.outputs import RequestMetrics
 from nanovllm.serving.http.html_pictures import draw_block, holders
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
+from tests.faults import plant
 from tests.servers import PATIENCE_S, raw_post, serving
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
@@ -359,14 +360,8 @@ def test_deadlines(checkpoint):
 
 
 def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch):
-    run = server.engine.model_runner.run
-
-    def fails(output):
-        monkeypatch.setattr(server.engine.model_runner, "run", run)
-        raise ArithmeticError("planted")
-
     for streams in (False, True):
-        monkeypatch.setattr(server.engine.model_runner, "run", fails)
+        plant(monkeypatch, server.engine.model_runner, "run", [1], ArithmeticError("planted"))
         with pytest.raises(openai.InternalServerError, match="planted"):
             client.completions.create(model="tiny", prompt=FOX, stream=streams)
     again = client.completions.create(model="tiny", prompt=FOX, **LONG | {"max_tokens": 3})
@@ -500,13 +495,7 @@ def test_frames_are_the_engine(server, client):
 
 
 def test_a_picture_that_fails_is_not_the_last(server, client, monkeypatch):
-    draw = server.inside.drawing.draw
-
-    def fails():
-        monkeypatch.setattr(server.inside.drawing, "draw", draw)
-        raise ArithmeticError("planted")
-
-    monkeypatch.setattr(server.inside.drawing, "draw", fails)
+    plant(monkeypatch, server.inside.drawing, "draw", [1], ArithmeticError("planted"))
     assert server.send("/inside/events", method="HEAD")[0] == 200  # and ends
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as page:
         page.sendall(b"GET /inside/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
