@@ -157,30 +157,18 @@ def test_structured_answers(client):
 # What llguidance would follow by recursion until the process ends.
 CHAIN = {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1100)} | {"1100": {}}}
 RULES = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2100)) + 'r2100: "a"'
-BAD = [
+BAD = [  # beside those of tests/jobs/test_answer_lines.py, which are read by the same code
     ({}, "body has no prompt"),
-    ({"prompt": ""}, "the prompt is empty"),
-    ({"prompt": 7}, "prompt must be a string"),
-    ({"prompt": [7.5]}, "whole numbers"),
-    ({"prompt": [[1, -5]]}, "0 to 319"),
-    ({"prompt": "x" * 3000}, "at most 255 fit"),
     ({"prompt": FOX, "temperature": "hot"}, "temperature must be a number"),
-    ({"prompt": FOX, "temperature": -1}, "temperature must be"),
-    ({"prompt": FOX, "max_tokens": 10**30}, "max_tokens must be a whole number"),
     ({"prompt": FOX, "n": 10_000}, "number of samples"),
     ({"prompt": FOX, "temprature": 1}, "did you mean 'temperature'"),
-    ({"prompt": FOX, "echo": True}, "asks for the prompt in the answer"),
     ({"prompt": FOX, "stream": 1}, "stream must be true or false"),
     ({"prompt": FOX, "stream_options": {"include_usage": True}}, "stream_options needs stream: true"),
     ({"prompt": FOX, "stream": True, "stream_options": {"x": True}}, "stream_options has no argument 'x'"),
     ({"prompt": FOX, "stream": True, "stream_options": [1]}, "stream_options must be an object"),
     ({"prompt": FOX, "cache_salt": 5}, "cache_salt must be a string"),
-    ({"prompt": FOX, "cache_salt": ""}, "cache_salt must be a string"),
     ({"prompt": "\ud800"}, "not valid Unicode"),
-    ({"prompt": FOX, "stop": ["a", 1]}, "stop must be a list of"),
-    ({"prompt": FOX, "logit_bias": {"a": 1}}, "token id of logit_bias"),
     ({"prompt": FOX, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
-    ({"prompt": FOX, "response_format": {"type": "xml"}}, "response_format must be"),
     ({"prompt": FOX, "structured_outputs": {"json": "{"}}, "json"),
     (
         {"prompt": FOX, "response_format": {"type": "json_schema", "json_schema": {"schema": CHAIN}}},

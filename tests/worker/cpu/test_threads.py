@@ -155,44 +155,27 @@ def test_helpers_leave_signals_to_the_programs_threads(pool):
 
 # -- how many threads --------------------------------------------------------------------------------------------------
 
-CGROUPS = {
+
+def v2(limit: str, own: str = "") -> dict[str, str]:
+    """What a machine with cgroups of version 2 says to a process in the group `own`."""
+    return {"proc/self/cgroup": f"0::/{own}", f"sys/fs/cgroup/{own}/cpu.max": limit}
+
+
+def v1(groups: str, folder: str, quota_us: int, period_us: int) -> dict[str, str]:
+    path = f"sys/fs/cgroup/{folder}/cpu.cfs"
+    return {"proc/self/cgroup": groups, f"{path}_quota_us": str(quota_us), f"{path}_period_us": str(period_us)}
+
+
+CGROUPS = {  # the files, and how many CPUs they leave
     "none": ({}, None),
-    "v2, no limit": ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
-    "v2, one and a half CPUs": ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
-    "v2, a group above": (
-        {
-            "proc/self/cgroup": "0::/a/b",
-            "sys/fs/cgroup/a/cpu.max": "300000 100000",
-            "sys/fs/cgroup/a/b/cpu.max": "max 100000",
-        },
-        3,
-    ),
-    "v2, a tenth of a CPU": ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"}, 1),
-    "v1": (
-        {
-            "proc/self/cgroup": "5:memory:/m\n3:cpu,cpuacct:/docker/1\n0::/",
-            "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_quota_us": "250000",
-            "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_period_us": "100000",
-        },
-        3,
-    ),
-    "v1 in a container": (  # which sees its own group at the top
-        {
-            "proc/self/cgroup": "3:cpu:/docker/1",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
-        },
-        2,
-    ),
-    "v1, no limit": (
-        {
-            "proc/self/cgroup": "3:cpu:/",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-        },
-        None,
-    ),
-    "nonsense": ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "a lot"}, None),
+    "v2, no limit": (v2("max 100000"), None),
+    "v2, one and a half CPUs": (v2("150000 100000"), 2),
+    "v2, a group above": (v2("max 100000", "a/b") | {"sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
+    "v2, a tenth of a CPU": (v2("10000 100000"), 1),
+    "v1": (v1("5:memory:/m\n3:cpu,cpuacct:/docker/1\n0::/", "cpu,cpuacct/docker/1", 250_000, 100_000), 3),
+    "v1 in a container": (v1("3:cpu:/docker/1", "cpu", 100_000, 50_000), 2),  # it sees its own group at the top
+    "v1, no limit": (v1("3:cpu:/", "cpu", -1, 100_000), None),
+    "nonsense": (v2("a lot"), None),
 }
 
 
