@@ -7,7 +7,7 @@ import pytest
 from nanovllm.core.block_hash import BlockHasher, MMSpan, extra_keys
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
-from tests.core.test_prefix_cache import admit, compute
+from tests.core.by_hand import admit, compute
 
 
 def names_of(seq_tokens, block_size, algo="xxh64", **keys) -> list[bytes]:

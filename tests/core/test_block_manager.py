@@ -4,19 +4,7 @@ import pytest
 
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
-
-
-def compute_all(manager: BlockManager, seq: Sequence) -> None:
-    seq.num_computed_tokens = len(seq.tokens)
-    manager.register_prefix(seq)
-
-
-def admit(manager: BlockManager, tokens, **keys) -> Sequence:
-    seq = Sequence(list(tokens), **keys)
-    assert manager.allocate_with_prefix(seq)
-    compute_all(manager, seq)
-    manager.check_integrity()
-    return seq
+from tests.core.by_hand import admit, compute
 
 
 def state(manager: BlockManager):
@@ -89,8 +77,7 @@ def test_append_slots_grows_only_at_the_border():
     manager = BlockManager(3, 4)
     seq = admit(manager, range(7))
     assert manager.append_slots(seq) and len(seq.block_table) == 2
-    seq.append(7)
-    compute_all(manager, seq)
+    compute(manager, seq, 7)
     assert manager.append_slots(seq) and len(seq.block_table) == 3
     assert not manager.append_slots(seq, 5) and len(seq.block_table) == 3
     assert manager.append_slots(seq, 4)

@@ -2,7 +2,7 @@
 
 from nanovllm.core import cache_stats
 from nanovllm.core.block_manager import BlockManager
-from tests.core.test_prefix_cache import admit
+from tests.core.by_hand import admit
 
 
 def test_statistics():

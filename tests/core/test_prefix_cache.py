@@ -6,27 +6,7 @@ from nanovllm.core import block_manager as block_manager_module
 from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
-
-
-def compute(manager: BlockManager, seq: Sequence, *token_ids: int) -> None:
-    """Append tokens, make room for their K/V and register what is full. Without tokens: compute the prompt."""
-    seq.tokens += token_ids
-    assert manager.append_slots(seq, len(seq.tokens) - seq.num_computed_tokens)
-    seq.num_computed_tokens = len(seq.tokens)
-    manager.register_prefix(seq)
-    manager.check_integrity()
-
-
-def admit(manager: BlockManager, token_ids, **keys) -> Sequence:
-    seq = Sequence(list(token_ids), **keys)
-    assert manager.allocate_with_prefix(seq)
-    compute(manager, seq)
-    return seq
-
-
-def cached(manager: BlockManager) -> set[int]:
-    return {block.block_id for block in manager.blocks if block.block_hash is not None}
-
+from tests.core.by_hand import admit, cached, compute
 
 # -- the worked example ------------------------------------------------------------------------------------------------
 

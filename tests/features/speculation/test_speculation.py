@@ -20,7 +20,7 @@ from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner, sampler
 from tests.checkpoints import BOS, EOS, SIZES, make_checkpoint
-from tests.core.test_scheduler import CacheModel, make, next_token, sequence
+from tests.core.by_hand import CacheModel, make, next_token, sequence
 from tests.faults import plant, run_to_end
 
 VOCAB_SIZE = SIZES["vocab_size"]
