@@ -140,10 +140,11 @@ def assert_greedy(folder: Path, prompt: list[int], answer: list[int]) -> None:
         assert token == expected or margin < 1e-4, f"{position}: {token}, expected {expected} (margin {margin:.4f})"
 
 
-def edit(path, **changes) -> None:
-    config = json.loads(path.read_text())
-    for name, value in changes.items():
-        config[name] = value
-        if value is None:
-            del config[name]
-    path.write_text(json.dumps(config))
+NULL = object()
+
+
+def edit(path: Path, **changes) -> None:
+    """Change fields of a JSON file; None takes one out, NULL writes null."""
+    fields = (json.loads(path.read_text()) | changes).items()
+    kept = {name: value for name, value in fields if value is not None or name not in changes}
+    path.write_text(json.dumps({name: None if value is NULL else value for name, value in kept.items()}))

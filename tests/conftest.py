@@ -1,6 +1,5 @@
 """Fixtures that several files share, and the rule by which a test is slow."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.worker.cpu import memory
-from tests.checkpoints import VARIANTS, make_checkpoint
+from tests.checkpoints import VARIANTS, edit, make_checkpoint
 from tests.processes import Processes
 from tests.site_browser import chromium
 
@@ -67,9 +66,15 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture
-def broken(tmp_path, checkpoint):
+def copy_of(tmp_path, checkpoint):
+    """copy_of(variant) -> a checkpoint that may be changed."""
+    return lambda variant: shutil.copytree(checkpoint(variant), tmp_path / "model")
+
+
+@pytest.fixture
+def broken(copy_of) -> Path:
     """A copy of a checkpoint, to be broken."""
-    return shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    return copy_of("llama")
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
@@ -106,9 +111,8 @@ def in_float32(model: Path, folder: Path) -> Path:
     """The same model, computed in float32: exact enough to compare tokens."""
     for file in model.iterdir():
         (folder / file.name).symlink_to(file)
-    config = json.loads((model / "config.json").read_text())
     (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
+    edit(shutil.copy(model / "config.json", folder), dtype="float32", torch_dtype="float32")
     return folder
 
 
@@ -126,8 +130,7 @@ def short_demo_in_float32(short_demo, tmp_path_factory) -> Path:
 def short_demo(demo_checkpoint, tmp_path_factory) -> Path:
     """The demo checkpoint without most of its layers: for what takes any model, and real texts."""
     folder, num_layers = shutil.copytree(demo_checkpoint, tmp_path_factory.mktemp("short") / "model"), 2
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    edit(folder / "config.json", num_hidden_layers=num_layers)
     weights = load_file(folder / "model.safetensors")
     kept = {n: x for n, x in weights.items() if ".layers." not in n or int(n.split(".")[2]) < num_layers}
     save_file(kept, folder / "model.safetensors")

@@ -1,13 +1,12 @@
 """LLM on a tiny checkpoint: generate, chat, stream, abort."""
 
 import itertools
-import json
-import shutil
 
 import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from tests.checkpoints import edit
 from tests.errors import expect
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -74,13 +73,9 @@ def test_abort_ends_a_stream(llm):
     llm.abort("no such request")
 
 
-def test_defaults_come_from_generation_config(tmp_path, checkpoint):
-
-    folder = shutil.copytree(checkpoint(), tmp_path / "model")
-    path = folder / "generation_config.json"
-    config = json.loads(path.read_text()) | {"temperature": 0.7, "top_k": 5, "max_new_tokens": 9, "do_sample": True}
-    path.write_text(json.dumps(config))
-    llm = LLM(str(folder), num_gpu_blocks_override=64)
+def test_defaults_come_from_generation_config(broken):
+    edit(broken / "generation_config.json", temperature=0.7, top_k=5, max_new_tokens=9, do_sample=True)
+    llm = LLM(str(broken), num_gpu_blocks_override=64)
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=5, max_tokens=9)
     assert len(llm.generate(TEXT)[0].outputs[0].token_ids) <= 9
 

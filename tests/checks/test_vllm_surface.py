@@ -17,6 +17,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker.sampler import SamplingBatch, sample
+from tests.checkpoints import edit
 from tests.errors import expect
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
@@ -182,35 +183,25 @@ def test_overrides_of_the_configuration(checkpoint, tmp_path):
     expect("there is no", LLM, folder, generation_config="nowhere", error=FileNotFoundError)
 
 
-def test_generation_config_vllm(checkpoint, tmp_path):
-    for path in checkpoint("llama").iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "generation_config.json").unlink(missing_ok=True)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
-    assert LLM(str(tmp_path)).get_default_sampling_params().temperature == 0.25
-    assert LLM(str(tmp_path), generation_config="vllm").get_default_sampling_params() == SamplingParams()
+def test_generation_config_vllm(broken):
+    edit(broken / "generation_config.json", temperature=0.25)
+    assert LLM(str(broken)).get_default_sampling_params().temperature == 0.25
+    assert LLM(str(broken), generation_config="vllm").get_default_sampling_params() == SamplingParams()
 
 
-def test_another_tokenizer(checkpoint, tmp_path):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for path in checkpoint("llama").iterdir():
-        if "token" not in path.name and path.suffix != ".jinja":
-            (bare / path.name).symlink_to(path)
-    expect("has no tokenizer", LLM, str(bare), error=FileNotFoundError)
-    llm = LLM(str(bare), tokenizer=str(checkpoint("qwen2")))
+def test_another_tokenizer(checkpoint, broken):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / name).unlink()
+    llm = LLM(str(broken), tokenizer=str(checkpoint("qwen2")))
     assert llm.generate("the quick", SamplingParams(max_tokens=2))[0].prompt == "the quick"
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_dummy_weights(checkpoint, tmp_path, options):
+def test_dummy_weights(broken, options):
     """No file of weights; the same weights each time, in every rank."""
-    for path in checkpoint("llama").iterdir():
-        if path.suffix != ".safetensors":
-            (tmp_path / path.name).symlink_to(path)
+    (broken / "model.safetensors").unlink()
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    expect("no *.safetensors file", LLM, str(tmp_path), error=FileNotFoundError)
-    llms = [LLM(str(tmp_path), load_format="dummy", **options) for _ in range(2)]
+    llms = [LLM(str(broken), load_format="dummy", **options) for _ in range(2)]
     first, second = (llm.generate([PROMPT], params)[0].outputs[0].token_ids for llm in llms)
     assert first == second and len(set(first)) > 1
 

@@ -1,7 +1,5 @@
 """Experts: the router, the rows grouped by expert, and the grouped products against a loop."""
 
-import json
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from nanovllm.features.quantization.c_kernels import kernels_for as quantized_ke
 from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
 from nanovllm.features.quantization.q4_1_search import search_q4_1
 from nanovllm.worker.layers import Linear
-from tests.checkpoints import assert_greedy, make_checkpoint
+from tests.checkpoints import assert_greedy, edit, make_checkpoint
 from tests.errors import expect
 from tests.worker.cpu.test_kernels import kernels
 
@@ -159,17 +157,14 @@ def test_windows_in_every_layer(tmp_path):
         (dict(norm_topk_prob="yes"), "norm_topk_prob must be a bool"),
     ],
 )
-def test_configs_that_cannot_be(checkpoint, tmp_path, changes, text):
-    config = json.loads((checkpoint("qwen3-moe") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    expect(text, ModelConfig.from_directory, tmp_path)
+def test_configs_that_cannot_be(copy_of, changes, text):
+    edit((folder := copy_of("qwen3-moe")) / "config.json", **changes)
+    expect(text, ModelConfig.from_directory, folder)
 
 
-def test_both_spellings_of_the_number_of_experts(checkpoint, tmp_path):
-    config = json.loads((checkpoint("qwen3-moe") / "config.json").read_text())
-    config["num_experts"] = config.pop("num_local_experts")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert ModelConfig.from_directory(tmp_path).num_experts == 8
+def test_both_spellings_of_the_number_of_experts(copy_of):
+    edit((folder := copy_of("qwen3-moe")) / "config.json", num_experts=8, num_local_experts=None)
+    assert ModelConfig.from_directory(folder).num_experts == 8
 
 
 def to_q4_1(weight: torch.Tensor):

@@ -11,6 +11,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.tools import cli
+from tests.checkpoints import edit
 from tests.errors import expect
 from tests.features.lora.test_lora import ATTENTION, make_adapter
 from tests.jobs.test_answer_lines import FOX, line
@@ -65,8 +66,7 @@ def test_an_adapter_that_changed_is_another_job(checkpoint, modules, tmp_path, c
     command = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(base), "--max-model-len", "128"]
     command += ["--lora-modules", f"x={folder}"]
     assert cli.main(command) == 0
-    options = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(options | {"lora_alpha": 1}))
+    edit(folder / "adapter_config.json", lora_alpha=1)
     capsys.readouterr()
     assert cli.main(command) == 2
     assert "holds answers to another model, or other" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Adapters, end to end. The last word is the peft package on the same adapter, in float32, token for token."""
 
-import json
 import shutil
 import struct
 from functools import cache
@@ -21,7 +20,7 @@ from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel
 from nanovllm.features.lora.registry import KnownAdapters
 from nanovllm.features.lora.slots import Adapters
 from nanovllm.worker.kernels import TORCH_KERNELS
-from tests.checkpoints import SIZES, make_checkpoint
+from tests.checkpoints import SIZES, edit, make_checkpoint
 from tests.errors import expect
 from tests.faults import plant, run_to_end
 from tests.worker.cpu.test_kernels import kernels
@@ -215,7 +214,7 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
 
 def test_numbers_that_the_engines_dtype_does_not_have(base, adapters, tmp_path):
     folder = shutil.copytree(adapters[0].lora_path, tmp_path / "adapter")
-    edit_config(folder, lora_alpha=1e9)
+    edit(folder / "adapter_config.json", lora_alpha=1e9)
     llm = LLM(str(base), dtype="float16", enable_lora=True)
     lora = LoRARequest("large", 1, str(folder))
     expect("infinite in torch.float16", llm.generate, [SHARED], GREEDY, lora_request=lora)
@@ -298,11 +297,6 @@ def test_kernel(dtype, in_size, out_sizes, num_rows):
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def edit_config(folder: Path, **changes) -> None:
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def edit_tensors(folder: Path, change) -> None:
     path = folder / "adapter_model.safetensors"
     tensors = load_file(path)
@@ -355,7 +349,7 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_names(base, adapters, 
     changes, change, text = MISTAKES[name]
     folder = tmp_path / "adapter"
     shutil.copytree(adapters[0].lora_path, folder)
-    edit_config(folder, **changes)
+    edit(folder / "adapter_config.json", **changes)
     if change is not None:
         edit_tensors(folder, change)
     llm = LLM(str(base), dtype="float32", enable_lora=True)

@@ -1,7 +1,5 @@
 """Positions: rotary embeddings and their scaling, windows, layers without either; transformers has the last word."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, Qwen3Config
@@ -10,19 +8,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.layers import RotaryEmbedding
-from tests.checkpoints import SIZES, YARN_ROPE, edit
+from tests.checkpoints import NULL, SIZES, YARN_ROPE, edit
 from tests.errors import expect
 
-DELETE = object()  # a field that is not there; None: one that is null
 SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def edited(tmp_path, checkpoint, changes):
-    """A copy of a checkpoint's config.json with other values."""
-    config = json.loads((checkpoint / "config.json").read_text()) | changes
-    config = {name: value for name, value in config.items() if value is not DELETE}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
 
 
 def test_odd_heads_are_refused_as_by_transformers(broken):
@@ -79,25 +68,25 @@ def test_the_length_before_the_scaling_may_stand_beside_it(broken):
     [
         ("mistral", {}, {}),
         ("mistral-window", {}, {0: 7, 1: 7}),
-        ("mistral-window", dict(sliding_window=DELETE), {0: 4096, 1: 4096}),  # the default of transformers
-        ("mistral-window", dict(sliding_window=None), {}),  # said to be none
+        ("mistral-window", dict(sliding_window=None), {0: 4096, 1: 4096}),  # the default of transformers
+        ("mistral-window", dict(sliding_window=NULL), {}),  # said to be none
         ("mistral-window", dict(use_sliding_window=False), {0: 7, 1: 7}),
         ("mistral-window", dict(layer_types=[SLIDING, SLIDING]), {0: 7, 1: 7}),
         ("qwen2", {}, {}),
         ("qwen2-window", {}, {1: 21}),
-        ("qwen2-window", dict(layer_types=DELETE), {1: 21}),  # as older files have it
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=0), {0: 21, 1: 21}),
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=DELETE), {}),
+        ("qwen2-window", dict(layer_types=None), {1: 21}),  # as older files have it
+        ("qwen2-window", dict(layer_types=None, max_window_layers=0), {0: 21, 1: 21}),
+        ("qwen2-window", dict(layer_types=None, max_window_layers=None), {}),
         ("qwen2-window", dict(layer_types=[SLIDING, FULL]), {0: 21}),
-        ("qwen2-window", dict(layer_types=DELETE, max_window_layers=1, sliding_window=DELETE), {1: 4096}),
-        ("qwen2-window", dict(layer_types=DELETE, use_sliding_window=DELETE), {}),
+        ("qwen2-window", dict(layer_types=None, max_window_layers=1, sliding_window=None), {1: 4096}),
+        ("qwen2-window", dict(layer_types=None, use_sliding_window=None), {}),
         ("smollm3", {}, {}),
-        ("smollm3", dict(use_sliding_window=True, sliding_window=9, layer_types=DELETE), {3: 9}),
+        ("smollm3", dict(use_sliding_window=True, sliding_window=9, layer_types=None), {3: 9}),
         ("smollm3", dict(use_sliding_window=True, sliding_window=9, layer_types=[SLIDING] + [FULL] * 3), {0: 9}),
     ],
 )
-def test_windows(tmp_path, checkpoint, variant, changes, windows):
-    folder = edited(tmp_path, checkpoint(variant), changes)
+def test_windows(copy_of, variant, changes, windows):
+    edit((folder := copy_of(variant)) / "config.json", **changes)
     config = ModelConfig.from_directory(folder)
     assert config.windows == windows
     theirs = AutoConfig.from_pretrained(folder)
@@ -109,23 +98,24 @@ def test_windows(tmp_path, checkpoint, variant, changes, windows):
     ("changes", "layers"),
     [
         ({}, {3}),
-        (dict(no_rope_layers=DELETE), {3}),
         (dict(no_rope_layers=None), {3}),
-        (dict(no_rope_layers=DELETE, no_rope_layer_interval=2), {1, 3}),
-        (dict(no_rope_layers=DELETE, no_rope_layer_interval=1), {0, 1, 2, 3}),
+        (dict(no_rope_layers=NULL), {3}),
+        (dict(no_rope_layers=None, no_rope_layer_interval=2), {1, 3}),
+        (dict(no_rope_layers=None, no_rope_layer_interval=1), {0, 1, 2, 3}),
         (dict(no_rope_layers=[0, 1, 1, 0]), {0, 3}),
         (dict(no_rope_layers=[1, 0, 1, 1, 0, 0]), {1}),  # of a model that has had more layers
     ],
 )
-def test_layers_without_rotary(tmp_path, checkpoint, changes, layers):
-    folder = edited(tmp_path, checkpoint("smollm3"), changes)
+def test_layers_without_rotary(copy_of, changes, layers):
+    edit((folder := copy_of("smollm3")) / "config.json", **changes)
     assert ModelConfig.from_directory(folder).layers_without_rotary == layers
     assert {i for i in range(4) if not AutoConfig.from_pretrained(folder).no_rope_layers[i]} == layers
 
 
-def test_what_a_smollm3_config_leaves_out(tmp_path, checkpoint):
-    missing = dict(tie_word_embeddings=DELETE, rope_parameters=DELETE, num_key_value_heads=DELETE, eos_token_id=DELETE)
-    config = ModelConfig.from_directory(edited(tmp_path, checkpoint("smollm3"), missing))
+def test_what_a_smollm3_config_leaves_out(copy_of):
+    missing = dict.fromkeys(("tie_word_embeddings", "rope_parameters", "num_key_value_heads", "eos_token_id"))
+    edit((folder := copy_of("smollm3")) / "config.json", **missing)
+    config = ModelConfig.from_directory(folder)
     assert (config.tie_word_embeddings, config.rope_theta, config.num_key_value_heads) == (True, 2e6, 4)
 
 
@@ -152,11 +142,12 @@ def test_what_a_smollm3_config_leaves_out(tmp_path, checkpoint):
         ("smollm3", dict(no_rope_layers=[1, 1, 0]), "a 0 (none) for each of 4 layers, found 3: [1, 1, 0]"),
         ("smollm3", dict(no_rope_layers=[1, 1, 1, 2]), "no_rope_layers must have a 1 (rotary embedding) or"),
         ("smollm3", dict(no_rope_layers=5), "no_rope_layers must be a list"),
-        ("smollm3", dict(no_rope_layers=None, no_rope_layer_interval=0), "no_rope_layer_interval must be a whole"),
+        ("smollm3", dict(no_rope_layers=NULL, no_rope_layer_interval=0), "no_rope_layer_interval must be a whole"),
     ],
 )
-def test_layer_kinds_that_make_no_sense(tmp_path, checkpoint, variant, changes, text):
-    expect(text, ModelConfig.from_directory, edited(tmp_path, checkpoint(variant), changes))
+def test_layer_kinds_that_make_no_sense(copy_of, variant, changes, text):
+    edit((folder := copy_of(variant)) / "config.json", **changes)
+    expect(text, ModelConfig.from_directory, folder)
 
 
 def test_overrides_of_windows(checkpoint):

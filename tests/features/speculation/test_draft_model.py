@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.features.speculation.draft_model import DraftModel
 from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.kernels import TORCH_KERNELS
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import edit, make_checkpoint
 from tests.faults import plant, run_to_end
 from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert_same, generate, random_requests
 
@@ -67,9 +66,8 @@ def test_the_model_in_fewer_bits(checkpoint, eager):
     assert llm.stats()["acceptance_rate"] > 0.5
 
 
-def test_ranks_check_what_one_process_drafts(tmp_path, processes, eager):
-    folder = make_checkpoint(tmp_path, "llama")
-    requests = random_requests(random.Random(8), 8)
+def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
+    folder, requests = checkpoint(), random_requests(random.Random(8), 8)
     expected = generate(LLM(str(folder), **OPTIONS), requests)
     llm = processes.llm(folder, 2, speculative_config={"model": str(folder)}, **OPTIONS)
     assert_same(generate(llm, requests), expected)
@@ -101,15 +99,12 @@ def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
     assert 0 < llm.stats()["num_guessed_tokens"] < 1000
 
 
-def test_other_vocabularies_are_refused(checkpoint, tmp_path):
-    folder = shutil.copytree(checkpoint(), tmp_path / "model")
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    swapped = {i: text for text, i in vocabulary.items()}
-    vocabulary[swapped[40]], vocabulary[swapped[41]] = 41, 40
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
+    model = json.loads((broken / "tokenizer.json").read_text())["model"]
+    swapped = {text: {40: 41, 41: 40}.get(i, i) for text, i in model["vocab"].items()}
+    edit(broken / "tokenizer.json", model=model | {"vocab": swapped})
     with pytest.raises(ValueError, match=r"another vocabulary: token 40 is .* there and .* in the model"):
-        LLM(str(checkpoint()), speculative_config={"model": str(folder)}, **OPTIONS)
+        LLM(str(checkpoint()), speculative_config={"model": str(broken)}, **OPTIONS)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         LLM(str(checkpoint()), speculative_config={"model": str(tmp_path / "none")}, **OPTIONS)
     with pytest.raises(ValueError, match="int8 already"):
