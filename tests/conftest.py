@@ -112,7 +112,8 @@ def in_float32(model: Path, folder: Path) -> Path:
     for file in model.iterdir():
         (folder / file.name).symlink_to(file)
     (folder / "config.json").unlink()
-    edit(shutil.copy(model / "config.json", folder), dtype="float32", torch_dtype="float32")
+    shutil.copy(model / "config.json", folder)
+    edit(folder / "config.json", dtype="float32", torch_dtype="float32")
     return folder
 
 
