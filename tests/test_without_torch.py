@@ -42,7 +42,7 @@ def run(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-@pytest.mark.parametrize("options", [[], ["-OO"]], ids=["plain", "OO"])
+@pytest.mark.parametrize("options", [[], pytest.param(["-OO"], marks=pytest.mark.slow)], ids=["plain", "OO"])
 def test_what_needs_no_torch(options):
     """As tests/every_python.py tries it on other Pythons."""
     run(*options, str(Path(__file__).with_name("without_torch.py")))

@@ -61,6 +61,7 @@ def test_exercise_of_a_student(tmp_path, monkeypatch, checkpoint, capsys):
     assert "Read again: Giving blocks back" in shown
 
 
+@pytest.mark.slow
 def test_files_of_a_class(tmp_path, checkpoint, capsys):
     """By a teacher: files of any names, as a report and as records. The exit code says whether all passed."""
     good, bad = tmp_path / "ada.py", tmp_path / "bob[1].py"
@@ -79,5 +80,6 @@ def test_files_of_a_class(tmp_path, checkpoint, capsys):
     assert Progress().get(find_chapter(4)) == {}, "these are not the teacher's"
 
 
+@pytest.mark.slow
 def test_solutions_are_checked_by_the_command(checkpoint, capsys):
     assert main(["check", "4", "--solution", "--model", str(checkpoint())]) == 0, capsys.readouterr().out

@@ -72,6 +72,7 @@ def write(folder: Path) -> None:
     (folder / ".hidden.py").write_text("")
 
 
+@pytest.mark.slow
 def test_a_folder_of_thirty(tmp_path, no_model, capfd):
     """One record each, in the order of names. Without a model the right ones do not count as passed, either."""
     write(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from nanovllm.tools import cli
 from tests.jobs.test_answer_lines import CHAT, FOX, line
 
-ray = pytest.importorskip("ray", reason='no Ray here: pip install -e ".[ray]"')
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='no Ray here: pip install -e ".[ray]"')
 SCRIPT = Path(__file__).parents[2] / "examples" / "ray_data_batch.py"
 
 

@@ -18,7 +18,6 @@ from tests.errors import expect
 from tests.faults import plant, run_to_end
 
 EOS = [1]
-NUM_SCHEMAS = 500
 COORDINATE = {"type": "integer", "minimum": -9999, "maximum": 9999}
 POINT = {"type": "object", "properties": {"x": COORDINATE, "y": {"type": "boolean"}}, "required": ["x", "y"]}
 POINT |= {"additionalProperties": False}
@@ -83,12 +82,13 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
     return True
 
 
-def test_random_schemas(checkpoint):
+@pytest.mark.parametrize("num_schemas", [90, pytest.param(500, marks=pytest.mark.slow)])
+def test_random_schemas(checkpoint, num_schemas):
     """Every answer that ends fits its schema, and one that is cut short is the beginning of one that does."""
     rng, num_finished, num_cut = random.Random(1), 0, 0
     for share, variant in enumerate(("llama", "qwen2", "qwen3")):
         llm = LLM(str(checkpoint(variant)), dtype="float32", max_num_seqs=64)
-        schemas = [random_schema(rng) for _ in range(share, NUM_SCHEMAS, 3)]
+        schemas = [random_schema(rng) for _ in range(share, num_schemas, 3)]
         params = [
             structured(96, seed=i, temperature=rng.choice([0.0, 0.7, 3.0]), json=s) for i, s in enumerate(schemas)
         ]
@@ -102,7 +102,7 @@ def test_random_schemas(checkpoint):
                 assert is_prefix_of_one_that_fits(llm.engine.features.grammars, asked, completion.token_ids, rng)
                 num_cut += 1
         llm.engine.scheduler.check_integrity()
-    assert num_finished > 400 and num_cut >= 10
+    assert num_finished > 0.8 * num_schemas and num_cut >= num_schemas // 50
 
 
 def test_every_kind(llm):

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -45,6 +44,8 @@ ADAPTERS = [
 
 def make_adapter(folder: Path, base: Path, seed: int = 0, **options) -> Path:
     """An adapter with random numbers, large enough to change answers, as peft saves it."""
+    import peft  # takes a second
+
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = peft.get_peft_model(model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 8} | options))
     generator = torch.Generator().manual_seed(seed)
@@ -68,8 +69,16 @@ def adapters(base, tmp_path_factory) -> list[LoRARequest]:
     return [LoRARequest(f"adapter {i}", i + 1, str(path)) for i, path in enumerate(paths)]
 
 
+@pytest.fixture(scope="module")
+def llm(base) -> LLM:
+    """For adapters that are refused: it has none afterwards."""
+    return LLM(str(base), dtype="float32", enable_lora=True)
+
+
 @cache
 def reference(base: Path, adapter: str | None):
+    import peft
+
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     return (model if adapter is None else peft.PeftModel.from_pretrained(model, adapter)).eval()
 
@@ -95,25 +104,28 @@ SCHEDULES = {
     "plain PyTorch": dict(enforce_eager=True),
     "chunks, and adapters that leave": dict(max_num_batched_tokens=7, max_loras=2, block_size=4),
     "preemption": dict(num_gpu_blocks_override=24, block_size=4, max_model_len=64),
-    "three ranks": dict(tensor_parallel_size=3, max_loras=3),
     "guesses": dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}),
 }
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_tokens_are_those_of_peft(base, adapters, schedule, request):
-    if schedule == "three ranks":
-        request.getfixturevalue("processes")
-    llm = LLM(str(base), dtype="float32", enable_lora=True, **SCHEDULES[schedule])
+def test_tokens_are_those_of_peft(base, adapters, schedule):
+    check_against_peft(LLM(str(base), dtype="float32", enable_lora=True, **SCHEDULES[schedule]), base, adapters)
+
+
+def test_three_ranks_give_the_tokens_of_peft(base, adapters, processes):
+    check_against_peft(processes.llm(base, 3, dtype="float32", enable_lora=True, max_loras=3), base, adapters)
+
+
+def check_against_peft(llm, base, adapters):
     prompts, chosen = mixed(adapters)
     for _ in ("cold", "warm"):
-        for prompt, lora, output in zip(
-            prompts, chosen, llm.generate(prompts, GREEDY, lora_request=chosen), strict=True
-        ):
+        outputs = llm.generate(prompts, GREEDY, lora_request=chosen)
+        for prompt, lora, output in zip(prompts, chosen, outputs, strict=True):
             assert_greedy(base, lora, prompt, output.outputs[0].token_ids)
         llm.engine.scheduler.check_integrity()
     assert llm.engine.block_manager.stats.hits > 0
-    assert (llm.stats()["num_preemptions"] > 3) == (schedule == "preemption")
+    assert (llm.stats()["num_preemptions"] > 3) == (llm.engine.config.num_gpu_blocks_override == 24)
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3-moe", "mistral-window"])
@@ -344,15 +356,16 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_an_adapter_that_does_not_fit_is_refused_with_the_names(base, adapters, tmp_path, name):
+QUICK = [name for name in MISTAKES if name != "a slow pattern"]
+
+
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("a slow pattern", marks=pytest.mark.slow)])
+def test_an_adapter_that_does_not_fit_is_refused_with_the_names(llm, adapters, tmp_path, name):
     changes, change, text = MISTAKES[name]
-    folder = tmp_path / "adapter"
-    shutil.copytree(adapters[0].lora_path, folder)
+    folder = shutil.copytree(adapters[0].lora_path, tmp_path / "adapter")
     edit(folder / "adapter_config.json", **changes)
     if change is not None:
         edit_tensors(folder, change)
-    llm = LLM(str(base), dtype="float32", enable_lora=True)
     expect(text, llm.generate, [SHARED], GREEDY, lora_request=LoRARequest("bad", 1, str(folder)))
     assert not llm.engine.has_unfinished_requests()
 
@@ -368,16 +381,13 @@ def test_the_wrong_base_and_too_high_a_rank(checkpoint, base, adapters):
     expect("3 prompts need 3 lora_request (or one for all), found 2", llm.generate, [SHARED] * 3, lora_request=bad[:2])
 
 
-def test_files_that_are_not_there(base, adapters, tmp_path):
-    llm = LLM(str(base), dtype="float32", enable_lora=True)
-
+def test_files_that_are_not_there(llm, adapters, tmp_path):
     def refused(text: str, path: Path) -> None:
         expect(text, llm.generate, [SHARED], GREEDY, lora_request=LoRARequest("x", 1, str(path)))
 
     refused("is neither a directory nor a hub id", tmp_path / "nowhere")
     refused("has no adapter_config.json; PEFT's save_pretrained() writes it", tmp_path)
-    folder = tmp_path / "adapter"
-    shutil.copytree(adapters[0].lora_path, folder)
+    folder = shutil.copytree(adapters[0].lora_path, tmp_path / "adapter")
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", 100) + b"{")
     refused("cannot be read", folder)
     (folder / "adapter_model.safetensors").unlink()
@@ -404,13 +414,18 @@ def test_vllms_names():
     expect("load_inplace=True asks for another adapter under the same id", LoRARequest, "a", 1, "p", load_inplace=True)
 
 
+@pytest.fixture(scope="module", params=[["v_proj"], ["q_proj", "k_proj"], ["down_proj"]], ids=str)
+def huge(request, base, tmp_path_factory) -> LoRARequest:
+    """Finite weights whose products are not."""
+    folder = tmp_path_factory.mktemp("huge")
+    make_adapter(folder, base, r=4, target_modules=request.param, lora_alpha=1e30)
+    return LoRARequest("huge", 1, str(folder))
+
+
 @pytest.mark.parametrize("options", [dict(), dict(enforce_eager=True), dict(quantization="int8")], ids=str)
-@pytest.mark.parametrize("modules", [["v_proj"], ["q_proj", "k_proj"], ["down_proj"]], ids=str)
-def test_numbers_that_are_too_large_end_their_request_only(base, tmp_path, caplog, modules, options):
-    """Finite weights whose products are not: no arbitrary token, in whatever layer numbers become infinite."""
-    adapter = make_adapter(tmp_path / "huge", base, r=4, target_modules=modules, lora_alpha=1e30)
-    llm = LLM(str(base), dtype="float32", enable_lora=True, **options)
-    prompts, huge = [SHARED, SHARED, [5, 6, 7]], LoRARequest("huge", 1, str(adapter))
+def test_numbers_that_are_too_large_end_their_request_only(base, huge, caplog, options):
+    """No arbitrary token, in whatever layer numbers become infinite."""
+    llm, prompts = LLM(str(base), dtype="float32", enable_lora=True, **options), [SHARED, SHARED, [5, 6, 7]]
     params = [GREEDY, SamplingParams(n=2, seed=1, max_tokens=12, ignore_eos=True, logprobs=1), GREEDY]
     alone = llm.generate(prompts, GREEDY)
     for _ in ("cold", "warm"):
