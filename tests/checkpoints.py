@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 disable_progress_bar()  # it would be part of what a test finds in stderr
 
+SMALL = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)  # an engine with a small pool
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
 BOS, EOS = 0, 1
 CORPUS = ["the quick brown fox jumps over the lazy dog", "two gulls circled above a red boat in the fog"]

@@ -10,6 +10,10 @@ from nanovllm import RequestOutput
 from nanovllm.engine import LLMEngine
 
 
+class PanicException(BaseException):
+    """As pyo3 raises it for a panic in Rust code."""
+
+
 class Fault:
     """Calls of a function, counted; some of them fail."""
 

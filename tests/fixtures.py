@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from nanovllm import LLM
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.worker.cpu import memory
-from tests.checkpoints import VARIANTS, edit, make_checkpoint
+from tests.checkpoints import SMALL, VARIANTS, edit, make_checkpoint
 from tests.processes import Processes
 from tests.site_browser import chromium
 
@@ -75,7 +75,7 @@ def every_checkpoint(request, checkpoint) -> Path:
 @pytest.fixture
 def llm(checkpoint) -> Iterator[LLM]:
     """A tiny engine with a small pool; checked for integrity after the test."""
-    llm = LLM(str(checkpoint()), block_size=4, num_gpu_blocks_override=160, max_model_len=256)
+    llm = LLM(str(checkpoint()), **SMALL)
     yield llm
     llm.engine.scheduler.check_integrity()
     assert len(llm.engine.block_manager.free_blocks) == 160, "a block was not given back"

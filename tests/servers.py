@@ -15,6 +15,7 @@ from openai import OpenAI
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.serve import Server, bind
+from tests.checkpoints import SMALL
 
 PATIENCE_S = 60  # for what must come; no machine is so busy that it takes as long
 
@@ -75,9 +76,9 @@ def raw_post(path: str, body: dict[str, Any], version: str = "1.1") -> bytes:
 
 @contextmanager
 def serving(model: Path, options: ServeOptions = ServeOptions(), **engine: Any) -> Iterator[Running]:
-    """A server whose model is called tiny."""
+    """A server whose model is called tiny; its engine is SMALL but for these options."""
     listener = bind("127.0.0.1", 0)
-    with listener, AsyncLLM(str(model), max_waiting=options.max_waiting, **engine) as llm:
+    with listener, AsyncLLM(str(model), max_waiting=options.max_waiting, **SMALL | engine) as llm:
         server = Server(llm, options, ("tiny", "small"), listener)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()

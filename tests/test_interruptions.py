@@ -4,6 +4,7 @@ The model is a stand-in: its K/V of a position is the tokens up to there, and wh
 in the slots of the block table. So a block that is found under a name, and was not computed for it, changes the answer.
 """
 
+import itertools
 import random
 import sys
 from collections import Counter
@@ -86,18 +87,15 @@ def finish(engine):
             engine.step()
 
 
-def interrupted_at(lines, function):
-    """Call it, and raise at these lines executed in FILES, counted from 0. Returns how many lines there were."""
-    count = 0
+def traced(function, at_line):
+    """Call it; at_line(number, frame) before each line executed in FILES, counted from 0."""
+    numbers = itertools.count()
 
     def trace(frame, event, arg):
-        nonlocal count
         if not frame.f_code.co_filename.startswith(FILES):
             return None
         if event == "line":
-            count += 1
-            if count - 1 in lines:
-                raise Interrupted(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            at_line(next(numbers), frame)
         return trace
 
     before = sys.gettrace()
@@ -106,7 +104,16 @@ def interrupted_at(lines, function):
         function()
     finally:
         sys.settrace(before)
-    return count
+
+
+def interrupted_at(lines, function):
+    """Call it, and raise at these lines."""
+
+    def at_line(number, frame):
+        if number in lines:
+            raise Interrupted(f"{frame.f_code.co_name}:{frame.f_lineno}")
+
+    traced(function, at_line)
 
 
 def assert_as_fresh(llm, expected):
@@ -126,25 +133,15 @@ def expected(llm):
 
 def lines_to_try(function):
     """Every line that runs, at its first execution and at some others: positions in the order of execution."""
-    seen, chosen, count = Counter(), [], 0
+    seen, chosen = Counter(), []
 
-    def note(frame, event, arg):
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(FILES):
-            return None
-        if event == "line":
-            where = frame.f_code.co_filename, frame.f_lineno
-            seen[where] += 1
-            if seen[where] in (1, 2, 9):
-                chosen.append(count)
-            count += 1
-        return note
+    def at_line(number, frame):
+        where = frame.f_code.co_filename, frame.f_lineno
+        seen[where] += 1
+        if seen[where] in (1, 2, 9):
+            chosen.append(number)
 
-    sys.settrace(note)
-    try:
-        function()
-    finally:
-        sys.settrace(None)
+    traced(function, at_line)
     assert len(seen) > 200
     return chosen
 

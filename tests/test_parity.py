@@ -57,29 +57,31 @@ SETTINGS = ["alone", "batch", "tiny budget", "tiny pool"]
     ],
 )
 def test_greedy_matrix(checkpoint, variant, setting, block_size, caching):
-    folder = checkpoint(variant)
-    options = dict(dtype="float32", block_size=block_size, enable_prefix_caching=caching, max_model_len=96)
-    num_blocks_of_one = -(-96 // block_size)
+    check_setting(checkpoint(variant), setting, block_size, enable_prefix_caching=caching)
+
+
+def check_setting(folder, setting: str, block_size: int, **options) -> None:
+    """A batch, cold and warm, in a small engine of this kind."""
+    options |= dict(
+        dtype="float32", block_size=block_size, max_model_len=96, num_gpu_blocks_override=4096 // block_size
+    )
     if setting == "tiny budget":
         options |= dict(max_num_batched_tokens=5, max_num_seqs=8)
     if setting == "tiny pool":
-        options |= dict(num_gpu_blocks_override=num_blocks_of_one + (1 if block_size == 256 else 20 // block_size))
-    llm = LLM(str(folder), **options)
-    prompts = make_prompts(10)
+        options["num_gpu_blocks_override"] = -(-96 // block_size) + (1 if block_size == 256 else 20 // block_size)
+    llm, prompts = LLM(str(folder), **options), make_prompts(10)
     for _ in ("cold", "warm"):
-        if setting == "alone":
-            for prompt in prompts[:4]:
-                check(llm, folder, [prompt])
-        else:
-            check(llm, folder, prompts)
+        for batch in [[prompt] for prompt in prompts[:4]] if setting == "alone" else [prompts]:
+            check(llm, folder, batch)
+    stats, cache = llm.stats(), llm.engine.block_manager.stats
     if setting == "tiny pool" and block_size < 256:
-        assert llm.stats()["num_preemptions"] > 3
+        assert stats["num_preemptions"] > 3
     if setting == "tiny budget":
-        assert llm.stats()["num_steps"] > llm.stats()["num_prefill_tokens"] / 5
-    stats = llm.engine.block_manager.stats
-    assert ((stats.queries > 0 and block_size == 256) or stats.hits > 0) if caching and block_size < 256 else True
-    if not caching:
-        assert stats.queries == 0
+        assert stats["num_steps"] > stats["num_prefill_tokens"] / 5
+    if not options.get("enable_prefix_caching", True):
+        assert cache.queries == 0
+    elif block_size < 256:
+        assert cache.hits > 0
 
 
 def test_answers_are_cached_too(checkpoint):

@@ -12,6 +12,7 @@ from nanovllm.checks.prompt_length import length_check
 from nanovllm.files.tokenizer import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect
+from tests.faults import PanicException, plant
 from tests.test_llm import TEXT, sampled
 
 
@@ -52,25 +53,8 @@ def test_prompts(llm, prompt, text):
 
 
 MARKS = "e" + "\u0301" * 3
-TEXTS = [
-    "x" * 99,
-    "the " * 40,
-    " " * 99,
-    "\n" * 99,
-    "\x04" * 99,
-    MARKS * 30,
-    "\u1f82" * 50,
-    "\u0958" * 50,
-    "J\u030c" * 50,
-]
-TEXTS += [
-    "\u1112\u1161\u11ab" * 40,
-    "\U0001f600" * 50,
-    "<|end|>" + " " * 99,
-    "A\u0300" * 60,
-    "\x85\u3000\x1c" * 30,
-    "7" * 99,
-]
+TEXTS = [sign * 99 for sign in (*"x \n\x047", "the ", "\u1f82", "\u0958", "\U0001f600", "J\u030c", "A\u0300", MARKS)]
+TEXTS += ["\u1112\u1161\u11ab" * 40, "<|end|>" + " " * 99, "\x85\u3000\x1c" * 30]
 TEXTS += ["".join(random.Random(seed).choices("ab \u0301\x04\u00e9\U0001f600", k=99)) for seed in range(9)]
 SPLITS = {name: pre_tokenizers.Split(" ", name) for name in ("removed", "isolated")}
 SPACE = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")])
@@ -135,17 +119,9 @@ def test_a_text_too_long_is_not_tokenized(llm, monkeypatch):
 
 def test_a_tokenizer_that_gives_up(llm, monkeypatch):
     """Its Rust code panics, which Python sees as a BaseException; what a signal handler raises passes as it is."""
-
-    class PanicException(BaseException):
-        pass
-
-    for error, seen in [
-        (PanicException, ValueError),
-        (TimeoutError, TimeoutError),
-        (ZeroDivisionError, ZeroDivisionError),
-    ]:
+    for error, seen in ((PanicException, ValueError), (TimeoutError, TimeoutError)):
         with monkeypatch.context() as patch, pytest.raises(seen):
-            patch.setattr(type(llm.get_tokenizer()), "__call__", raising(error()))
+            plant(patch, type(llm.get_tokenizer()), "__call__", [1], error)
             llm.generate("the fox")
 
 
@@ -155,13 +131,6 @@ def test_a_regex_of_the_tokenizer_that_gives_up():
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
     expect("the tokenizer fails at the prompt (PanicException: Onig: Regex", tokenize, tokenizer, "x" * 100)
     expect("the prompt is not valid Unicode text (TypeError", tokenize, tokenizer, "x\ud83d")
-
-
-def raising(error):
-    def call(*args, **kwargs):
-        raise error
-
-    return call
 
 
 def test_numpy_integers_are_token_ids(llm):

@@ -16,7 +16,7 @@ from nanovllm.jobs.output_file import CustomIds
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json
-from tests.faults import plant
+from tests.faults import PanicException, plant
 
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]
@@ -306,10 +306,6 @@ def test_leaving_the_loop_drops_the_rest(llm):
 
 
 # -- what may happen to a line ----------------------------------------------------------------------------------------
-
-
-class PanicException(BaseException):
-    """As pyo3 raises it for a panic in Rust code."""
 
 
 NUM_LINES, CULPRITS = 30, (7, 20)

@@ -9,9 +9,9 @@ import pytest
 from nanovllm import LLM, SamplingParams
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded, wait_for
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
+from tests.checkpoints import SMALL
 from tests.faults import plant
 
-OPTIONS = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 PROMPTS = ["the quick brown fox", "two gulls", [5, 6, 7], {"prompt": "a red boat", "cache_salt": "mine"}]
 
@@ -22,7 +22,7 @@ def make(checkpoint):
     made = []
 
     def get(**options) -> AsyncLLM:
-        made.append(AsyncLLM(str(checkpoint()), **OPTIONS | options))
+        made.append(AsyncLLM(str(checkpoint()), **SMALL | options))
         return made[-1]
 
     yield get
@@ -52,7 +52,7 @@ def test_same_outputs_as_generate(make, checkpoint):
     """Greedy and sampled, alone and in company, whole words as they grow."""
     params = [SamplingParams(max_tokens=12, temperature=t, seed=7, n=n, logprobs=2) for t, n in ((0, 1), (0.9, 2))]
     jobs = [(prompt, p) for prompt in PROMPTS for p in params]
-    expected = [LLM(str(checkpoint()), **OPTIONS).generate(*job, use_tqdm=False)[0] for job in jobs]
+    expected = [LLM(str(checkpoint()), **SMALL).generate(*job, use_tqdm=False)[0] for job in jobs]
     llm = make()
 
     async def one(prompt, p):
@@ -290,7 +290,7 @@ def test_shutdown_ends_who_still_reads(make):
 
 def test_it_is_freed(checkpoint):
     """A class of thirty builds it again and again in one process."""
-    llm = AsyncLLM(str(checkpoint()), **OPTIONS)
+    llm = AsyncLLM(str(checkpoint()), **SMALL)
     finish(last_of(llm.generate("two gulls", SamplingParams(max_tokens=2))))
     llm.shutdown()
     gone = weakref.ref(llm)

@@ -1,4 +1,4 @@
-"""The `nanovllm` command as its user runs it; run-batch and analyze have tests of their own."""
+"""The `nanovllm` command as its user runs it; run-batch and analyze have tests of their own, --help: without_torch.py."""
 
 import json
 import os
@@ -17,33 +17,6 @@ from nanovllm.config import EngineConfig
 from nanovllm.tools import cli
 from nanovllm.tools.bench import measure
 from tests.processes import LIMIT_S
-
-
-@pytest.mark.parametrize("command", ["chat", "generate", "run-batch", "analyze", "bench", "serve"])
-def test_help(command, capsys):
-    """Every command is named by the overview; every flag says what it does."""
-    for arguments in (["--help"], [command, "--help"]):
-        with pytest.raises(SystemExit) as exit:
-            cli.main(arguments)
-        assert exit.value.code == 0
-        printed = capsys.readouterr().out
-        assert f"nanovllm {command} " in printed
-    flags = re.findall(r"\n  (-.*)(?:\n {10,})?(.*)", printed)
-    assert len(flags) >= 3 and all(re.search(r"\w{2}", first + second) for first, second in flags)
-
-
-def test_light():
-    """--help answers without torch."""
-    code = """
-import sys
-from nanovllm.tools import cli
-try:
-    cli.main(["--help"])
-except SystemExit:
-    print("torch" in sys.modules)
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.endswith("False\n")
 
 
 def test_flags_become_options():

@@ -31,9 +31,12 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_logits_at_every_position(every_checkpoint, block_size):
-    llm = LLM(str(every_checkpoint), dtype="float32", block_size=block_size, num_gpu_blocks_override=512 // block_size)
-    token_ids = random.Random(1).choices(range(320), k=150)
-    expected = reference_logits(every_checkpoint, token_ids)
+    check_logits(every_checkpoint, block_size=block_size, num_gpu_blocks_override=512 // block_size)
+
+
+def check_logits(folder, **options) -> None:
+    llm, token_ids = LLM(str(folder), dtype="float32", **options), random.Random(1).choices(range(320), k=150)
+    expected = reference_logits(folder, token_ids)
     for ends in ([150], [1, 16, 17, 80, 149, 150]):
         torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
 

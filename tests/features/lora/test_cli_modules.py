@@ -9,7 +9,6 @@ import pytest
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.config import EngineConfig
 from nanovllm.features.lora.cli_modules import read_modules
-from nanovllm.serving.http.options import ServeOptions
 from nanovllm.tools import cli
 from tests.checkpoints import edit
 from tests.errors import expect
@@ -74,7 +73,7 @@ def test_an_adapter_that_changed_is_another_job(checkpoint, modules, tmp_path, c
 
 def test_a_server_has_models_beside_its_own(checkpoint, modules, texts):
     adapters = {name: path for name, _, path in (module.partition("=") for module in modules)}
-    with serving(checkpoint(), ServeOptions(), enable_lora=True, max_model_len=128) as server:
+    with serving(checkpoint(), enable_lora=True) as server:
         for i, (name, path) in enumerate(adapters.items(), 1):
             server.llm.engine.features.adapters.check(LoRARequest(name, i, path))
         client = server.client()

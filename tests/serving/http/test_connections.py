@@ -14,7 +14,6 @@ from nanovllm.serving.http.serve import name_of
 from nanovllm.serving.openai.answer import COMPLETIONS
 from tests.servers import PATIENCE_S, Running, raw_post, serving
 
-ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 KEY = b"Authorization: Bearer key\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -24,7 +23,7 @@ EVENTS = b"GET /inside/events HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"\r\n"
 @pytest.fixture(scope="module")
 def running(checkpoint):
     options = ServeOptions(max_body_bytes=10_000, api_key=("key",), max_waiting=8)
-    with serving(checkpoint(), options, **ENGINE) as running:
+    with serving(checkpoint(), options) as running:
         yield running
 
 

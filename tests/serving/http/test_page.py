@@ -4,20 +4,11 @@ import pytest
 
 from nanovllm.serving.http.options import ServeOptions
 from tests.servers import PATIENCE_S, serving
-from tests.site_browser import chromium
-
-ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
 def server(checkpoint):
-    with serving(checkpoint(), ServeOptions(classroom=True), **ENGINE) as running:
+    with serving(checkpoint(), ServeOptions(classroom=True), num_gpu_blocks_override=64) as running:
         yield running
 
 
@@ -152,8 +143,7 @@ def test_two_tabs_see_one_engine(server, open_page):
 
 def test_keys_small_screens_and_access(checkpoint, browser):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    engine = ENGINE | {"num_gpu_blocks_override": 900}
-    with serving(checkpoint(), ServeOptions(api_key=("secret",)), **engine) as server:
+    with serving(checkpoint(), ServeOptions(api_key=("secret",)), num_gpu_blocks_override=900) as server:
         tab = browser.new_page(viewport={"width": 360, "height": 740})
         tab.set_default_timeout(PATIENCE_S * 1000)
         tab.goto(server.url)

@@ -20,10 +20,10 @@ from nanovllm.outputs import RequestMetrics
 from nanovllm.serving.http.html_pictures import draw_block, holders
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
+from tests.checkpoints import SMALL
 from tests.faults import plant
 from tests.servers import PATIENCE_S, raw_post, serving
 
-ENGINE = dict(block_size=4, num_gpu_blocks_override=160, max_model_len=256)
 FOX = "the quick brown fox jumps over the lazy dog"
 USER = [{"role": "user", "content": "two gulls circled"}]
 LONG = dict(temperature=0, max_tokens=200, extra_body={"ignore_eos": True})
@@ -31,7 +31,7 @@ LONG = dict(temperature=0, max_tokens=200, extra_body={"ignore_eos": True})
 
 @pytest.fixture(scope="module")
 def server(checkpoint):
-    with serving(checkpoint(), ServeOptions(max_body_bytes=100_000, classroom=True), **ENGINE) as running:
+    with serving(checkpoint(), ServeOptions(max_body_bytes=100_000, classroom=True)) as running:
         yield running
 
 
@@ -44,7 +44,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def llm(checkpoint):
-    return LLM(str(checkpoint()), **ENGINE)
+    return LLM(str(checkpoint()), **SMALL)
 
 
 # -- what the client sees ---------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_reader_that_does_not_read_slows_nobody(server, client):
 
 
 def test_a_full_queue(checkpoint):
-    with serving(checkpoint(), ServeOptions(max_waiting=1), **ENGINE) as server:
+    with serving(checkpoint(), ServeOptions(max_waiting=1)) as server:
         server.llm.thread.set_pace(0)
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as first:
             first.sendall(raw_post(COMPLETIONS, {"prompt": FOX, "max_tokens": 9}))
@@ -315,7 +315,7 @@ def test_a_full_queue(checkpoint):
 
 def test_samples_are_counted_before_they_wait(checkpoint):
     """Never more than max_waiting wait, however they come: as n, as prompts, or at once in several requests."""
-    with serving(checkpoint(), ServeOptions(max_waiting=8), **ENGINE) as server:
+    with serving(checkpoint(), ServeOptions(max_waiting=8)) as server:
         server.llm.thread.set_pace(0)
         for body in ({"prompt": FOX, "n": 9}, {"prompt": [FOX] * 3, "n": 3}, {"prompt": [FOX] * 9}):
             status, raw = server.send(COMPLETIONS, json.dumps(body).encode())
@@ -338,7 +338,7 @@ def test_samples_are_counted_before_they_wait(checkpoint):
 
 def test_deadlines(checkpoint):
     """While it waits, and in the middle of its answer."""
-    with serving(checkpoint(), ServeOptions(request_timeout=0.4), **ENGINE) as server:
+    with serving(checkpoint(), ServeOptions(request_timeout=0.4)) as server:
         for num_steps, streams in ((0, False), (1, True)):
             server.llm.thread.set_pace(num_steps)
             with pytest.raises(openai.APIError, match=r"not done after 0\.4 s") as error:
@@ -368,7 +368,7 @@ def test_a_sample_that_fails_is_500(server, client, monkeypatch):
 
 def test_keys_are_tenants(checkpoint):
     """Nobody finds what another tenant has sent, whatever salt they send; the same tenant does."""
-    with serving(checkpoint(), ServeOptions(api_key=("one", "two")), **ENGINE) as server:
+    with serving(checkpoint(), ServeOptions(api_key=("one", "two"))) as server:
 
         def found(key: str, salt: str | None = None) -> int:
             extra = {"cache_salt": salt} if salt else {}
@@ -392,7 +392,7 @@ def test_keys_are_tenants(checkpoint):
 
 def test_pages_elsewhere(checkpoint):
     options = ServeOptions(allowed_origins=("http://ui.example",), api_key=("k",))
-    with serving(checkpoint(), options, **ENGINE) as server:
+    with serving(checkpoint(), options) as server:
         for origin, status in (("http://ui.example", 200), ("http://evil.example", 400)):
             preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             assert server.send(COMPLETIONS, headers=preflight, method="OPTIONS")[0] == status
@@ -521,7 +521,7 @@ def test_a_page_that_closes_as_a_picture_comes(server, client, num_turns):
 
 
 def test_only_a_classroom_is_played_with(checkpoint):
-    with serving(checkpoint(), **ENGINE) as server:
+    with serving(checkpoint()) as server:
         for path in ("/inside/pace", "/inside/forget"):
             status, raw = server.send(path, b"{}")
             assert status == 403 and b"--classroom" in raw

@@ -10,9 +10,10 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.serving.http.options import ServeOptions
+from tests.checkpoints import SMALL
 from tests.servers import raw_post, serving
 
-ENGINE = dict(block_size=4, num_gpu_blocks_override=120, max_model_len=128, max_num_seqs=16)
+ENGINE = SMALL | dict(num_gpu_blocks_override=120, max_num_seqs=16)
 
 
 async def client(port: int, rng: random.Random, expected: dict, counts: dict) -> None:

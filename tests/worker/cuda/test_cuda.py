@@ -15,8 +15,8 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import reference_logits
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
-from tests.test_parity import check, greedy, make_prompts
-from tests.worker.test_model import logits_of
+from tests.test_parity import SETTINGS, check_setting, greedy, make_prompts
+from tests.worker.test_model import check_logits, logits_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -31,27 +31,14 @@ def full_float32(monkeypatch):
 
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
 def test_logits_at_every_position(every_checkpoint, optimizations):
-    llm = LLM(str(every_checkpoint), dtype="float32", optimizations=optimizations, num_gpu_blocks_override=64)
-    token_ids = random.Random(1).choices(range(320), k=150)
-    expected = reference_logits(every_checkpoint, token_ids)
-    for ends in ([150], [1, 16, 17, 80, 149, 150]):
-        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
+    check_logits(every_checkpoint, optimizations=optimizations, num_gpu_blocks_override=64)
 
 
 @pytest.mark.parametrize("optimizations", [TRITON, ("triton",), PYTORCH], ids=["graphs", "triton", "pytorch"])
 @pytest.mark.parametrize("block_size", [1, 4, 16, 256])
-@pytest.mark.parametrize("setting", ["alone", "batch", "tiny budget", "tiny pool"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_greedy_matrix(checkpoint, setting, block_size, optimizations):
-    options = dict(dtype="float32", block_size=block_size, max_model_len=96, optimizations=optimizations)
-    options["num_gpu_blocks_override"] = 4096 // block_size
-    if setting == "tiny budget":
-        options |= dict(max_num_batched_tokens=5, max_num_seqs=8)
-    if setting == "tiny pool":
-        options["num_gpu_blocks_override"] = -(-96 // block_size) + (1 if block_size == 256 else 20 // block_size)
-    llm, prompts = LLM(str(checkpoint()), **options), make_prompts(10)
-    for _ in ("cold", "warm"):
-        for batch in [[prompt] for prompt in prompts[:4]] if setting == "alone" else [prompts]:
-            check(llm, checkpoint(), batch)
+    check_setting(checkpoint(), setting, block_size, optimizations=optimizations)
 
 
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])

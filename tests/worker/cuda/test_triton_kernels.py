@@ -32,20 +32,8 @@ with pytest.MonkeyPatch.context() as patch:
 def mixed(block_size: int) -> list[tuple[int, int]]:
     """(cached before, computed now): decodes, prompts, prefix hits, around the borders of blocks and of 64 keys."""
     begin = max(0, block_size - 9)
-    prompts = [(begin, block_size - begin), (begin, block_size - begin + 1), (2 * block_size, 3)]
-    return [
-        (block_size - 1, 1),
-        (block_size, 1),
-        *prompts,
-        (62, 1),
-        (63, 1),
-        (64, 1),
-        (63, 2),
-        (0, 64),
-        (64, 16),
-        (31, 130),
-        (200, 1),
-    ]
+    borders = [(block_size - 1, 1), (block_size, 1), (begin, block_size - begin), (begin, block_size - begin + 1)]
+    return [*borders, (2 * block_size, 3), *decodes(block_size)[3:6], (63, 2), (0, 64), (64, 16), (31, 130), (200, 1)]
 
 
 def decodes(block_size: int) -> list[tuple[int, int]]:
