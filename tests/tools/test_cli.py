@@ -1,4 +1,4 @@
-"""The `nanovllm` command as its user runs it; run-batch and analyze have tests of their own, --help: without_torch.py."""
+"""The `nanovllm` command as its user runs it. run-batch and analyze have tests of their own; --help: without_torch."""
 
 import json
 import os
