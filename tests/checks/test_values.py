@@ -13,13 +13,8 @@ from tests.errors import expect
 
 def test_unknown_names():
     reject_unknown(["a"], ["a", "b"], "f")
-    expect(
-        "f has no argument 'colour'; did you mean 'color'? It takes: size, color",
-        reject_unknown,
-        ["colour"],
-        ["size", "color"],
-        "f",
-    )
+    text = "f has no argument 'colour'; did you mean 'color'? It takes: size, color"
+    expect(text, reject_unknown, ["colour"], ["size", "color"], "f")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +32,7 @@ def test_unknown_names():
         (10**400, Real, (), "x must be a number between -3.4e+38 and 3.4e+38, found 1000"),
         (1e39, Real, (), "between -3.4e+38 and 3.4e+38, found 1e+39"),
         (Fraction(10**400), Real, (), "found Fraction(1000"),
+        pytest.param(10**5000, Integral, (0, 9), "between 0 and 9, found what cannot be", id="too long to print"),
         (np.int64(-1), Integral, (0,), "x must be a whole number from 0, found np.int64(-1)"),
         (np.bool_(True), Integral, (), "found np.True_ (bool)"),
         (np.float32("inf"), Real, (), "found np.float32(inf)"),
@@ -47,20 +43,8 @@ def test_numbers(value, kind, bounds, text):
     expect(text, check_number, "x", value, kind, *bounds)
 
 
-def test_a_number_that_python_does_not_print():
-    expect(
-        "x must be a whole number between 0 and 9, found what cannot be", check_number, "x", 10**5000, Integral, 0, 9
-    )
-
-
-def test_bounds_are_allowed():
-    check_number("x", 0, Integral, 0, 9)
-    check_number("x", 9, Integral, 0, 9)
-    check_number("x", 3, Real)
-
-
 @pytest.mark.parametrize("number", [7, np.int8(7), np.uint64(7), np.int64(7)])
-def test_numbers_leave_as_plain_python(number):
-    assert type(check_number("x", number, Integral, 0, 300)) is int
+def test_numbers_within_their_bounds_leave_as_plain_python(number):
+    assert type(check_number("x", number, Integral, 0, 7)) is type(check_number("x", number, Integral, 7, 300)) is int
     assert type(check_number("x", number, Real, 0, 300)) is float
     assert type(check_number("x", np.float16(number), Real, 0, 3e38)) is float

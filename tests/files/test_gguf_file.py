@@ -92,10 +92,7 @@ def test_hub_id(hub, monkeypatch):
 @pytest.mark.parametrize(
     ("quantization", "text"),
     [
-        (
-            "Q4_K_M",
-            "2 of its GGUF files are called ...-Q4_K_M.gguf: a/m-Q4_K_M.gguf, m.Q4_K_M.gguf (give the path of one",
-        ),
+        ("Q4_K_M", "2 of its GGUF files are called ...-Q4_K_M.gguf: a/m-Q4_K_M.gguf, m.Q4_K_M.gguf (give the path"),
         ("F16", "m-F16-00001-of-00002.gguf (files in several parts are not read)"),
         ("K_M", "0 of its GGUF files are called ...-K_M.gguf: m-Q8_0.gguf"),
     ],
@@ -165,10 +162,14 @@ def test_foreign_files(checkpoint, tmp_path, changes, text):
 Q_PROJ = b"blk.0.attn_q.weight"  # behind it come the number of dimensions, two of them, the type and the offset
 
 
-def patch(data: bytes, before: bytes, offset: int, value: bytes) -> bytes:
-    """Overwrite what comes `offset` bytes behind a text."""
-    at = data.index(before) + len(before) + offset
-    return data[:at] + value + data[at + len(value) :]
+def patch(before: bytes, offset: int, kind: str, number: int):
+    """Write a number over what comes `offset` bytes behind a text."""
+
+    def damage(data: bytes) -> bytes:
+        at, value = data.index(before) + len(before) + offset, struct.pack(f"<{kind}", number)
+        return data[:at] + value + data[at + len(value) :]
+
+    return damage
 
 
 @pytest.mark.parametrize(
@@ -182,33 +183,22 @@ def patch(data: bytes, before: bytes, offset: int, value: bytes) -> bytes:
         (lambda d: d[:1000], "is damaged, or not whole"),
         (lambda d: d[:-64], "the file is not whole, download it again"),
         (lambda d: d[:16] + struct.pack("<Q", 2**63) + d[24:], "is damaged, or not whole"),
-        (lambda d: patch(d, b"llama.block_count", 0, struct.pack("<I", 99)), "metadata of type 99 is not known"),
-        (lambda d: patch(d, b"tokenizer.ggml.tokens", 4, struct.pack("<Q", 2**60)), "is damaged, or not whole"),
-        (lambda d: patch(d, b"tokenizer.ggml.token_type", 4, struct.pack("<Q", 2**60)), "is damaged, or not whole"),
+        (patch(b"llama.block_count", 0, "I", 99), "metadata of type 99 is not known"),
+        (patch(b"tokenizer.ggml.tokens", 4, "Q", 2**60), "is damaged, or not whole"),
+        (patch(b"tokenizer.ggml.token_type", 4, "Q", 2**60), "is damaged, or not whole"),
         (lambda d: d.replace(b"llama.block_count", b"llama.\xff\xff\xffck_count"), "is damaged, or not whole"),
         (lambda d: d.replace(b"ggml.bos_token_id", b"ggml.eos_token_id"), "has 'tokenizer.ggml.eos_token_id' twice"),
-        (
-            lambda d: d.replace(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"),
-            "layers.0.self_attn.q_proj.weight' twice",
-        ),
-        (lambda d: patch(d, Q_PROJ, 0, struct.pack("<I", 9)), "is damaged, or not whole"),
-        (lambda d: patch(d, Q_PROJ, 4, struct.pack("<Q", 65)), "of shape (64, 65) is not made of rows of whole Q8_0"),
-        (lambda d: patch(d, Q_PROJ, 20, struct.pack("<I", 999)), "is of a type that cannot be unpacked (999 is not"),
-        (lambda d: patch(d, Q_PROJ, 20, struct.pack("<I", 26)), "is of a type that cannot be unpacked (Dequantization"),
-        (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 2**62)), "the file is not whole, download it again"),
-        (lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 33)), "does not begin at a multiple of 32"),
-        (
-            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 0)),  # where another one begins
-            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
-        ),
-        (
-            lambda d: patch(d, Q_PROJ, 24, struct.pack("<Q", 32)),  # in the middle of it
-            "'output.weight' and 'blk.0.attn_q.weight' have bytes in common",
-        ),
-        (
-            lambda d: patch(d, Q_PROJ, 4, struct.pack("<Q", 128)),  # into the next one
-            "'blk.0.attn_q.weight' and 'blk.0.attn_v.weight' have bytes in common",
-        ),
+        (lambda d: d.replace(b"blk.1.attn_q", b"blk.0.attn_q"), "layers.0.self_attn.q_proj.weight' twice"),
+        (patch(Q_PROJ, 0, "I", 9), "is damaged, or not whole"),
+        (patch(Q_PROJ, 4, "Q", 65), "of shape (64, 65) is not made of rows of whole Q8_0"),
+        (patch(Q_PROJ, 20, "I", 999), "is of a type that cannot be unpacked (999 is not"),
+        (patch(Q_PROJ, 20, "I", 26), "is of a type that cannot be unpacked (Dequantization"),
+        (patch(Q_PROJ, 24, "Q", 2**62), "the file is not whole, download it again"),
+        (patch(Q_PROJ, 24, "Q", 33), "does not begin at a multiple of 32"),
+        # Where another one begins, in the middle of it, and into the next one.
+        (patch(Q_PROJ, 24, "Q", 0), "'output.weight' and 'blk.0.attn_q.weight' have bytes in common"),
+        (patch(Q_PROJ, 24, "Q", 32), "'output.weight' and 'blk.0.attn_q.weight' have bytes in common"),
+        (patch(Q_PROJ, 4, "Q", 128), "'blk.0.attn_q.weight' and 'blk.0.attn_v.weight' have bytes in common"),
     ],
 )
 def test_damaged_files(checkpoint, tmp_path, damage, text):

@@ -43,6 +43,12 @@ async def held(llm: AsyncLLM) -> int:
     return (await llm.stats())["kv_pool"]["num_referenced_blocks"]
 
 
+async def until(llm: AsyncLLM, name: str, least: int) -> None:
+    """Wait until this count of the engine is that large."""
+    while (await llm.stats())[name] < least:
+        await asyncio.sleep(0.001)
+
+
 async def last_of(stream):
     outputs = [output async for output in stream]
     return outputs[-1] if outputs else None
@@ -104,11 +110,9 @@ def test_who_leaves_frees_blocks_before_the_next_step(make):
         assert await held(llm) == 0
 
         readers = [asyncio.create_task(last_of(llm.generate(prompt, LONG))) for prompt in PROMPTS]
-        while (await llm.stats())["num_waiting"] < len(PROMPTS):
-            await asyncio.sleep(0.001)
+        await until(llm, "num_waiting", len(PROMPTS))
         llm.thread.set_pace(1)
-        while (await llm.stats())["num_steps"] == num_steps:
-            await asyncio.sleep(0.001)
+        await until(llm, "num_steps", num_steps + 1)
         assert await held(llm) > 0
         for reader in readers:
             reader.cancel()
@@ -210,11 +214,9 @@ def test_bad_requests_and_a_full_queue(make):
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="2 sequences wait already"):
             await last_of(llm.generate("two gulls", LONG))
-        while (await llm.stats())["num_waiting"] < 2:
-            await asyncio.sleep(0.001)
+        await until(llm, "num_waiting", 2)
         llm.thread.set_pace(1)
-        while (await llm.stats())["num_running"] < 2:
-            await asyncio.sleep(0.001)
+        await until(llm, "num_running", 2)
         with pytest.raises(ValueError, match="'a' is already in use"):
             await last_of(llm.generate("two gulls", LONG, "a"))
         llm.thread.set_pace()
@@ -234,8 +236,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where
         tasks = []
         for prompt in ("two gulls", "a red boat"):
             tasks.append(asyncio.create_task(last_of(llm.generate(prompt, LONG))))
-            while (await llm.stats())["num_waiting"] < len(tasks):  # prompts are tokenized beside each other
-                await asyncio.sleep(0.001)
+            await until(llm, "num_waiting", len(tasks))  # prompts are tokenized beside each other
         plant(monkeypatch, getattr(llm.engine, owner), name, [1], ArithmeticError("planted"))
         llm.thread.set_pace()
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
@@ -257,8 +258,7 @@ def test_a_dead_engine_answers_everybody(make, monkeypatch):
         llm.thread.on_death = lambda: told.append(True)
         llm.thread.set_pace(0)
         task = asyncio.create_task(last_of(llm.generate("two gulls", LONG)))
-        while not (await llm.stats())["num_waiting"]:
-            await asyncio.sleep(0.001)
+        await until(llm, "num_waiting", 1)
         plant(monkeypatch, llm.engine, "has_unfinished_requests", lambda n: True, MemoryError("planted"))
         llm.thread.set_pace()
         with pytest.raises(EngineDied, match="planted"):

@@ -1,6 +1,7 @@
 """`nanovllm serve`: OpenAI's own client on every endpoint, what clients do to a server, and what it must not mind."""
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -131,14 +132,21 @@ def test_chats_are_those_of_chat(client, llm):
 
 
 def test_logprobs_whole_and_streamed(client):
-    given = dict(model="tiny", temperature=0, max_tokens=9, extra_body={"ignore_eos": True})
-    whole = client.completions.create(prompt=FOX, logprobs=3, **given).choices[0].logprobs
-    parts = [c.choices[0].logprobs for c in client.completions.create(prompt=FOX, logprobs=3, stream=True, **given)]
+    salts = itertools.count()
+
+    def ask(create, **given):
+        """Computed anew each time: of a prompt that is cached the last bits may be others."""
+        extra = {"ignore_eos": True, "cache_salt": f"{next(salts)}"}
+        return create(model="tiny", temperature=0, max_tokens=9, extra_body=extra, **given)
+
+    complete, chat = client.completions.create, client.chat.completions.create
+    whole = ask(complete, prompt=FOX, logprobs=3).choices[0].logprobs
+    parts = [chunk.choices[0].logprobs for chunk in ask(complete, prompt=FOX, logprobs=3, stream=True)]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [x for part in parts for x in getattr(part, name)] == getattr(whole, name) and len(whole.tokens) == 9
-    given |= dict(messages=USER, logprobs=True, top_logprobs=2)
-    whole = client.chat.completions.create(**given).choices[0].logprobs.content
-    parts = [c.choices[0].logprobs.content for c in client.chat.completions.create(stream=True, **given)]
+    given = dict(messages=USER, logprobs=True, top_logprobs=2)
+    whole = ask(chat, **given).choices[0].logprobs.content
+    parts = [chunk.choices[0].logprobs.content for chunk in ask(chat, **given, stream=True)]
     assert [x for part in parts for x in part] == whole and len(whole) == 9
 
 
@@ -399,11 +407,11 @@ def test_pages_elsewhere(checkpoint):
 
 
 def test_metrics(server, client):
-    before = {s.name: s.value for f in _metrics(server) for s in f.samples if not s.labels}
+    before = metrics(server)
     client.completions.create(model="tiny", prompt=FOX, n=2, **LONG | {"max_tokens": 5})
     for _ in client.completions.create(model="tiny", prompt=FOX, stream=True, **LONG | {"max_tokens": 4}):
         pass
-    after = {s.name: s.value for f in _metrics(server) for s in f.samples if not s.labels}
+    after = metrics(server)
     grown = {name: after[name] - before[name] for name in after}
     assert grown["nanovllm_output_tokens_total"] == 14 and grown["nanovllm_finished_requests_total"] == 2
     assert grown["nanovllm_time_to_first_token_seconds_count"] == 2 == grown["nanovllm_request_seconds_count"]
@@ -412,8 +420,9 @@ def test_metrics(server, client):
     assert grown["nanovllm_request_seconds_sum"] > grown["nanovllm_time_to_first_token_seconds_sum"] > 0
 
 
-def _metrics(server):
-    return list(text_string_to_metric_families(server.send("/metrics")[1].decode()))
+def metrics(server) -> dict[str, float]:
+    families = text_string_to_metric_families(server.send("/metrics")[1].decode())
+    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
 
 
 # -- the engine's inside ----------------------------------------------------------------------------------------------
