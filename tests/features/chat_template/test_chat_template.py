@@ -49,8 +49,6 @@ def test_messages(llm, monkeypatch):
 
 
 TWO_GB = "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}"
-
-
 TOO_MUCH = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     TWO_GB,
