@@ -4,7 +4,7 @@ from tests.course.wrong_solutions import Edit
 
 WRONG = {
     "causal_attention": [
-        Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions behind its own"),
+        Edit("heads_flattened", "weights, v)", "weights, v).flatten(1)", "the shape of q"),
         Edit("no_scale", " * q.shape[2] ** -0.5", "", "is each dot product divided by sqrt(head_dim)"),
         Edit("mask_of_first_positions", "position[m - n :, None]", "position[:n, None]", "that of the last position"),
         Edit(
@@ -13,71 +13,23 @@ WRONG = {
             "(position >= position[m - n :, None]) & (position > 0)",  # position 0 has nothing else to see
             "a position sees itself",
         ),
+        Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions behind its own"),
         Edit("divides_by_num_kv_heads", "// group_size", "// k.shape[1]", "not h // num_kv_heads"),
         Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
-        Edit("softmax_over_heads", "softmax(-1)", "softmax(0)", "is that over the keys"),
         Edit(
-            "softmax_by_hand",
-            "weights = scores.masked_fill(later, -torch.inf).softmax(-1)",
-            """
-            shares = scores.exp().masked_fill(later, 0.0)
-            weights = shares / shares.sum(-1, keepdim=True)
-            """,
-            "infinite",
+            "softmax_by_hand", ".softmax(-1)", ".exp()\nweights = weights / weights.sum(-1, keepdim=True)", "infinite"
         ),
-        Edit(
-            "scales_in_place",
-            'scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[2] ** -0.5',
-            """
-            q *= q.shape[2] ** -0.5
-            scores = torch.einsum("nhd,mhd->hnm", q, k)
-            """,
-            "q was changed in place",
-        ),
-        Edit("heads_flattened", "weights, v)", "weights, v).flatten(1)", "the shape of q"),
-        Edit(
-            "last_row_only",
-            "weights, v)",
-            "weights[:, -1:], v).expand(q.shape)",
-            "must not see positions behind its own",
-        ),
+        Edit("scales_in_place", "q, k) * q.shape[2] ** -0.5", "q.mul_(q.shape[2] ** -0.5), k)", "changed in place"),
     ],
     "greedy_loop": [
-        Edit(
-            "only_the_last_token", "token_ids.append(token_id)", "token_ids = [token_id]", "the model remembers nothing"
-        ),
-        Edit(
-            "eos_left_out",
-            "token_ids.append(token_id)",
-            """
-            if token_id in eos_token_ids:
-                break
-            token_ids.append(token_id)
-            """,
-            "is the last of the result",
-        ),
-        Edit(
-            "eos_anywhere",
-            "token_id in eos_token_ids",
-            "eos_token_ids & set(token_ids)",
-            "only a generated token ends the text",
-        ),
-        Edit("prompt_changed", "list(prompt_token_ids)", "prompt_token_ids", "append to a copy"),
-        Edit("with_the_prompt", "return generated", "return token_ids", "the index of the largest logit"),
-        Edit("counts_the_prompt", "len(generated) <", "len(token_ids) <", "counts generated tokens"),
-        Edit(
-            "one_call_too_many",
-            "return generated",
-            """
-            next_logits(token_ids)
-            return generated
-            """,
-            "need not go through the model",
-        ),
         Edit("never_ends", "len(generated) < max_tokens", "True", "what ends the loop"),
-        Edit(
-            "tensors", "int(next_logits(token_ids).argmax())", "next_logits(token_ids).argmax()", "list of Python ints"
-        ),
         Edit("largest_magnitude", ".argmax()", ".abs().argmax()", "the index of the largest logit"),
+        Edit("counts_the_prompt", "len(generated) <", "len(token_ids) <", "counts generated tokens"),
+        Edit("tensors", "int(next_logits(token_ids).argmax())", "next_logits(token_ids).argmax()", "Python ints"),
+        Edit("only_the_last_token", "token_ids.append(token_id)", "token_ids = [token_id]", "remembers nothing"),
+        Edit("one_call_too_many", "return generated", "next_logits([1])\nreturn generated", "need not go through"),
+        Edit("eos_left_out", "break", "return generated[:-1]", "is the last of the result"),
+        Edit("eos_anywhere", "token_id in eos_token_ids", "eos_token_ids & set(token_ids)", "only a generated token"),
+        Edit("prompt_changed", "list(prompt_token_ids)", "prompt_token_ids", "append to a copy"),
     ],
 }
