@@ -35,6 +35,12 @@ def expect(expected: Any, got: Any, hint: str, section: str | None = None) -> No
         raise Wrong(hint, expected=expected, got=got, section=section)
 
 
+def ensure(is_so: bool, hint: str, *, expected: Any = None, got: Any = None) -> None:
+    """As expect(), where the two are not compared, but something else must be true."""
+    if not is_so:
+        raise Wrong(hint, expected=expected, got=got)
+
+
 def expect_answer(expected: bool, got: Any, when: str) -> None:
     """Of a function that answers True or False."""
     hint = f"the answer is wrong {when}"
