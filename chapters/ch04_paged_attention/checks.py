@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from chapters.expect import Wrong, expect, expect_answer, expect_sane, read_again
+from chapters.expect import ensure, expect, expect_answer, expect_sane, read_again
 from chapters.grading import PROMPTS, Bench, Task
 from chapters.patching import our_engine, replaced, use_manager
 from chapters.stage import Stage, compute
@@ -44,13 +44,13 @@ def state(manager: BlockManager, seq: Sequence) -> dict[str, Any]:
     }
 
 
-def expect_unchanged(before: dict[str, Any], manager: BlockManager, seq: Sequence) -> None:
+def refuse(function: Any, manager: BlockManager, when: str, seq: Sequence, *num_tokens: int) -> None:
+    """The answer must be False, with nothing changed."""
+    before = state(manager, seq)
+    expect_answer(False, function(manager, seq, *num_tokens), when)
     for name, value in state(manager, seq).items():
-        expect(
-            before[name],
-            value,
-            f"it said False, but the {name} changed: find out whether the blocks suffice before you take the first one",
-        )
+        hint = "find out whether the blocks suffice before you take the first one"
+        expect(before[name], value, f"it said False, but the {name} changed: {hint}")
 
 
 def expect_taken(manager: BlockManager, seq: Sequence) -> None:
@@ -73,8 +73,8 @@ def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
             tokens = [*range(8), *range(100 * i, 100 * i + i)] if i % 3 else [7] * (5 + i)
             stage.add(tokens, max_tokens=5 + i)
         stage.run()
-        if stage.scheduler.num_preemptions == 0:
-            raise Wrong("nobody was preempted, although 12 requests share 9 blocks: is a failure ever reported?")
+        hint = "nobody was preempted, although 12 requests share 9 blocks: is a failure ever reported?"
+        ensure(stage.scheduler.num_preemptions > 0, hint)
 
 
 def generates_the_same(function: Any, bench: Bench) -> None:
@@ -115,8 +115,7 @@ def generates_in_a_tiny_pool(function: Any, bench: Bench) -> None:
     """the model answers as before in a pool that makes it preempt"""
     tokens, num_preemptions = expected_in_a_tiny_pool(bench)
     got_tokens, got_preemptions = generate_in_a_tiny_pool(bench)
-    hint = "the same pool, but another number of preemptions than with our function"
-    expect(num_preemptions, got_preemptions, hint)
+    expect(num_preemptions, got_preemptions, "the same pool, but another number of preemptions than with our function")
     expect(tokens, got_tokens, "after preemption the model answers with other tokens")
 
 
@@ -137,9 +136,8 @@ def allocates_at_the_border(allocate: Any, bench: Bench) -> None:
     for num_tokens in (1, 3, 4, 5, 8, 9, 12, 13):
         manager, seq = pool(8), Sequence(list(range(num_tokens)))
         expect_answer(True, allocate(manager, seq), f"for {num_tokens} tokens in an empty pool")
-        expected = len(range(0, num_tokens, 4))
         hint = f"wrong number of blocks of 4 for {num_tokens} tokens: n full blocks need no further one"
-        expect(expected, len(seq.block_table), hint)
+        expect(-(-num_tokens // 4), len(seq.block_table), hint)
         expect_taken(manager, seq)
 
 
@@ -155,15 +153,10 @@ def allocates_again(allocate: Any, bench: Bench) -> None:
 
 def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     """what just fits is taken, what does not fit changes nothing"""
-    manager, seq = pool(5), Sequence(list(range(8)))
-    other = Sequence(list(range(12)))
-    expect_answer(True, allocate(manager, other), "when the pool has room")
-    expect_answer(True, allocate(manager, seq), "when exactly as many blocks are free as are needed")
-    manager, seq = pool(5), Sequence(list(range(9)))
+    manager, three, two = pool(5), Sequence(list(range(9))), Sequence(list(range(8)))
     expect_answer(True, allocate(manager, Sequence(list(range(12)))), "when the pool has room")
-    before = state(manager, seq)
-    expect_answer(False, allocate(manager, seq), "when 3 blocks are needed and 2 are free")
-    expect_unchanged(before, manager, seq)
+    refuse(allocate, manager, "when 3 blocks are needed and 2 are free", three)
+    expect_answer(True, allocate(manager, two), "when exactly as many blocks are free as are needed")
 
 
 def allocates_named_blocks(allocate: Any, bench: Bench) -> None:
@@ -175,12 +168,8 @@ def allocates_named_blocks(allocate: Any, bench: Bench) -> None:
     manager.register_prefix(first)
     manager.free(first)
     expect_answer(True, allocate(manager, Sequence(OTHERS)), "when all free blocks have names")
-    names = [block.block_hash for block in manager.blocks]
-    expect(
-        [None, None],
-        names,
-        "blocks were taken and still bear the names of their old content: manager.remove_name(block)",
-    )
+    hint = "blocks were taken and still bear the names of their old content: manager.remove_name(block)"
+    expect([None, None], [block.block_hash for block in manager.blocks], hint)
     expect_sane(manager)
 
 
@@ -207,7 +196,7 @@ def appends_at_the_border(append_slots: Any, bench: Bench) -> None:
         before = list(seq.block_table)
         expect_answer(True, append_slots(manager, seq), f"for token {num_tokens}, with free blocks")
         hint = f"wrong number of blocks of 4 for {num_tokens} tokens ({num_tokens - 1} computed, 1 more)"
-        expect(len(range(0, num_tokens, 4)), len(seq.block_table), hint)
+        expect(-(-num_tokens // 4), len(seq.block_table), hint)
         expect(before, seq.block_table[: len(before)], "the blocks in the table must stay, in their order")
         expect_taken(manager, seq)
         seq.num_computed_tokens += 1
@@ -240,14 +229,9 @@ def appends_in_a_full_pool(append_slots: Any, bench: Bench) -> None:
     seq = running(manager, 7)
     expect_answer(True, append_slots(manager, seq), "when no block is free but the last one of the table has room")
     seq.num_computed_tokens = 8
-    before = state(manager, seq)
-    expect_answer(False, append_slots(manager, seq), "when the table is full and no block is free")
-    expect_unchanged(before, manager, seq)
+    refuse(append_slots, manager, "when the table is full and no block is free", seq)
     manager = pool(4)
-    seq = running(manager, 8)
-    before = state(manager, seq)
-    expect_answer(False, append_slots(manager, seq, 9), "when 3 blocks are needed and 2 are free")
-    expect_unchanged(before, manager, seq)
+    refuse(append_slots, manager, "when 3 blocks are needed and 2 are free", running(manager, 8), 9)
 
 
 @read_again("Taking blocks: all or nothing")
@@ -327,38 +311,18 @@ def frees_nothing(free: Any, bench: Bench) -> None:
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
 
+TRIALS = runs_in_the_scheduler, generates_the_same, generates_in_a_tiny_pool
+ALLOCATES = allocates_from_the_head, allocates_at_the_border, allocates_again, allocates_all_or_nothing
+APPENDS = appends_nothing, appends_at_the_border, appends_many, appends_in_a_reserved_prompt, appends_in_a_full_pool
+FREES = frees_a_sequence, frees_the_last_first, frees_shared_blocks, frees_and_keeps_names, frees_nothing
+
+
 def task(name: str, section: str, *checks: Any) -> Task:
-    trials = runs_in_the_scheduler, generates_the_same, generates_in_a_tiny_pool
-    return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *trials))
+    return Task(name, section, lambda function: replaced(BlockManager, METHODS[name], function), (*checks, *TRIALS))
 
 
 TASKS = [
-    task(
-        "allocate",
-        "Taking blocks: all or nothing",
-        allocates_from_the_head,
-        allocates_at_the_border,
-        allocates_again,
-        allocates_all_or_nothing,
-        allocates_named_blocks,
-    ),
-    task(
-        "append_slots",
-        "One token more",
-        appends_nothing,
-        appends_at_the_border,
-        appends_many,
-        appends_in_a_reserved_prompt,
-        appends_in_a_full_pool,
-        appends_named_blocks,
-    ),
-    task(
-        "free",
-        "Giving blocks back",
-        frees_a_sequence,
-        frees_the_last_first,
-        frees_shared_blocks,
-        frees_and_keeps_names,
-        frees_nothing,
-    ),
+    task("allocate", "Taking blocks: all or nothing", *ALLOCATES, allocates_named_blocks),
+    task("append_slots", "One token more", *APPENDS, appends_named_blocks),
+    task("free", "Giving blocks back", *FREES),
 ]
