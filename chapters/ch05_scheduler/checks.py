@@ -1,19 +1,17 @@
 """Checks of chapter 5: a scheduler with the student's method, step by step beside one that is all ours."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from random import Random
 from typing import Any
 
-from chapters.expect import Wrong, expect, read_again
-from chapters.grading import PROMPTS, Bench, Task
+from chapters.expect import Wrong, ensure, expect, read_again
+from chapters.grading import PROMPTS, Bench, Task, answers_as_before, case
 from chapters.patching import our_engine, replaced
 from chapters.stage import EOS, Stage, compare_with_ours
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
 
-Check = Callable[[Any, Bench], None]
+DRY_SECTION = "When the paper runs out"
 
 
 def random_workloads(function: Any, bench: Bench) -> None:
@@ -25,13 +23,8 @@ def random_workloads(function: Any, bench: Bench) -> None:
         compare_with_ours(Stage(**limits), Stage(**limits), seed)
 
 
-def same_tokens(function: Any, bench: Bench) -> None:
-    """a real model answers with the same tokens"""
-    bench.same_tokens()
-
-
-def same_tokens_in_a_small_pool(function: Any, bench: Bench) -> None:
-    """a real model answers with the same tokens when most of its pool is taken away"""
+def in_a_small_pool(function: Any, bench: Bench) -> None:
+    """the real model answers as before when most of its pool is taken away"""
     manager, tokenizer = bench.llm.engine.block_manager, bench.llm.get_tokenizer()
     num_left = sum(manager.num_blocks_for(len(tokenizer(prompt).input_ids)) for prompt in PROMPTS)
     hog = Sequence([EOS])
@@ -40,9 +33,7 @@ def same_tokens_in_a_small_pool(function: Any, bench: Bench) -> None:
     try:
         with our_engine():
             expected = bench.generate()
-        if (got := bench.generate()) != expected:
-            decode = bench.llm.get_tokenizer().batch_decode
-            raise Wrong("the model answers with other tokens", expected=decode(expected), got=decode(got))
+        bench.same_tokens(expected)
     finally:
         manager.free(hog)
 
@@ -50,91 +41,73 @@ def same_tokens_in_a_small_pool(function: Any, bench: Bench) -> None:
 # -- finish_reason ----------------------------------------------------------------------------------------------------
 
 
-def ask(function: Any, token_id: int, num_generated: int, *, max_model_len: int = 64, **params: Any) -> Any:
-    """The student's answer for a sequence of 6 prompt tokens whose num_generated-th token is token_id."""
-    scheduler = Stage(max_model_len=max_model_len).scheduler
-    seq = Sequence([11] * 6, SamplingParams(**params))
+def compare_reason(function: Any, hint: str, params: dict, token_id: int, num_generated: int, *expected: Any) -> None:
+    """The answer for a sequence of 6 prompt tokens whose num_generated-th token is token_id."""
+    given: dict[str, Any] = {"max_tokens": 8} | params
+    shown = ", ".join(f"{name}={value}" for name, value in given.items())
+    scheduler = Stage(max_model_len=given.pop("max_model_len", 64)).scheduler
+    seq = Sequence([11] * 6, SamplingParams(**given))
     seq.tokens += [12] * (num_generated - 1) + [token_id]
     before = list(seq.tokens)
-    answer = function(scheduler, seq, token_id)
-    if seq.tokens != before or seq.status is not SequenceStatus.WAITING:
-        raise Wrong("finish_reason only answers: the token is in seq.tokens already, and update ends the sequence")
-    return answer
+    got = function(scheduler, seq, token_id)
+    only_answers = "finish_reason only answers: the token is in seq.tokens already, and update ends the sequence"
+    ensure(seq.tokens == before and seq.status is SequenceStatus.WAITING, only_answers)
+    call = f"token {token_id} as generated token {num_generated} of a prompt of 6; EOS is {EOS}; {shown}"
+    expect(expected, got, f"{hint} ({call})")
 
 
-def expect_reason(function: Any, expected: tuple, hint: str, token_id: int, num_generated: int, **params: Any) -> None:
-    if (got := ask(function, token_id, num_generated, **params)) != expected:
-        given = ", ".join(f"{name}={value}" for name, value in params.items())
-        case = f"token {token_id} as generated token {num_generated} of a prompt of 6; EOS is {EOS}; {given}"
-        raise Wrong(f"{hint} ({case})", expected=expected, got=got)
-
-
-def goes_on(function: Any, bench: Bench) -> None:
-    """an ordinary token ends nothing"""
-    expect_reason(function, (None, None), "nothing ends this sequence", 7, 3, max_tokens=8)
-    expect_reason(function, (None, None), "max_tokens=None is no limit", 7, 30, max_tokens=None)
-
-
-def eos(function: Any, bench: Bench) -> None:
-    """EOS stops, unless it is ignored"""
-    expect_reason(function, ("stop", None), "EOS ends it, and is no stop_reason", EOS, 3, max_tokens=8)
-    expect_reason(function, (None, None), "this sequence ignores EOS", EOS, 3, max_tokens=8, ignore_eos=True)
-
-
-def stop_ids(function: Any, bench: Bench) -> None:
-    """a stop token id stops, and is named"""
-    hint = "a stop token id ends it, and is the stop_reason"
-    expect_reason(function, ("stop", 7), hint, 7, 3, max_tokens=8, stop_token_ids=[5, 7])
-    hint = "ignore_eos is about EOS only; a stop token id still stops"
-    expect_reason(function, ("stop", 7), hint, 7, 3, max_tokens=8, stop_token_ids=[7], ignore_eos=True)
-
-
-def length(function: Any, bench: Bench) -> None:
-    """the last token that max_tokens allows ends it"""
-    hint = "max_tokens counts generated tokens, the new one included"
-    expect_reason(function, (None, None), hint, 7, 7, max_tokens=8)
-    expect_reason(function, ("length", None), hint, 7, 8, max_tokens=8)
-
-
-def model_length(function: Any, bench: Bench) -> None:
-    """max_model_len ends it, prompt and output together"""
-    hint = "max_model_len counts prompt and output, the new token included"
-    expect_reason(function, (None, None), hint, 7, 13, max_tokens=None, max_model_len=20)
-    expect_reason(function, ("length", None), hint, 7, 14, max_tokens=None, max_model_len=20)
-
-
-def order(function: Any, bench: Bench) -> None:
-    """the first rule that applies decides"""
-    hint = "a stop comes before a length: the text ended by itself"
-    expect_reason(function, ("stop", None), hint, EOS, 8, max_tokens=8)
-    expect_reason(function, ("stop", 7), hint, 7, 8, max_tokens=8, stop_token_ids=[7])
-    hint = "EOS is asked for before the stop token ids"
-    expect_reason(function, ("stop", None), hint, EOS, 3, max_tokens=8, stop_token_ids=[EOS])
-    hint = "an EOS that is ignored can still be a stop token id"
-    expect_reason(function, ("stop", EOS), hint, EOS, 3, max_tokens=8, stop_token_ids=[EOS], ignore_eos=True)
-
-
-def minimum(function: Any, bench: Bench) -> None:
-    """the first min_tokens do not stop it, from then on everything does"""
-    hint = "it is one of the first min_tokens: neither EOS nor a stop token id may end it"
-    expect_reason(function, (None, None), hint, EOS, 3, max_tokens=8, min_tokens=4)
-    expect_reason(function, (None, None), hint, 7, 3, max_tokens=8, min_tokens=4, stop_token_ids=[7])
-    hint = "the last of the first min_tokens may not end it either"
-    expect_reason(function, (None, None), hint, EOS, 4, max_tokens=8, min_tokens=4)
-    hint = "min_tokens have come before it: EOS may end it"
-    expect_reason(function, ("stop", None), hint, EOS, 5, max_tokens=8, min_tokens=4)
-    hint = "min_tokens holds back the stops, never a length"
-    limits: dict = {"min_tokens": 18, "max_model_len": 20}
-    expect_reason(function, ("length", None), hint, 7, 14, max_tokens=None, **limits)
+FIRST = "it is one of the first min_tokens: neither EOS nor a stop token id may end it"
+COUNTS = "max_tokens counts generated tokens, the new one included"
+LENGTH = "max_model_len counts prompt and output, the new token included"
+REASONS: dict[str, list[tuple[Any, ...]]] = {  # hint, params, token, its number, and what to answer
+    "an ordinary token ends nothing": [
+        ("nothing ends this sequence", {}, 7, 3, None, None),
+        ("max_tokens=None is no limit", dict(max_tokens=None), 7, 30, None, None),
+    ],
+    "EOS stops, unless it is ignored": [
+        ("EOS ends it, and is no stop_reason", {}, EOS, 3, "stop", None),
+        ("this sequence ignores EOS", dict(ignore_eos=True), EOS, 3, None, None),
+    ],
+    "a stop token id stops, and is named": [
+        ("a stop token id ends it, and is the stop_reason", dict(stop_token_ids=[5, 7]), 7, 3, "stop", 7),
+        ("ignore_eos is about EOS only", dict(stop_token_ids=[7], ignore_eos=True), 7, 3, "stop", 7),
+    ],
+    "the last token that max_tokens allows ends it": [
+        (COUNTS, {}, 7, 7, None, None),
+        (COUNTS, {}, 7, 8, "length", None),
+    ],
+    "max_model_len ends it, prompt and output together": [
+        (LENGTH, dict(max_tokens=None, max_model_len=20), 7, 13, None, None),
+        (LENGTH, dict(max_tokens=None, max_model_len=20), 7, 14, "length", None),
+    ],
+    "the first rule that applies decides": [
+        ("a stop comes before a length: the text ended by itself", {}, EOS, 8, "stop", None),
+        ("a stop comes before a length: the text ended by itself", dict(stop_token_ids=[7]), 7, 8, "stop", 7),
+        ("EOS is asked for before the stop token ids", dict(stop_token_ids=[EOS]), EOS, 3, "stop", None),
+        ("an EOS that is ignored may be a stop id", dict(stop_token_ids=[0], ignore_eos=True), EOS, 3, "stop", EOS),
+    ],
+    "the first min_tokens do not stop it, from then on everything does": [
+        (FIRST, dict(min_tokens=4), EOS, 3, None, None),
+        (FIRST, dict(min_tokens=4, stop_token_ids=[7]), 7, 3, None, None),
+        ("the last of the first min_tokens may not end it either", dict(min_tokens=4), EOS, 4, None, None),
+        ("min_tokens have come before it: EOS may end it", dict(min_tokens=4), EOS, 5, "stop", None),
+        ("min_tokens holds back the stops, never a length", dict(min_tokens=8), 7, 8, "length", None),
+    ],
+}
 
 
 # -- preempt_last -----------------------------------------------------------------------------------------------------
 
 
+def filled(stage: Stage, *prompts: int | list[int]) -> Stage:
+    """With requests of these prompts, or of prompts so long."""
+    for prompt in prompts:
+        stage.add(prompt)
+    return stage
+
+
 def three_run_one_waits() -> Stage:
-    stage = Stage(max_num_seqs=3)
-    for _ in range(4):
-        stage.add(7)
+    stage = filled(Stage(max_num_seqs=3), 7, 7, 7, 7)
     with our_engine():
         stage.step()
         stage.step()
@@ -211,9 +184,7 @@ def one_request(function: Any, bench: Bench) -> None:
 
 def running_first(function: Any, bench: Bench) -> None:
     """running sequences first, newcomers after them, all in one step"""
-    stage = Stage()
-    stage.add(6)
-    stage.add(3)
+    stage = filled(Stage(), 6, 3)
     stage.expect_step("A 0..6, B 0..3", "both prompts fit into one step")
     stage.add(5)
     stage.expect_step("A 6..7, B 3..4, C 0..5", "running sequences first, oldest first; newcomers in the same step")
@@ -232,9 +203,7 @@ def cached_prefix(function: Any, bench: Bench) -> None:
 
 def budget(function: Any, bench: Bench) -> None:
     """one budget for the whole step; a long prompt gets what the others leave"""
-    stage = Stage(max_num_batched_tokens=8)
-    stage.add(5)
-    stage.add(3)
+    stage = filled(Stage(max_num_batched_tokens=8), 5, 3)
     stage.expect_step("A 0..5, B 0..3", "5 and 3 tokens fill the budget of 8")
     stage.add(17)
     stage.add(2)
@@ -256,9 +225,7 @@ def small_budget(function: Any, bench: Bench) -> None:
 
 def seats(function: Any, bench: Bench) -> None:
     """no more than max_num_seqs run"""
-    stage = Stage(max_num_seqs=2)
-    for _ in range(3):
-        stage.add(3)
+    stage = filled(Stage(max_num_seqs=2), 3, 3, 3)
     hint = "max_num_seqs=2: two may run, C waits although there are budget and blocks"
     stage.expect_step("A 0..3, B 0..3", hint)
     stage.expect_step("A 3..4, B 3..4", hint)
@@ -266,20 +233,16 @@ def seats(function: Any, bench: Bench) -> None:
 
 def nobody_overtakes(function: Any, bench: Bench) -> None:
     """the first that does not fit stops the admissions"""
-    stage = Stage(8)
-    for num_tokens in (14, 20, 3):
-        stage.add(num_tokens)
+    stage = filled(Stage(8), 14, 20, 3)
     hint = "B does not fit into the 4 blocks that A leaves, and C stands behind B: nobody overtakes"
     stage.expect_step("A 0..14", hint)
     expect("running: A; waiting: B C", stage.describe_queues(), "who is not admitted keeps its place")
 
 
-@read_again("When the paper runs out")
+@read_again(DRY_SECTION)
 def youngest_gives_way(function: Any, bench: Bench) -> None:
     """no block is free: the youngest gives way"""
-    stage = Stage(6)
-    stage.add(11)
-    stage.add(11)
+    stage = filled(Stage(6), 11, 11)
     stage.expect_step("A 0..11, B 0..11", "both prompts fit")
     stage.expect_step("A 11..12, B 11..12", "both have room for one more token")
     hint = "A needs a fourth block and there is none: the last of running is preempted, and A tried again"
@@ -287,24 +250,20 @@ def youngest_gives_way(function: Any, bench: Bench) -> None:
     expect("running: A; waiting: B", stage.describe_queues(), hint)
 
 
-@read_again("When the paper runs out")
+@read_again(DRY_SECTION)
 def itself(function: Any, bench: Bench) -> None:
     """the youngest asks first: it gives way itself"""
-    stage = Stage(4)
-    stage.add(6)
-    stage.add(7)
+    stage = filled(Stage(4), 6, 7)
     stage.expect_step("A 0..6, B 0..7", "both prompts fit")
     stage.expect_step("A 6..7, B 7..8", "both have room for one more token")
     hint = "A has room; B needs a block, and B is the last of running: B itself is preempted"
     stage.expect_step("A 7..8; preempted: B", hint)
 
 
-@read_again("When the paper runs out")
+@read_again(DRY_SECTION)
 def admits_nobody(function: Any, bench: Bench) -> None:
     """a step that preempted admits nobody"""
-    stage = Stage(4)
-    for _ in range(2):  # twins: same prompt, same tokens after it
-        stage.add([1, 2, 3, 4])
+    stage = filled(Stage(4), [1, 2, 3, 4], [1, 2, 3, 4])  # twins: same prompt, same tokens after it
     stage.expect_step("A 0..4, B 3..4", "B finds A's block in the cache; its last token is computed for the logits")
     for at in (4, 5, 6, 7):
         stage.expect_step(f"A {at}..{at + 1}, B {at}..{at + 1}", "two decodes")
@@ -312,18 +271,19 @@ def admits_nobody(function: Any, bench: Bench) -> None:
     stage.expect_step("A 8..9; preempted: B", hint)
 
 
-def use(name: str) -> Callable[[Any], AbstractContextManager]:
-    return lambda function: replaced(Scheduler, name, function)
+ENDS = (case(title, compare_reason, *rows) for title, rows in REASONS.items())
+ANSWERS = random_workloads, answers_as_before
+PREEMPTS = youngest_leaves, head_of_the_queue, blocks_come_back, starts_again, counted
+STEPS = one_request, running_first, cached_prefix, budget, small_budget, seats, nobody_overtakes
+DRY = youngest_gives_way, itself, admits_nobody
 
 
-ENDS: tuple[Check, ...] = (goes_on, eos, stop_ids, length, model_length, order, minimum)
-PREEMPTS: tuple[Check, ...] = (youngest_leaves, head_of_the_queue, blocks_come_back, starts_again, counted)
-STEPS: tuple[Check, ...] = (one_request, running_first, cached_prefix, budget, small_budget, seats, nobody_overtakes)
-DRY: tuple[Check, ...] = (youngest_gives_way, itself, admits_nobody)
-LAST: tuple[Check, ...] = (random_workloads, same_tokens, same_tokens_in_a_small_pool)
+def task(name: str, section: str, method: str, *checks: Any) -> Task:
+    return Task(name, section, lambda function: replaced(Scheduler, method, function), (*checks, *ANSWERS))
+
 
 TASKS = [
-    Task("finish_reason", "Taking the tokens in", use("finish_reason_of"), (*ENDS, random_workloads, same_tokens)),
-    Task("preempt_last", "When the paper runs out", use("preempt_last"), (*PREEMPTS, *LAST)),
-    Task("schedule", "A step: running first, then newcomers", use("schedule"), (*STEPS, *DRY, *LAST)),
+    task("finish_reason", "Taking the tokens in", "finish_reason_of", *ENDS),
+    task("preempt_last", DRY_SECTION, "preempt_last", *PREEMPTS, in_a_small_pool),
+    task("schedule", "A step: running first, then newcomers", "schedule", *STEPS, *DRY, in_a_small_pool),
 ]
