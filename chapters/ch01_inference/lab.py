@@ -46,9 +46,12 @@ PUBLISHED = {
 
 
 def published_config(name: str) -> ModelConfig:
-    """A ModelConfig from published numbers; fields that change no size get ordinary values."""
-    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = PUBLISHED[name]
-    is_qwen3 = name.startswith("Qwen3")
+    return config_of(*PUBLISHED[name], is_qwen3=name.startswith("Qwen3"))
+
+
+def config_of(*sizes: int, is_qwen3: bool = False) -> ModelConfig:
+    """A ModelConfig from these sizes, in the order of PUBLISHED; fields that change no size get ordinary values."""
+    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = sizes
     return ModelConfig(
         architecture="Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLM",
         vocab_size=vocab,
@@ -66,7 +69,7 @@ def published_config(name: str) -> ModelConfig:
         o_bias=False,
         mlp_bias=False,
         qk_norm=is_qwen3,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=bool(tied),
         dtype="bfloat16",
     )
 
