@@ -4,31 +4,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from chapters.ch07_prefix_caching.checks_of_names import (
-    names_alike,
-    names_apart,
-    names_images,
-    names_salts_and_adapters,
-    names_tokens_and_parents,
-    use_name,
-)
+from chapters.ch07_prefix_caching.checks_of_names import NAMES, use_name
 from chapters.ch07_prefix_caching.trials import (
-    OTHER_TEXT,
-    TEXT,
     TRIALS,
     admit,
-    ask,
     cached,
     extend,
     listed,
     pool,
+    prepared,
     refs,
-    small_pool,
     state,
     worked_example,
+    wrong_text,
 )
 from chapters.expect import Wrong, expect, expect_answer, expect_sane
-from chapters.grading import Bench, NoModel, Task
+from chapters.grading import Bench, Task
 from chapters.patching import replaced
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys
 from nanovllm.core.block_manager import BlockManager, Content
@@ -42,8 +33,7 @@ def allocates_fresh(allocate: Any, bench: Bench) -> None:
     manager, seq = pool(6), Sequence(list(range(10)))
     expect_answer(True, allocate(manager, seq), "when 3 blocks are needed and 6 are free")
     expect([0, 1, 2], seq.block_table, "10 tokens need 3 blocks of 4, from the head of the queue")
-    hint = "the reference counts are wrong: take_fresh_blocks has set those of fresh blocks"
-    expect([1, 1, 1, 0, 0, 0], refs(manager), hint)
+    expect([1, 1, 1, 0, 0, 0], refs(manager), "the reference counts are wrong: take_fresh_blocks has set them")
     expect((0, 0), (seq.num_cached_tokens, seq.num_computed_tokens), "nothing was found, nothing is computed yet")
     expect([3, 4, 5], list(manager.free_blocks), "the free queue must have lost the blocks that were taken")
     expect_sane(manager)
@@ -67,10 +57,11 @@ def expect_found(manager: BlockManager, seq: Sequence, table: list[int], num_cac
     if seq.num_cached_tokens == len(seq.tokens):
         hint = "nothing is left to compute, so there are no logits to sample from: all but the last token at most"
     expect(num_cached, seq.num_cached_tokens, hint)
-    hint = "num_computed_tokens must be num_cached_tokens: what is found is computed"
-    expect(num_cached, seq.num_computed_tokens, hint)
-    hint = "num_registered_blocks must be the number of hits: they have names already"
-    expect(-(-num_cached // 4), seq.num_registered_blocks, hint)
+    expect(
+        num_cached, seq.num_computed_tokens, "num_computed_tokens must be num_cached_tokens: what is found is computed"
+    )
+    hits = -(-num_cached // 4)
+    expect(hits, seq.num_registered_blocks, "num_registered_blocks must be the number of hits: they have names already")
 
 
 def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
@@ -83,11 +74,8 @@ def allocates_hits_in_the_queue(allocate: Any, bench: Bench) -> None:
     expect_answer(True, allocate(manager, seq), "when two blocks are found and six others are free")
     expect_found(manager, seq, [0, 1, 2, 5], 8, "Blocks 0 and 1 are found, 2 and 5 are at the head of the queue")
     expect([1, 1, 1, 0, 0, 1, 0, 0], refs(manager), "the reference counts are wrong: a hit has one reference more")
-    expect(
-        [6, 7, 4, 3],
-        list(manager.free_blocks),
-        "hits must leave the free queue, and nothing else may move: what stays in it will be given to somebody else",
-    )
+    hint = "hits must leave the free queue, and nothing else may move: what stays in it will be given to somebody else"
+    expect([6, 7, 4, 3], list(manager.free_blocks), hint)
     expect_sane(manager)
 
 
@@ -111,24 +99,18 @@ def allocates_all_or_nothing(allocate: Any, bench: Bench) -> None:
     manager = pool(4)
     first = admit(manager, range(8))
     seq = Sequence([*range(8), 1, 2, 3, 4, 5])  # two hits in use, two fresh: just fits
-    expect_answer(
-        True, allocate(manager, seq), "when 2 fresh blocks are needed and 2 are free: hits in use cost nothing"
-    )
+    when = "when 2 fresh blocks are needed and 2 are free: hits in use cost nothing"
+    expect_answer(True, allocate(manager, seq), when)
     manager.free(seq)
     seq = Sequence([*range(8), *range(20, 29)])  # two hits in use, three fresh
     refuse(allocate, manager, seq, "when 2 blocks are found, 3 fresh ones are needed and 2 are free")
     manager.free(first)
-    refuse(
-        allocate,
-        manager,
-        seq,
-        "when 3 fresh ones are needed and 4 are free, of which 2 are the hits: don't count these twice",
-    )
+    when = "when 3 fresh ones are needed and 4 are free, of which 2 are the hits: don't count these twice"
+    refuse(allocate, manager, seq, when)
     manager.free(admit(manager, range(50, 58)))  # the queue is 1 0 2 3 or 1 0 3 2
     seq = Sequence([*range(8), *range(20, 28)])
-    expect_answer(
-        True, allocate(manager, seq), "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
-    )
+    when = "when 2 fresh blocks are needed and 4 are free, of which 2 are the hits"
+    expect_answer(True, allocate(manager, seq), when)
     hint = "the hits 0 and 1 were at its head: take them out before fresh ones are popped, or they are taken twice"
     expect([0, 1, 2, 3], [*seq.block_table[:2], *sorted(seq.block_table[2:])], hint)
     expect_sane(manager)
@@ -181,14 +163,9 @@ def allocates_without_caching(allocate: Any, bench: Bench) -> None:
 def allocates_and_counts(allocate: Any, bench: Bench) -> None:
     """the statistics: full blocks asked for, hits, misses"""
     manager = pool(8)
-    for tokens, queries, hits in (
-        (range(10), 2, 0),
-        ([*range(8), 1, 2, 3, 4, 5], 5, 2),
-        (range(3), 5, 2),
-        (range(8), 7, 4),
-    ):
-        seq = admit(manager, tokens)
-        manager.free(seq)
+    rows = (range(10), 2, 0), ([*range(8), 1, 2, 3, 4, 5], 5, 2), (range(3), 5, 2), (range(8), 7, 4)
+    for tokens, queries, hits in rows:
+        manager.free(admit(manager, tokens))
         got = {name: getattr(manager.stats, name) for name in ("queries", "hits", "misses")}
         hint = "stats.record(queries, hits, collisions): queries are all full blocks of seq.tokens, hits those found"
         expect(dict(queries=queries, hits=hits, misses=queries - hits), got, hint)
@@ -242,14 +219,6 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
 # -- register_prefix --------------------------------------------------------------------------------------------------
 
 
-def prepared(manager: BlockManager, tokens: Any, num_computed: int) -> Sequence:
-    """Admitted, computed up to num_computed, not yet registered."""
-    seq = Sequence(list(tokens))
-    assert manager.allocate_with_prefix(seq)
-    seq.num_computed_tokens = num_computed
-    return seq
-
-
 def expect_asked(manager: BlockManager, indexes: list[int], register: Callable[[], None], hint: str) -> None:
     """Which blocks are named while registering?"""
     asked: list[int] = []
@@ -269,9 +238,7 @@ def registers_full_blocks(register: Any, bench: Bench) -> None:
     manager = pool(8)
     seq = prepared(manager, range(10), 10)
     register(manager, seq)
-    expect(
-        [[0], [1]], listed(manager), "hash_to_block: 10 computed tokens fill the blocks 0 and 1, block 2 has room left"
-    )
+    expect([[0], [1]], listed(manager), "hash_to_block: 10 computed tokens fill blocks 0 and 1, block 2 has room left")
     expect([0, 1], cached(manager), "a block that was registered must say so: block.block_hash is its name")
     for index in (0, 1):
         content = manager.name_block(seq, index)[1]
@@ -290,9 +257,7 @@ def registers_chunks(register: Any, bench: Bench) -> None:
     """a prompt in chunks: only what is computed, each block once"""
     manager = pool(8)
     seq = prepared(manager, range(16), 6)
-    hint = (
-        "of 16 prompt tokens 6 are computed: only block 0 is full of them. The rest of the prompt is not in the cache"
-    )
+    hint = "of 16 prompt tokens 6 are computed, which fill block 0 only. The rest of the prompt is not in the cache"
     expect_asked(manager, [0], lambda: register(manager, seq), hint)
     expect([0], cached(manager), hint)
     seq.num_computed_tokens = 13
@@ -317,11 +282,8 @@ def registers_answers(register: Any, bench: Bench) -> None:
         seq.num_computed_tokens += 1
         hint = f"{token + 1} of 4 tokens of the answer are computed: which blocks are full now, and which have names?"
         expect_asked(manager, [2] if token == 3 else [], lambda: register(manager, seq), hint)
-    expect(
-        [0, 1, 2],
-        cached(manager),
-        "an answer's full blocks are registered, too: the next turn of a chat begins with it",
-    )
+    hint = "an answer's full blocks are registered, too: the next turn of a chat begins with it"
+    expect([0, 1, 2], cached(manager), hint)
     expect_sane(manager)
 
 
@@ -352,10 +314,9 @@ def registers_nothing(register: Any, bench: Bench) -> None:
     manager = pool(8)
     seq = prepared(manager, range(10), 10)
     seq.hash_collision = True
-    expect_asked(
-        manager, [], lambda: register(manager, seq), "hash_collision is True already: nothing is named any more"
-    )
-    expect([], listed(manager), "hash_collision is True already: nothing is registered any more")
+    hint = "hash_collision is True already: nothing is named any more"
+    expect_asked(manager, [], lambda: register(manager, seq), hint)
+    expect([], listed(manager), hint)
 
 
 def registers_on_collision(register: Any, bench: Bench) -> None:
@@ -364,14 +325,11 @@ def registers_on_collision(register: Any, bench: Bench) -> None:
     one, two = prepared(manager, [2] * 4, 4), prepared(manager, [12, 12, 12, 12, 1, 1, 1, 1], 8)
     register(manager, one)
     register(manager, two)
-    hint = (
-        "block 1 has the same name as block 0 and other content: ask holds(content), and register nothing from there on"
-    )
+    hint = "block 1 has the name of block 0 and other content: ask holds(content), and register nothing from there on"
     expect([[0]], listed(manager), hint)
     expect([0], cached(manager), hint)
-    expect(
-        (True, 1), (two.hash_collision, manager.stats.collisions), "hash_collision, stats.collisions after a collision"
-    )
+    found = two.hash_collision, manager.stats.collisions
+    expect((True, 1), found, "hash_collision and stats.collisions after a collision")
     expect(0, two.num_registered_blocks, "a block whose name collides is not registered: num_registered_blocks stays")
     register(manager, two)
     expect(1, manager.stats.collisions, "the same collision was counted again: hash_collision ends it for good")
@@ -407,11 +365,8 @@ def takes_whatever_is_next(take: Any, bench: Bench) -> None:
     manager.free(first)
     manager.free(second)  # the queue is 2 3 1 0; 1 and 0 have names
     take(manager, seq, 3)
-    hint = (
-        "the queue was 2 3 1 0, and 1 and 0 have names: the head is taken, whatever it is. Of blocks that were "
-        "released together the deepest is nearest to the head, so that a text is lost from its end"
-    )
-    expect([2, 3, 1], seq.block_table, hint)
+    hint = "the queue was 2 3 1 0, and 1 and 0 have names: the head is taken, whatever it is"
+    expect([2, 3, 1], seq.block_table, f"{hint}. The deepest block is nearest to it, so a text is lost from its end")
     expect(1, manager.stats.evictions, "block 1 had a name, blocks 2 and 3 had none: that is one eviction")
     expect([0], cached(manager), "block 1 must be forgotten, block 0 must stay cached")
 
@@ -422,43 +377,27 @@ def forgets_what_it_takes(take: Any, bench: Bench) -> None:
     manager.free(admit(manager, range(8)))
     take(manager, Sequence([1] * 8), 2)
     for block in manager.blocks:
-        if any(block.block_id in copies for copies in manager.hash_to_block.values()):
-            expected, got = wrong_text(bench)
-            what = "Whoever asks for that gets K/V of somebody else. See what the model writes when a text comes again"
-            if got is None:
-                what = "Hits are verified, so nobody is served it; but that text can never be registered again"
-            raise Wrong(
-                f"block {block.block_id} was taken and is still in hash_to_block under its old name. {what}",
-                expected=expected,
-                got=got,
+        fields = block.block_hash, block.parent_hash, block.token_ids, block.extra_keys
+        is_listed = any(block.block_id in copies for copies in manager.hash_to_block.values())
+        if not is_listed and fields == (None, None, [], ()):
+            continue
+        expected, got = wrong_text(bench)
+        if is_listed:
+            what = "is still in hash_to_block under its old name. "
+            what += (
+                "Whoever asks for that gets K/V of somebody else. See what the model writes when a text comes again"
+                if got
+                else "Hits are verified, so nobody is served it; but that text can never be registered again"
             )
-        fields = (block.block_hash, block.parent_hash, block.token_ids, block.extra_keys)
-        if fields != (None, None, [], ()):
-            expected, got = wrong_text(bench)
-            what = f"The model writes {got} in place of {expected}" if got else "Its next eviction will go wrong"
-            raise Wrong(
-                f"block {block.block_id} was taken and still says what it was. The scheduler takes a block with a name "
-                f"for one that is computed already, and writes nothing there. {what}",
-                expected=(None, None, [], ()),
-                got=fields,
+        else:
+            what = (
+                "still says what it was. The scheduler takes a block with a name for one that is computed already, and "
+                "writes nothing there"
             )
+            expected, got = expected or "(None, None, [], ())", got or str(fields)
+        raise Wrong(f"block {block.block_id} was taken and {what}", expected=expected, got=got)
     expect({}, manager.hash_to_block, "no copy is left under these names: hash_to_block must not keep empty dicts")
     expect_sane(manager)
-
-
-def wrong_text(bench: Bench) -> tuple[str | None, str | None]:
-    """The same prompt before and after others had all its blocks, as text. Nothing if that changes nothing."""
-    try:
-        tokenizer = bench.llm.get_tokenizer()
-    except NoModel:
-        return None, None
-    text, other = tokenizer.encode(TEXT)[:40], tokenizer.encode(OTHER_TEXT)[:40]
-    answers = []
-    with suppress(Exception), small_pool(bench, 3, checking=False):
-        answers = [ask(bench, [prompt], 8)[0].token_ids for prompt in (text, other, text)]
-    if not answers or answers[0] == answers[2]:
-        return None, None
-    return repr(tokenizer.decode(answers[0])), repr(tokenizer.decode(answers[2]))
 
 
 def keeps_the_other_copy(take: Any, bench: Bench) -> None:
@@ -501,52 +440,25 @@ def forgets_from_the_end(take: Any, bench: Bench) -> None:
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
 
+ALLOCATES = allocates_fresh, allocates_hits_in_use, allocates_hits_in_the_queue, allocates_a_cached_prompt
+MORE = allocates_after_preemption, allocates_one_of_two_copies, allocates_on_collision, allocates_without_caching
+REGISTERS = registers_full_blocks, registers_chunks, registers_answers, registers_copies, registers_nothing
+TAKES = takes_from_the_head, forgets_what_it_takes, takes_whatever_is_next, keeps_the_other_copy, forgets_from_the_end
+CALLS_SECTION = "Two calls around prefill"
+
+
 def task(name: str, section: str, *checks: Any) -> Task:
     method = {"take_fresh": "take_fresh_blocks"}.get(name, name)
     return Task(name, section, lambda function: replaced(BlockManager, method, function), (*checks, *TRIALS))
 
 
 TASKS = [
-    Task(
-        "name_block",
-        "A name for a block",
-        use_name,
-        (names_tokens_and_parents, names_alike, names_salts_and_adapters, names_images, names_apart, *TRIALS),
-    ),
+    Task("name_block", "A name for a block", use_name, (*NAMES, *TRIALS)),
     task(
         "allocate_with_prefix",
-        "Two calls around prefill",
-        allocates_fresh,
-        allocates_hits_in_use,
-        allocates_hits_in_the_queue,
-        allocates_a_cached_prompt,
-        allocates_all_or_nothing,
-        worked_example,
-        allocates_after_preemption,
-        allocates_one_of_two_copies,
-        allocates_on_collision,
-        allocates_without_caching,
-        allocates_and_counts,
+        CALLS_SECTION,
+        *(*ALLOCATES, allocates_all_or_nothing, worked_example, *MORE, allocates_and_counts),
     ),
-    task(
-        "register_prefix",
-        "Two calls around prefill",
-        registers_full_blocks,
-        registers_chunks,
-        registers_answers,
-        registers_copies,
-        registers_nothing,
-        registers_on_collision,
-        worked_example,
-    ),
-    task(
-        "take_fresh",
-        "What is forgotten first",
-        takes_from_the_head,
-        forgets_what_it_takes,
-        takes_whatever_is_next,
-        keeps_the_other_copy,
-        forgets_from_the_end,
-        worked_example,
-    ),
+    task("register_prefix", CALLS_SECTION, *REGISTERS, registers_on_collision, worked_example),
+    task("take_fresh", "What is forgotten first", *TAKES, worked_example),
 ]

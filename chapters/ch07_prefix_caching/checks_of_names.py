@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from chapters.expect import Wrong
+from chapters.expect import ensure
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm.core.block_hash import HASH_FUNCTIONS, BlockHasher, ExtraKeys, MMSpan, extra_keys
@@ -35,16 +35,15 @@ def call(
     hashed: list[bytes] = []
 
     def watched(data: bytes) -> bytes:
-        if not isinstance(data, bytes | bytearray):
-            raise Wrong(f"hash_bytes takes bytes, and was given {type(data).__name__}")
+        ensure(isinstance(data, bytes | bytearray), f"hash_bytes takes bytes, and was given {type(data).__name__}")
         hashed.append(hash_bytes(data))
         return hashed[-1]
 
     start = 0 if parent is None else start
     mm_spans = tuple(MMSpan(start + first, length, content) for first, length, content in spans)
     name = function(parent, list(token_ids), start, salt, lora, mm_spans, watched)
-    if not hashed or name != hashed[-1]:
-        raise Wrong("the name is what hash_bytes returns for the block's content", expected="bytes", got=repr(name))
+    hint = "the name is what hash_bytes returns for the block's content"
+    ensure(bool(hashed) and name == hashed[-1], hint, expected="bytes", got=repr(name))
     return name
 
 
@@ -60,11 +59,8 @@ def show(case: dict[str, Any]) -> str:
 def expect_names(function: Any, same: bool, one: dict[str, Any], other: dict[str, Any], hint: str) -> None:
     """Do these two blocks bear one name, or two?"""
     names = call(function, **one), call(function, **other)
-    if (names[0] == names[1]) != same:
-        what = "one name" if same else "two names"
-        raise Wrong(
-            hint, expected=f"{what} for ({show(one)}) and ({show(other)})", got=f"{names[0]!r} and {names[1]!r}"
-        )
+    what = f"{'one name' if same else 'two names'} for ({show(one)}) and ({show(other)})"
+    ensure((names[0] == names[1]) == same, hint, expected=what, got=f"{names[0]!r} and {names[1]!r}")
 
 
 def word(letters: str) -> list[int]:
@@ -82,25 +78,24 @@ def names_tokens_and_parents(function: Any, bench: Bench) -> None:
     hint = "the parent belongs into the name: K and V of a block depend on every token before it"
     expect_names(function, False, {}, dict(parent=b"aaaabbbc"), hint)
     expect_names(function, False, {}, dict(parent=None), hint)
-    sha256 = HASH_FUNCTIONS["sha256"]
-    one, other = (call(function, parent=b"p" * 31 + last, hash_bytes=sha256) for last in (b"1", b"2"))
-    if one == other:
-        raise Wrong("a parent's name by sha256 has 32 bytes, and all of them belong into the child's name", got=one)
+    one, other = (dict(parent=b"p" * 31 + last, hash_bytes=HASH_FUNCTIONS["sha256"]) for last in (b"1", b"2"))
+    hint = "a parent's name by sha256 has 32 bytes, and all of them belong into the child's name"
+    expect_names(function, False, one, other, hint)
 
 
 def names_alike(function: Any, bench: Bench) -> None:
     """the same content makes the same name, also in another process"""
-    case = dict(salt="".join(["s", "alt"]), lora=int("300"), spans=[(2, 5, "".join(["c", "at"]))], parent=None)
-    again = dict(salt="".join(["sa", "lt"]), lora=int("300"), spans=[(2, 5, "".join(["ca", "t"]))], parent=None)
+    case, again = (
+        dict(salt="".join(["s", "alt"]), lora=int("300"), spans=[(2, 5, "".join(["c", "at"]))], parent=None)
+        for _ in range(2)
+    )
     expect_names(function, True, case, again, "the same content, made anew, must get the same name")
     one, two = (_named_in_a_process(function, seed) for seed in ("1", "2"))
-    if one and two and one != two:
-        raise Wrong(
-            "another process gives the same block another name. Python's hash() of bytes and text begins with a random "
-            "number in every process; use hash_bytes on the bytes themselves",
-            expected=f"{one} in both",
-            got=f"{one} and {two}",
-        )
+    hint = (
+        "another process gives the same block another name. Python's hash() of bytes and text begins with a random "
+        "number in every process; use hash_bytes on the bytes themselves"
+    )
+    ensure(not one or not two or one == two, hint, expected=f"{one} in both", got=f"{one} and {two}")
 
 
 NAME_ONE = """
@@ -246,10 +241,8 @@ def names_apart(function: Any, bench: Bench) -> None:
             continue
         case: dict[str, Any] = dict(parent=parent, token_ids=ids, salt=salt, lora=lora, spans=spans)
         name = call(function, **case)
-        if name in seen:
-            two = f"two names for ({show(seen[name])}) and ({show(case)})"
-            raise Wrong(hint, expected=two, got=repr(name))
-        seen[name] = case
+        two = f"two names for ({show(seen.setdefault(name, case))}) and ({show(case)})"
+        ensure(seen[name] is case, hint, expected=two, got=repr(name))
 
 
 @contextmanager
@@ -270,3 +263,6 @@ def use_name(function: Callable[..., bytes]) -> Iterator[None]:
 
     with replaced(BlockManager, "name_block", name_block), replaced(BlockHasher, "name", name):
         yield
+
+
+NAMES = names_tokens_and_parents, names_alike, names_salts_and_adapters, names_images, names_apart

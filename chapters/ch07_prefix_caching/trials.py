@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
 from chapters.expect import Wrong, expect, expect_answer, expect_sane, read_again
-from chapters.grading import Bench
+from chapters.grading import Bench, NoModel, answers_as_before
 from chapters.patching import our_engine, replaced, use_manager
 from chapters.stage import Stage, compute
 from nanovllm import SamplingParams
@@ -28,10 +28,8 @@ def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first
         if not manager.enable_prefix_caching:
             raise Wrong("name_block was called, although caching is off: then nothing may be hashed")
         if (index + 1) * manager.block_size > len(seq.tokens):
-            raise Wrong(
-                f"name_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4. Only full blocks "
-                "have names: round down, a partly filled one will still get other tokens"
-            )
+            what = f"name_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4"
+            raise Wrong(f"{what}. Only full blocks have names: round down, a partly filled one will get other tokens")
         return name_block(seq, index)
 
     def watched_remove(block: Block) -> None:
@@ -59,6 +57,14 @@ def admit(manager: BlockManager, token_ids: Any, **keys: Any) -> Sequence:
     seq = Sequence(list(token_ids), **keys)
     expect_answer(True, manager.allocate_with_prefix(seq), "when the pool has room")
     extend(manager, seq)
+    return seq
+
+
+def prepared(manager: BlockManager, tokens: Any, num_computed: int) -> Sequence:
+    """Admitted, computed up to num_computed, not yet registered."""
+    seq = Sequence(list(tokens))
+    assert manager.allocate_with_prefix(seq)
+    seq.num_computed_tokens = num_computed
     return seq
 
 
@@ -166,12 +172,10 @@ def runs_in_the_scheduler(function: Any, bench: Bench) -> None:
                 f"Lengths of the prompts: {lengths}"
             )
             theirs.expect_step(ours.describe(expected), hint)
-        expect(
-            11, len(theirs.manager.free_blocks), "all sequences have ended, so all 11 blocks must be in the free queue"
-        )
-        expect(
-            counts(ours.manager), counts(theirs.manager), "in the real scheduler other counts than with our function"
-        )
+        hint = "all sequences have ended, so all 11 blocks must be in the free queue"
+        expect(11, len(theirs.manager.free_blocks), hint)
+        hint = "in the real scheduler other counts than with our function"
+        expect(counts(ours.manager), counts(theirs.manager), hint)
 
 
 def make_stage(caching: bool) -> Stage:
@@ -253,11 +257,6 @@ def our_answers(bench: Bench) -> tuple[list[list[Answer]], int, int]:
     return ours
 
 
-def generates_the_same(function: Any, bench: Bench) -> None:
-    """the model answers as before"""
-    bench.same_tokens()
-
-
 def generates_with_hits(function: Any, bench: Bench) -> None:
     """the model answers prompts that share beginnings, in a pool that makes it evict and preempt"""
     ours, theirs = our_answers(bench), answer_waves(bench)
@@ -268,9 +267,23 @@ def generates_with_hits(function: Any, bench: Bench) -> None:
             if ours_.token_ids != theirs_.token_ids:
                 expected_text, got_text = decode(ours_.token_ids), decode(theirs_.token_ids)
                 raise Wrong(f"the model was given {what}: other text", expected=expected_text, got=got_text)
-    expect(
-        ours[1:], theirs[1:], "the model's texts are right, but (evictions, preemptions) are not as with our function"
-    )
+    hint = "the model's texts are right, but (evictions, preemptions) are not as with our function"
+    expect(ours[1:], theirs[1:], hint)
 
 
-TRIALS = runs_in_the_scheduler, generates_the_same, generates_with_hits
+def wrong_text(bench: Bench) -> tuple[str | None, str | None]:
+    """The same prompt before and after others had all its blocks, as text. Nothing if that changes nothing."""
+    try:
+        tokenizer = bench.llm.get_tokenizer()
+    except NoModel:
+        return None, None
+    text, other = tokenizer.encode(TEXT)[:40], tokenizer.encode(OTHER_TEXT)[:40]
+    answers = []
+    with suppress(Exception), small_pool(bench, 3, checking=False):
+        answers = [ask(bench, [prompt], 8)[0].token_ids for prompt in (text, other, text)]
+    if not answers or answers[0] == answers[2]:
+        return None, None
+    return repr(tokenizer.decode(answers[0])), repr(tokenizer.decode(answers[2]))
+
+
+TRIALS = runs_in_the_scheduler, answers_as_before, generates_with_hits
