@@ -16,9 +16,7 @@ WRONG = {
         Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions behind its own"),
         Edit("divides_by_num_kv_heads", "// group_size", "// k.shape[1]", "not h // num_kv_heads"),
         Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
-        Edit(
-            "softmax_by_hand", ".softmax(-1)", ".exp()\nweights = weights / weights.sum(-1, keepdim=True)", "infinite"
-        ),
+        Edit("softmax_by_hand", ".softmax(-1)", ".exp()\nweights /= weights.sum(-1, keepdim=True)", "infinite"),
         Edit("scales_in_place", "q, k) * q.shape[2] ** -0.5", "q.mul_(q.shape[2] ** -0.5), k)", "changed in place"),
     ],
     "greedy_loop": [

@@ -4,13 +4,11 @@ from tests.course.wrong_solutions import Edit
 
 ROLL_BACK = "engine.scheduler.roll_back(output)"
 EACH = "for request in progressed.values() if request.finished or request.stream]"
-FINISHED = "finished = [request for request in progressed.values() if request.finished]"
+SCHEDULE = "output = engine.scheduler.schedule()"
 
 WRONG = {
     "engine_step": [
-        Edit(
-            "counts_idle_steps", "return []", "engine.stats.num_steps += 1\nreturn []", "without chunks is not counted"
-        ),
+        Edit("counts_idle_steps", "return []", "engine.stats.num_steps += 1\nreturn []", "is not counted"),
         Edit("never_finishes", "engine.forget(finished)", "pass", "engine.forget for every request that is finished"),
         Edit("returns_one_output", "return outputs", "return outputs[0] if outputs else []", "a step returns a list"),
         Edit("forgets_a_counter", "engine.stats.num_output_tokens += len(sampling)", "", "the counters of two"),
@@ -18,29 +16,12 @@ WRONG = {
         Edit("forgets_logprobs", "[token_logprobs], now", "[None], now", "go through request.take_tokens"),
         Edit("forgets_streams", EACH, EACH.replace(" or request.stream", ""), "what the steps returned"),
         Edit("shows_all_streams", EACH, EACH.replace("progressed", "engine.requests"), "only requests that got one"),
-        Edit(
-            "ignores_stop_strings", 'engine.scheduler.finish(chunk.seq, "stop", stop)', "pass", "after its stop string"
-        ),
+        Edit("ignores_stop_strings", 'engine.scheduler.finish(chunk.seq, "stop", stop)', "pass", "after its stop"),
         Edit("never_rolls_back", ROLL_BACK, "pass", "after RuntimeError the sequences"),
         Edit("swallows_the_error", "raise", "return []", "must reach its caller"),
         Edit("catches_exception_only", "BaseException:", "Exception:", "after KeyboardInterrupt the sequences"),
         Edit(
-            "schedules_outside_of_try",
-            """
-            try:
-                output = engine.scheduler.schedule()
-            """,
-            """
-            output = engine.scheduler.schedule()
-            try:
-            """,
-            "after RuntimeError the sequences",
-        ),
-        Edit(
-            "ends_with_the_first_sample",
-            FINISHED,
-            FINISHED.replace("request.finished", 'any(s.seq.status.name == "FINISHED" for s in request.samples)'),
-            "a request is finished when all",
+            "schedules_outside_of_try", f"try:\n    {SCHEDULE}", f"{SCHEDULE}\ntry:", "after RuntimeError the sequences"
         ),
     ],
     "stream_text": [
@@ -49,8 +30,8 @@ WRONG = {
         Edit("all_at_the_end", "if delta:", "if finished:\n    yield from text\nif False:", "whole text was there"),
         Edit(
             "token_by_token",
-            "delta, shown = text[len(shown) :], text",
-            "delta = engine.tokenizer.decode(output.outputs[0].token_ids[-1:])",
+            "text[len(shown) :], text",
+            "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text",
             "half a character",
         ),
         Edit("checks_at_first_next", "return _deltas", "yield from _deltas", "runs nothing before the"),
@@ -73,14 +54,13 @@ WRONG = {
             """,
             "queue it at the first next()",
         ),
-        Edit("never_aborts", "engine.abort_request(request.request_id)", "pass", "after the caller stopped early"),
         Edit("aborts_at_close_only", "finally:", "except GeneratorExit:", "after a step that failed"),
         Edit("takes_any_output", "if output.request_id != request_id:", "if False:", "with your request_id only"),
         Edit(
             "aborts_everybody",
             "engine.abort_request(request.request_id)",
-            "for request_id in list(engine.requests):\n    engine.abort_request(request_id)",
-            "is gone",
+            "engine.forget([*engine.requests.values()])",
+            "gone",
         ),
     ],
 }

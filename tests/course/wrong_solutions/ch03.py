@@ -3,6 +3,7 @@
 from tests.course.wrong_solutions import Edit
 
 POSITION = "divmod(position, block_size)"
+LATE = "max(position - 1, 0) // block_size, position % block_size"
 
 WRONG = {
     "kv_bytes_per_token": [
@@ -10,15 +11,11 @@ WRONG = {
         Edit("query_heads", "config.num_key_value_heads", "config.num_attention_heads", "count the KV heads"),
         Edit("one_layer", "config.num_hidden_layers * ", "", "every layer has a K and a V"),
         Edit("always_bf16", "* itemsize", "* 2", "itemsize is the bytes of one number"),
-        Edit(
-            "head_dim_guessed", "config.head_dim", "config.hidden_size // config.num_attention_heads", "take head_dim"
-        ),
+        Edit("head_dim_guessed", "config.head_dim", "config.hidden_size // config.num_attention_heads", "take head"),
         Edit("a_fraction", "* itemsize", "/ (1 / itemsize)", "a number of bytes is an int"),
     ],
     "slot_mapping": [
-        Edit(
-            "late_at_the_border", POSITION, "max(position - 1, 0) // block_size, position % block_size", "is offset 0"
-        ),
+        Edit("late_at_the_border", POSITION, LATE, "is offset 0"),
         Edit("logical_block", "block_table[index] *", "index *", "the physical id block_table[index]"),
         Edit("relative_to_start", POSITION, "divmod(position - start, block_size)", "still begins at position 0"),
         Edit("ignores_write_start", "position < write_start", "False", "positions before write_start get slot -1"),

@@ -8,34 +8,28 @@ FOUND = """
 # Only now: allocation has set num_computed_tokens to what it found in the cache.
 num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
 """
+LIMIT = "scheduler.max_num_batched_tokens"
+FEW = "seq.num_generated_tokens <= params.min_tokens"
+LAST_IS_OLDEST = "scheduler.running.append(scheduler.running.pop(0))"
 PREEMPT = "preempted.append(scheduler.preempt_last())"
 
 WRONG = {
     "finish_reason": [
         Edit("appends_it_again", PARAMS, f"{PARAMS}\nseq.append(token_id)", "finish_reason only answers"),
         Edit("names_eos", 'return "stop", None', 'return "stop", token_id', "is no stop_reason"),
+        Edit("counts_the_prompt", GENERATED, "len(seq.tokens) == params.max_tokens", "max_tokens counts generated"),
         Edit(
             "ignore_eos_ignores_all",
-            "if token_id in params",
-            "if not params.ignore_eos and token_id in params",
+            "in params.stop_token_ids",
+            "in params.stop_token_ids and not params.ignore_eos",
             "EOS only",
-        ),
-        Edit(
-            "counts_the_prompt", GENERATED, "len(seq.tokens) == params.max_tokens", "max_tokens counts generated tokens"
         ),
         Edit("beyond_the_model", ">= scheduler.max_model_len", "> scheduler.max_model_len", "counts prompt and output"),
         Edit("length_first", PARAMS, f'{PARAMS}\nif {GENERATED}:\n    return "length", None', "before a length"),
-        Edit("no_min_tokens", "seq.num_generated_tokens > params.min_tokens", "True", "one of the first min_tokens"),
-        Edit(
-            "min_tokens_one_too_few", "> params.min_tokens", ">= params.min_tokens", "the last of the first min_tokens"
-        ),
+        Edit("min_tokens_one_too_few", "> params.min_tokens", ">= params.min_tokens", "the last of the first"),
         Edit("min_tokens_one_too_many", "> params.min_tokens", "> params.min_tokens + 1", "have come before it"),
-        Edit(
-            "min_tokens_before_everything",
-            PARAMS,
-            f"{PARAMS}\nif seq.num_generated_tokens <= params.min_tokens:\n    return None, None",
-            "never a length",
-        ),
+        Edit("no_min_tokens", "> params.min_tokens", "> 0", "one of the first min_tokens"),
+        Edit("min_tokens_hold_all_back", PARAMS, f"{PARAMS}\nif {FEW}:\n    return None, None", "never a length"),
     ],
     "preempt_last": [
         Edit("oldest", "running.pop()", "running.pop(0)", "the last of running is the youngest"),
@@ -44,33 +38,21 @@ WRONG = {
         Edit("keeps_blocks", "scheduler.block_manager.free(seq)", "seq.block_table = []", "must go back to the pool"),
         Edit("forgets_num_cached", " = seq.num_cached_tokens = 0", " = 0", "must be 0"),
         Edit("keeps_status", "seq.status = SequenceStatus.WAITING", "pass", "its status must say that it waits"),
-        Edit(
-            "drops_what_it_generated",
-            "return seq",
-            "del seq.tokens[-1]\nreturn seq",
-            "the generated ones too, must be kept",
-        ),
+        Edit("drops_a_token", "return seq", "del seq.tokens[-1]\nreturn seq", "the generated ones too, must be kept"),
         Edit("does_not_count", "scheduler.num_preemptions += 1", "pass", "num_preemptions counts"),
     ],
     "schedule": [
         Edit("returns_chunks", "return SchedulerOutput(", "return (", "must answer with a SchedulerOutput"),
-        Edit(
-            "counts_chunks_as_tokens", "scheduler.max_num_batched_tokens - budget)", "len(chunks))", "number of tokens"
-        ),
+        Edit("counts_chunks_as_tokens", f"{LIMIT} - budget)", "len(chunks))", "must be the number of tokens"),
         Edit("forgets_the_state", "seq.status = SequenceStatus.PREFILL", "pass", "gets status PREFILL"),
-        Edit(  # as in an engine without chunked prefill: a newcomer's step is for newcomers
+        Edit(
             "prefill_only_steps",
-            "while budget > 0 and len(chunks)",
-            "while budget > 0 and not scheduler.waiting and len(chunks)",
-            "newcomers in the same step",
+            "while budget > 0 and len",
+            "while budget > 0 and not scheduler.waiting and len",
+            "newcomers in",
         ),
         Edit("whole_prompt_after_a_hit", FOUND, FOUND.replace(" - seq.num_computed_tokens", ""), "is computed already"),
-        Edit(
-            "budget_for_prompts_only",
-            FOUND,
-            FOUND.replace("budget", "scheduler.max_num_batched_tokens"),
-            "the decodes of A and B included",
-        ),
+        Edit("budget_for_prompts_only", FOUND, FOUND.replace("budget", LIMIT), "the decodes of A and B included"),
         Edit("ignores_max_num_seqs", " and len(scheduler.running) < scheduler.max_num_seqs", "", "two may run"),
         Edit("admits_although_preempted", " and not preempted", "", "a step that preempted admits nobody"),
         Edit(
@@ -88,12 +70,7 @@ WRONG = {
             """,
             "nobody overtakes",
         ),
-        Edit(
-            "preempts_the_oldest",
-            PREEMPT,
-            f"scheduler.running.append(scheduler.running.pop(0))\n{PREEMPT}",
-            "the last of running is preempted",
-        ),
+        Edit("preempts_the_oldest", PREEMPT, f"{LAST_IS_OLDEST}\n{PREEMPT}", "the last of running is preempted"),
         Edit(  # chooses first, asks for blocks later, and never looks at its choice again
             "schedules_the_preempted",
             """

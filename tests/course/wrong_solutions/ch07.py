@@ -9,6 +9,7 @@ NUM_FULL, FULL = "in range(num_full)", "len(seq.tokens) // manager.block_size"
 CACHED = "min(len(hits) * manager.block_size, len(seq.tokens) - 1)"
 RECORD = "manager.stats.record(num_full, len(hits), int(hash_collision))"
 COMPUTED = "seq.num_computed_tokens //"
+FREE = "(manager.blocks[i] for i in manager.free_blocks)"
 POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block)"
 
 WRONG = {
@@ -29,10 +30,8 @@ WRONG = {
         Edit("one_image", START, f"{START}\nbreak", "a block can have several images"),
         Edit("absolute_image_start", "span.start - start", "span.start", "a span's start counts relative"),
         Edit("image_length", f"+ {START}", f"+ {START} + bytes([span.length])", "the length of a span only says"),
-        Edit("digits", IDS, '"".join(map(str, token_ids)).encode()', "two contents give the same bytes"),
         Edit("without_lengths", 'struct.pack("<I", len(encoded)) + encoded', "encoded", "two contents give the same"),
         Edit("no_tag_for_no_parent", PARENT, 'parent or b""', "its own says whether there is a parent"),
-        Edit("zeros_for_no_parent", PARENT, "parent or bytes(8)", "its own says whether there is a parent"),
     ],
     "allocate_with_prefix": [
         Edit("says_nothing", "return True", "return", "it returned nothing"),
@@ -45,10 +44,9 @@ WRONG = {
         Edit("leaves_the_last_block_out", FULL, "(len(seq.tokens) - 1) // manager.block_size", "its block stays a hit"),
         Edit("leaves_nothing_to_compute", CACHED, "len(hits) * manager.block_size", "nothing is left to compute"),
         Edit("wants_room_for_all", "+ len(unused_hits)", "+ len(hits)", "hits in use cost nothing"),
-        Edit(
-            "leaks", "return False", "hits[0].ref_count += 1\nreturn False", "the reference counts changed. Count first"
-        ),
+        Edit("leaks", "return False", "hits[0].ref_count += 1\nreturn False", "reference counts changed. Count first"),
         Edit("counts_hits_as_free", " + len(unused_hits)", "", "of which 2 are the hits: don't count these twice"),
+        Edit("keeps_the_collision", "seq.hash_collision = h", "seq.hash_collision |= h", "must be set anew"),
         Edit(
             "pops_before_it_takes_hits_out",
             """
@@ -69,7 +67,6 @@ WRONG = {
             """,
             "take them out before fresh ones are popped",
         ),
-        Edit("keeps_the_collision", "seq.hash_collision = h", "seq.hash_collision |= h", "must be set anew"),
         Edit("rounds_up", FULL, "manager.num_blocks_for(len(seq.tokens))", "Only full blocks have names"),
         Edit("verifies_nothing", "if not block.holds(content):", "if False:", "Ask block.holds(content)"),
         Edit("records_nothing", RECORD, "pass", "one collision goes into the statistics"),
@@ -78,9 +75,9 @@ WRONG = {
     ],
     "register_prefix": [
         Edit("in_the_map_only", "block.block_hash = name", "pass", "must say so: block.block_hash"),
+        Edit("takes_a_reference", "copies[block", "block.ref_count += 1\ncopies[block", "changes no reference counts"),
         Edit("without_content", "block.parent_hash, block.token_ids, block.extra_keys =", "_ =", "can be verified"),
         Edit("keeps_no_count", "seq.num_registered_blocks = index + 1", "pass", "num_registered_blocks: two blocks"),
-        Edit("takes_a_reference", "copies[block", "block.ref_count += 1\ncopies[block", "changes no reference counts"),
         Edit("the_whole_prompt", COMPUTED, "len(seq.tokens) //", "The rest of the prompt is not in the cache"),
         Edit("from_the_start", "range(seq.num_registered_blocks", "range(0", "begin at seq.num_registered_blocks"),
         Edit("the_prompt_only", COMPUTED, f"min(seq.num_prompt_tokens, {COMPUTED[:-3]}) //", "4 tokens of the answer"),
@@ -89,37 +86,27 @@ WRONG = {
         Edit("verifies_nothing", "if copies and not", "if False and not", "register nothing from there on"),
         Edit(
             "counts_nothing",
-            "seq.hash_collision = True",
-            "seq.hash_collision, seq.num_registered_blocks = True, 0",
-            "along",
+            "hash_collision = True",
+            "hash_collision = True\nseq.num_registered_blocks = 0",
+            "count along",
         ),
     ],
     "take_fresh": [
-        Edit("from_the_tail", POP, f"manager.blocks[list(manager.free_blocks)[-1]]\n{REMOVE}", "its head is taken"),
         Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go behind those"),
-        Edit("without_references", "block.ref_count = 1", "pass", "each block that is taken has one reference"),
         Edit(
             "counts_every_block",
-            "block.ref_count = 1",
-            "block.ref_count = 1\nmanager.stats.evictions += 1",
-            "nothing was",
+            "if block.block",
+            "manager.stats.evictions += 1\nif block.block",
+            "nothing was evicted",
         ),
+        Edit("from_the_tail", POP, f"manager.blocks[list(manager.free_blocks)[-1]]\n{REMOVE}", "its head is taken"),
+        Edit("without_references", "block.ref_count = 1", "pass", "each block that is taken has one reference"),
         Edit("keeps_names", "if block.block_hash is not None:", "if False:", "is still in hash_to_block under its old"),
         Edit("says_what_it_was", "block.block_hash = block.parent_hash = None", "pass", "still says what it was"),
         Edit("keeps_empty_dicts", "if not copies:", "if False:", "hash_to_block must not keep empty dicts"),
-        Edit(
-            "the_lowest",
-            POP,
-            f"manager.blocks[min(manager.free_blocks)]\n{REMOVE}",
-            "the head is taken, whatever it is",
-        ),
+        Edit("the_lowest", POP, f"manager.blocks[min(manager.free_blocks)]\n{REMOVE}", "the head is taken, whatever"),
         Edit("counts_no_evictions", "manager.stats.evictions += 1", "pass", "that is one eviction"),
         Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that name"),
-        Edit(
-            "unnamed_first",
-            POP,
-            f"min((manager.blocks[i] for i in manager.free_blocks), key=lambda b: b.block_hash is not None)\n{REMOVE}",
-            "worked example, request 2",
-        ),
+        Edit("unnamed_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
     ],
 }
