@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from chapters.expect import Wrong, read_again
+from chapters.expect import Wrong, expect, expect_sane, read_again
+from chapters.patching import our_engine, use_manager
 from chapters.submission import describe, readable
 from nanovllm import LLM, SamplingParams
+from nanovllm.core.block_manager import BlockManager
 
 PROMPTS = ["The capital of France is", "Once upon a time there was", "One two three four five six seven"]
 
@@ -43,10 +45,11 @@ class Bench:
         """What our own engine generates, asked for before the student's code is put in."""
         return self.generate()
 
-    def generate(self) -> list[list[int]]:
+    def generate(self, max_tokens: int = 12) -> list[list[int]]:
         """Greedy tokens for PROMPTS, from an empty cache."""
         self.llm.reset_prefix_cache()
-        outputs = self.llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), False)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        outputs = self.llm.generate(PROMPTS, params, False)
         return [output.outputs[0].token_ids for output in outputs]
 
     def prepare(self) -> None:
@@ -105,6 +108,30 @@ Check = Callable[[Any, Bench], None]
 def answers_as_before(function: Any, bench: Bench) -> None:
     """the real model answers as before"""
     bench.same_tokens()
+
+
+def answers_in_a_small_pool(function: Any, bench: Bench) -> None:
+    """the real model answers as before in a pool that makes it preempt"""
+    with our_engine():
+        expected, num_preemptions = _answer_in_a_small_pool(bench)
+    got, got_preemptions = _answer_in_a_small_pool(bench)
+    expect(num_preemptions, got_preemptions, "the same pool, but another number of preemptions than with our function")
+    bench.same_tokens(expected, got)
+
+
+def _answer_in_a_small_pool(bench: Bench) -> tuple[list[list[int]], int]:
+    """Greedy tokens and the number of preemptions. The pool has just the blocks that the prompts need.
+
+    Prefix caching is off, so that the steps are the same whichever function is the student's: rounding cannot tell them
+    apart.
+    """
+    scheduler, manager, encode = bench.llm.engine.scheduler, bench.llm.engine.block_manager, bench.llm.get_tokenizer()
+    num_blocks = sum(manager.num_blocks_for(len(encode(prompt).input_ids)) for prompt in PROMPTS)
+    small, before = BlockManager(num_blocks, manager.block_size, enable_prefix_caching=False), scheduler.num_preemptions
+    with use_manager(bench.llm, small):
+        answers = bench.generate(manager.block_size + 1)  # everybody grows by a block
+    expect_sane(small, "after preemption ")
+    return answers, scheduler.num_preemptions - before
 
 
 def case(title: str, compare: Callable[..., None], *rows: tuple[Any, ...], section: str = "") -> Check:

@@ -1,13 +1,11 @@
 """How the exercises of chapter 4 are graded."""
 
-from functools import cache
 from typing import Any
 
 from chapters.expect import ensure, expect, expect_answer, expect_sane, read_again
-from chapters.grading import PROMPTS, Bench, Task
-from chapters.patching import our_engine, replaced, use_manager
+from chapters.grading import Bench, Task, answers_in_a_small_pool
+from chapters.patching import replaced
 from chapters.stage import Stage, compute
-from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 
@@ -86,37 +84,6 @@ def generates_the_same(function: Any, bench: Bench) -> None:
         expect_sane(manager, "after the model's answers ")
         hint = "all answers are given, so every block must be in the free queue"
         expect(len(manager.blocks), len(manager.free_blocks), hint)
-
-
-def generate_in_a_tiny_pool(bench: Bench) -> tuple[list[list[int]], int]:
-    """Greedy tokens and the number of preemptions. The pool has just the blocks that the prompts need.
-
-    Prefix caching is off, so that the steps are the same whichever function is the student's: rounding cannot tell them
-    apart.
-    """
-    engine, tokenizer = bench.llm.engine, bench.llm.get_tokenizer()
-    block_size, num_before = engine.block_manager.block_size, engine.scheduler.num_preemptions
-    num_blocks = sum(engine.block_manager.num_blocks_for(len(tokenizer(prompt).input_ids)) for prompt in PROMPTS)
-    manager = BlockManager(num_blocks, block_size, enable_prefix_caching=False)
-    params = SamplingParams(temperature=0, max_tokens=block_size + 1, ignore_eos=True)  # everybody grows by a block
-    with use_manager(bench.llm, manager):
-        outputs = bench.llm.generate(PROMPTS, params, False)
-    expect_sane(manager, "after preemption ")
-    return [output.outputs[0].token_ids for output in outputs], engine.scheduler.num_preemptions - num_before
-
-
-@cache
-def expected_in_a_tiny_pool(bench: Bench) -> tuple[list[list[int]], int]:
-    with our_engine():
-        return generate_in_a_tiny_pool(bench)
-
-
-def generates_in_a_tiny_pool(function: Any, bench: Bench) -> None:
-    """the model answers as before in a pool that makes it preempt"""
-    tokens, num_preemptions = expected_in_a_tiny_pool(bench)
-    got_tokens, got_preemptions = generate_in_a_tiny_pool(bench)
-    expect(num_preemptions, got_preemptions, "the same pool, but another number of preemptions than with our function")
-    expect(tokens, got_tokens, "after preemption the model answers with other tokens")
 
 
 # -- allocate ---------------------------------------------------------------------------------------------------------
@@ -311,7 +278,7 @@ def frees_nothing(free: Any, bench: Bench) -> None:
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
 
-TRIALS = runs_in_the_scheduler, generates_the_same, generates_in_a_tiny_pool
+TRIALS = runs_in_the_scheduler, generates_the_same, answers_in_a_small_pool
 ALLOCATES = allocates_from_the_head, allocates_at_the_border, allocates_again, allocates_all_or_nothing
 APPENDS = appends_nothing, appends_at_the_border, appends_many, appends_in_a_reserved_prompt, appends_in_a_full_pool
 FREES = frees_a_sequence, frees_the_last_first, frees_shared_blocks, frees_and_keeps_names, frees_nothing

@@ -37,12 +37,7 @@ WRONG = {
         Edit("forgets_the_reading", "machine.weight_bytes / machine.bytes_per_s", "0", "no number of tokens fits"),
         Edit("counts_everybody", "sum(len(seq.tokens) - seq.num_computed_tokens == 1", "sum(1", "in the middle of its"),
         Edit("counts_who_waits", "scheduler.running)", "[*scheduler.running, *scheduler.waiting])", "who waits does"),
-        Edit(
-            "over_the_limit",
-            "max(fits, num_decodes + 1), scheduler",
-            "max(fits, num_decodes + 1), 9**9, scheduler",
-            "it has",
-        ),
+        Edit("over_the_limit", ", scheduler.max_num_batched_tokens)", ", 2048)", "it has the last word"),
         Edit("budget_for_the_prompt_alone", "max(fits,", "max(fits + num_decodes,", "until its first token"),
         Edit("lowers_the_limit", "return min(", "scheduler.max_num_batched_tokens //= 2\nreturn min(", "only answers"),
     ],
