@@ -145,6 +145,11 @@ def case(title: str, compare: Callable[..., None], *rows: tuple[Any, ...], secti
     return read_again(section)(check) if section else check
 
 
+def cases(compare: Callable[..., None], rows: dict[str, list[tuple[Any, ...]]]) -> tuple[Check, ...]:
+    """A case() for each title."""
+    return tuple(case(title, compare, *its_rows) for title, its_rows in rows.items())
+
+
 @dataclass(frozen=True)
 class Task:
     """name: of the function in exercise.py. section: heading of the chapter to read again, where a check names no other

@@ -41,6 +41,12 @@ class Story:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
         self.console.print(f"{text}{' [dim](measured)[/]' if measured else ''}\n")
 
+    def log(self, *lines: str) -> None:
+        """What happened, a line each."""
+        for line in lines:
+            self.console.print(line, style="dim")
+        self.console.print()
+
     def show(self, renderable: Any) -> None:
         """A table, a panel, whatever rich can draw."""
         self.console.print(renderable)

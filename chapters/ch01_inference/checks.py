@@ -1,7 +1,7 @@
 """Checks of chapter 1's exercises."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chapters.ch01_inference.lab import next_logits_of, rows_of
 from chapters.expect import expect, read_again
-from chapters.grading import PROMPTS, Bench, Task, Wrong, case
+from chapters.grading import PROMPTS, Bench, Task, Wrong, case, cases
 from chapters.patching import replaced
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
@@ -212,11 +212,6 @@ def real_model(function: Any, bench: Bench) -> None:
     bench.same_tokens(None, answers, partial(is_tie, bench))
 
 
-def no_context(function: Any) -> AbstractContextManager:
-    """Nothing of the engine to replace for all checks: they hand the function over, or put it in, themselves."""
-    return nullcontext()
-
-
 LAST = "the n queries belong to the last n positions: row i sees positions 0 to m - n + i"
 OWN = (
     "each head has its own dot products and its own softmax. The group size is num_heads // num_kv_heads, here 1: "
@@ -224,32 +219,25 @@ OWN = (
 )
 SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
 LARGE = "exp() of a large score is infinite: take torch.softmax, or subtract the row's largest score first"
-ATTENDS = (  # n, m, num_heads, num_kv_heads
-    case(
-        "a single token gets its own value back",
-        compare,
-        ("with one position to see, its weight is 1 and the result is its value", 1, 1, 1, 1),
-    ),
+ATTENDS: dict[str, list[tuple[Any, ...]]] = {  # hint, n, m, num_heads, num_kv_heads
+    "a prompt: no position sees what lies behind it": [
+        ("row i must not see positions behind its own, and must see its own", 5, 5, 1, 1)
+    ],
+    "queries of the last positions only, as when one token is added": [(LAST, 1, 6, 1, 1), (LAST, 3, 7, 1, 1)],
+    "several heads, each with keys and values of its own": [(OWN, 4, 4, 3, 3)],
+    "query heads that share KV heads": [(SHARE, 2, 5, 4, 1), (SHARE, 2, 5, 8, 2), (SHARE, 2, 5, 6, 3)],
+}
+ALONE = "with one position to see, its weight is 1 and the result is its value"
+ATTENTION = (
+    case("a single token gets its own value back", compare, (ALONE, 1, 1, 1, 1)),
     three_tokens,
-    case(
-        "a prompt: no position sees what lies behind it",
-        compare,
-        ("row i must not see positions behind its own, and must see its own", 5, 5, 1, 1),
-    ),
-    case(
-        "queries of the last positions only, as when one token is added",
-        compare,
-        (LAST, 1, 6, 1, 1),
-        (LAST, 3, 7, 1, 1),
-    ),
-    case("several heads, each with keys and values of its own", compare, (OWN, 4, 4, 3, 3)),
-    case("query heads that share KV heads", compare, (SHARE, 2, 5, 4, 1), (SHARE, 2, 5, 8, 2), (SHARE, 2, 5, 6, 3)),
+    *cases(compare, ATTENDS),
     case("large dot products: no overflow", partial(compare, times=40), (LARGE, 3, 3, 2, 1), section=LOOP),
     arguments_kept,
     in_the_engine,
 )
 LOOPS = (first_token, feeds_back, ends_by_length, ends_by_eos, eos_in_the_prompt, prompt_kept, real_model)
-TASKS = [
-    Task("causal_attention", "Attention by hand", no_context, ATTENDS),
-    Task("greedy_loop", LOOP, no_context, LOOPS),
+TASKS = [  # nothing is replaced for all checks: they hand the function over, or put it in, themselves
+    Task("causal_attention", "Attention by hand", nullcontext, ATTENTION),
+    Task("greedy_loop", LOOP, nullcontext, LOOPS),
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from chapters.expect import ensure, expect, expect_sane, read_again
@@ -378,18 +379,10 @@ def same_text(stream_text: Any, bench: Bench) -> None:
         expect(text_of(bench, prompt, greedy(12)), text, f"the text after {prompt!r}")
 
 
-def use_step(function: Any) -> AbstractContextManager:
-    return replaced(LLMEngine, "step", function)
-
-
-def use_stream(function: Any) -> AbstractContextManager:
-    return nullcontext()  # it stands on the engine, not in it
-
-
 STEPS = (nothing_to_do, one_request, batch, counters, two_samples, logprobs, streamed, chunked_prompt, stop_string)
 ERRORS = (failed_steps, failed_schedule, ctrl_c)
 STREAMS = (joined, at_once, whole_characters, bad_prompt, early_end, with_others, same_text)
 TASKS = [
-    Task("engine_step", STEP_SECTION, use_step, (*STEPS, *ERRORS, answers_as_before)),
-    Task("stream_text", ERRORS_SECTION, use_stream, STREAMS),
+    Task("engine_step", STEP_SECTION, partial(replaced, LLMEngine, "step"), (*STEPS, *ERRORS, answers_as_before)),
+    Task("stream_text", ERRORS_SECTION, nullcontext, STREAMS),
 ]

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chapters.ch01_inference.lab import published_config
 from chapters.expect import ensure, expect, read_again
-from chapters.grading import Bench, Task, Wrong, answers_as_before, case
+from chapters.grading import Bench, Task, Wrong, answers_as_before, case, cases
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -45,10 +45,6 @@ def asked_twice(function: Any, bench: Bench) -> None:
 # -- kv_bytes_per_token -------------------------------------------------------------------------------------------
 
 
-def use_bytes(function: Bytes) -> AbstractContextManager:
-    return replaced(ModelConfig, "kv_bytes_per_token", function)
-
-
 MISTAKES = {
     128: "that is K or V alone: a token leaves both",
     131_072 // 32: "every layer has a K and a V of its own",
@@ -68,29 +64,21 @@ def compare_bytes(
 
 
 ITEMSIZE = "itemsize is the bytes of one number: 4 for float32, 1 for fp8"
-BYTES = (
-    case(
-        "one layer, one head of 64 numbers, 2 bytes each: 256 bytes",
-        compare_bytes,
-        ("64 numbers of K and 64 of V, 2 bytes each", 64, 1, 1, 1, 64),
-    ),
-    case(
-        "several layers, and query heads that share KV heads (Llama-3.1-8B)",
-        compare_bytes,
-        ("2 (K and V) * layers * KV heads * head_dim * itemsize", 4096, 32, 32, 8, 128),
-    ),
-    case(
-        "itemsize counts: float32 takes twice what bfloat16 takes",
-        compare_bytes,
+BYTES: dict[str, list[tuple[Any, ...]]] = {  # hint, hidden_size, layers, heads, KV heads, head_dim, itemsize
+    "one layer, one head of 64 numbers, 2 bytes each: 256 bytes": [
+        ("64 numbers of K and 64 of V, 2 bytes each", 64, 1, 1, 1, 64)
+    ],
+    "several layers, and query heads that share KV heads (Llama-3.1-8B)": [
+        ("2 (K and V) * layers * KV heads * head_dim * itemsize", 4096, 32, 32, 8, 128)
+    ],
+    "itemsize counts: float32 takes twice what bfloat16 takes": [
         (ITEMSIZE, 64, 3, 4, 2, 16, 4),
         (ITEMSIZE, 64, 3, 4, 2, 16, 1),
-    ),
-    case(
-        "a model whose head_dim is not hidden_size / query heads (Qwen3-0.6B)",
-        compare_bytes,
-        ("Qwen3-0.6B has hidden_size / heads = 64 and head_dim = 128: take head_dim", 1024, 28, 16, 8, 128),
-    ),
-)
+    ],
+    "a model whose head_dim is not hidden_size / query heads (Qwen3-0.6B)": [
+        ("Qwen3-0.6B has hidden_size / heads = 64 and head_dim = 128: take head_dim", 1024, 28, 16, 8, 128)
+    ],
+}
 
 
 def allowed_pool(function: Bytes, bench: Bench) -> None:
@@ -152,35 +140,24 @@ def compare_slots(function: Slots, hint: str, table: list[int], start: int, end:
 BORDER = "position 8 is offset 0 of the second block, if a block has 8 slots; position 7 is the last of the first"
 MIDDLE = "start is a position of the sequence: the block table still begins at position 0"
 MINUS_ONE = "positions before write_start get slot -1, write_start itself is written"
-SLOTS = (
-    case(
-        "a short prompt in block 0: slots count up from 0",
-        compare_slots,
-        ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 0, 4, 0, 8),
-    ),
-    case(
-        "over the border of a block, and up to the border",
-        compare_slots,
-        *((BORDER, [0, 1], 0, end, 0, 8) for end in (12, 7, 8, 9)),
-    ),
-    case(
-        "blocks that lie anywhere in the pool",
-        compare_slots,
-        ("the slot comes from the physical id block_table[index], not from the index", [6, 2, 9], 0, 11, 0, 4),
-    ),
-    case(
-        "a step that begins in the middle of the sequence (decode, or the second chunk of a prompt)",
-        compare_slots,
+SLOTS: dict[str, list[tuple[Any, ...]]] = {  # hint, block_table, start, end, write_start, block_size
+    "a short prompt in block 0: slots count up from 0": [
+        ("positions 0 to 3 are offsets 0 to 3 of block 0", [0], 0, 4, 0, 8)
+    ],
+    "over the border of a block, and up to the border": [(BORDER, [0, 1], 0, end, 0, 8) for end in (12, 7, 8, 9)],
+    "blocks that lie anywhere in the pool": [
+        ("the slot comes from the physical id block_table[index], not from the index", [6, 2, 9], 0, 11, 0, 4)
+    ],
+    "a step that begins in the middle of the sequence (decode, or the second chunk of a prompt)": [
         (MIDDLE, [6, 2, 9], 5, 11, 5, 4),
         (MIDDLE, [6, 2, 9], 9, 10, 9, 4),
-    ),
-    case(
-        "positions before write_start get -1 and keep their place",
-        compare_slots,
-        (MINUS_ONE, [6, 2], 2, 6, 3, 4),
-        (MINUS_ONE, [6, 2], 7, 8, 8, 4),
-        section=MINUS_ONE_SECTION,
-    ),
+    ],
+}
+written_from = case(
+    "positions before write_start get -1 and keep their place",
+    compare_slots,
+    *((MINUS_ONE, [6, 2], *span, 4) for span in ((2, 6, 3), (7, 8, 8))),
+    section=MINUS_ONE_SECTION,
 )
 
 
@@ -250,40 +227,27 @@ def compare_write(function: Write, hint: str, slots: list[int], dtype: torch.dty
             raise Wrong(f"{hint} ({say})", expected=f"{want[at].tolist()} ... in {where}", got=cache[at].tolist())
 
 
-NOTHING = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
+ONE = "slot 17 is k_cache[2, 1], in the very tensor that was given"
+ALL = "each row of k and v goes to its own slot, and nothing else changes"
+NONE = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
+BEHIND = f"{NONE}; the tokens after it are written all the same"
+BF16 = "with bfloat16 the wrong numbers are in the cache", [3, -1, 4], torch.bfloat16
 WRITES = (
-    case(
-        "one token into slot 17: block 2, offset 1",
-        compare_write,
-        ("slot 17 is k_cache[2, 1], in the very tensor that was given", [17]),
-    ),
-    case(
-        "several tokens into slots of several blocks, over a border",
-        compare_write,
-        ("each row of k and v goes to its own slot, and nothing else changes", [15, 16, 30, 0, 7, 8]),
-    ),
+    case("one token into slot 17: block 2, offset 1", compare_write, (ONE, [17])),
+    case("several tokens, over the border of a block", compare_write, (ALL, [15, 16, 30, 0, 7, 8])),
     case(
         "slot -1: that token is not written, the others are",
         compare_write,
-        (NOTHING, [-1]),
-        (f"{NOTHING}; the tokens after it are written all the same", [9, -1, 20]),
-        (NOTHING, [-1, -1]),
+        *((NONE, [-1]), (BEHIND, [9, -1, 20]), (NONE, [-1, -1])),
         section=MINUS_ONE_SECTION,
     ),
-    case(
-        "a cache of bfloat16",
-        partial(compare_write, dtype=torch.bfloat16),
-        ("with bfloat16 the wrong numbers are in the cache", [3, -1, 4]),
-    ),
+    case("a cache of bfloat16", compare_write, BF16),
 )
 
+LAST = random_tables, asked_twice, slots_in_the_engine
+use_bytes = partial(replaced, ModelConfig, "kv_bytes_per_token")
 TASKS = [
-    Task("kv_bytes_per_token", "How many bytes is a token?", use_bytes, (*BYTES, allowed_pool)),
-    Task(
-        "slot_mapping",
-        "Where a token goes",
-        use_slot_mapping,
-        (*SLOTS, random_tables, asked_twice, slots_in_the_engine),
-    ),
+    Task("kv_bytes_per_token", "How many bytes is a token?", use_bytes, (*cases(compare_bytes, BYTES), allowed_pool)),
+    Task("slot_mapping", "Where a token goes", use_slot_mapping, (*cases(compare_slots, SLOTS), written_from, *LAST)),
     Task("write_kv", "Writing it", use_write_kv, (*WRITES, asked_twice, answers_as_before)),
 ]

@@ -157,9 +157,7 @@ def tell_reserving(story: Story) -> None:
         f"is the engine's BlockManager with {NUM_BLOCKS} blocks of {BLOCK_SIZE}: blocks for what is there."
     )
     world = TwoMemories()
-    for _ in range(10):
-        story.console.print(world.admit(), style="dim")
-    story.console.print()
+    story.log(*(world.admit() for _ in range(10)))
     story.say("The contiguous memory. A capital letter is a stored token, a small one a slot reserved and empty:")
     story.show(draw_contiguous(world))
     story.say("The paged memory:")
@@ -206,15 +204,13 @@ def tell_holes(story: Story) -> None:
         "and more fit. Five requests come, and six tokens later two of them have reached their limits:"
     )
     world = TwoMemories(reserve_longest=False)
-    for _ in range(5):
-        story.console.print(world.admit(), style="dim")
+    said = [world.admit() for _ in range(5)]
     for _ in range(6):
         world.grow()
-    story.console.print()
+    story.log(*said)
     story.show(draw_contiguous(world))
     story.say("The next request:")
-    story.console.print(world.admit(), style="dim")
-    story.console.print()
+    story.log(world.admit())
     story.show(draw_counters(world))
     numbers = world.counters()["contiguous"]
     story.say(
@@ -222,9 +218,7 @@ def tell_holes(story: Story) -> None:
         "such problem: any block will do. More requests, and the paged memory takes the blocks that the others left, "
         "wherever they lie:"
     )
-    for _ in range(5):
-        story.console.print(world.admit(), style="dim")
-    story.console.print()
+    story.log(*(world.admit() for _ in range(5)))
     story.show(draw_paged(world))
     story.show(draw_sequences(world.seqs.values(), world.names))
 
@@ -238,21 +232,17 @@ def tell_dry(story: Story) -> None:
     world = TwoMemories()
     for _ in range(9):
         world.admit()
-    for step in range(1, 5):
-        said = world.grow()
-        free = len(world.manager.free_blocks)
-        story.console.print(f"token {step}: {said or 'everybody has a slot'} ({free} free)", style="dim")
-    story.console.print()
+
+    def grow(what: str) -> str:
+        said = world.grow() or "everybody has a slot"
+        return f"{what}: {said} ({len(world.manager.free_blocks)} free)"
+
+    story.log(*(grow(f"token {step}") for step in range(1, 5)))
     story.say(
         "append_slots changed nothing where it said False, so those sequences are as they were, with one token waiting "
         "for its slot. The oldest ends, and its blocks serve the others:"
     )
-    for _ in range(2):
-        story.console.print(world.end_oldest(), style="dim")
-        said = world.grow()
-        free = len(world.manager.free_blocks)
-        story.console.print(f"one token: {said or 'everybody has a slot'} ({free} free)", style="dim")
-    story.console.print()
+    story.log(world.end_oldest(), grow("one token"), world.end_oldest(), grow("one token"))
     story.say("In the engine nobody waits for that: the scheduler takes the blocks of the youngest (chapter 5).")
 
 

@@ -1,16 +1,18 @@
 """Checks of chapter 5: a scheduler with the student's method, step by step beside one that is all ours."""
 
+from functools import partial
 from random import Random
 from typing import Any
 
 from chapters.expect import ensure, expect, read_again
-from chapters.grading import Bench, Task, answers_as_before, answers_in_a_small_pool, case
+from chapters.grading import Bench, Task, answers_as_before, answers_in_a_small_pool, cases
 from chapters.patching import our_engine, replaced
 from chapters.stage import EOS, Stage, compare_with_ours
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.sampling_params import SamplingParams
 
+STEP_SECTION = "A step: running first, then newcomers"
 DRY_SECTION = "When the paper runs out"
 
 
@@ -256,19 +258,16 @@ def admits_nobody(function: Any, bench: Bench) -> None:
     stage.expect_step("A 8..9; preempted: B", hint)
 
 
-ENDS = (case(title, compare_reason, *rows) for title, rows in REASONS.items())
+ENDS = cases(compare_reason, REASONS)
+SMALL = answers_in_a_small_pool
 ANSWERS = random_workloads, answers_as_before
 PREEMPTS = youngest_leaves, head_of_the_queue, blocks_come_back, starts_again, counted
 STEPS = one_request, running_first, cached_prefix, budget, small_budget, seats, nobody_overtakes
 DRY = youngest_gives_way, itself, admits_nobody
 
 
-def task(name: str, section: str, method: str, *checks: Any) -> Task:
-    return Task(name, section, lambda function: replaced(Scheduler, method, function), (*checks, *ANSWERS))
-
-
 TASKS = [
-    task("finish_reason", "Taking the tokens in", "finish_reason_of", *ENDS),
-    task("preempt_last", DRY_SECTION, "preempt_last", *PREEMPTS, answers_in_a_small_pool),
-    task("schedule", "A step: running first, then newcomers", "schedule", *STEPS, *DRY, answers_in_a_small_pool),
+    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "finish_reason_of"), (*ENDS, *ANSWERS)),
+    Task("preempt_last", DRY_SECTION, partial(replaced, Scheduler, "preempt_last"), (*PREEMPTS, *ANSWERS, SMALL)),
+    Task("schedule", STEP_SECTION, partial(replaced, Scheduler, "schedule"), (*STEPS, *DRY, *ANSWERS, SMALL)),
 ]

@@ -153,9 +153,7 @@ def tell_requests(story: Story) -> None:
     story.say("The hash map is flat. Each name contains its parent's, so a tree is in it all the same:")
     story.show(draw_tree(world))
     world = Simulator(48, "a conversation")
-    for _ in range(10):
-        story.console.print(world.send(), style="dim")
-    story.console.print()
+    story.log(*(world.send() for _ in range(10)))
     story.say(
         "A conversation: each turn sends all that was said before, the answers too. Prompt tokens computed (█) and "
         "saved (░), summed over the turns:"
@@ -196,11 +194,12 @@ def tell_forgetting(story: Story) -> None:
         "before the next one comes. What is forgotten is a block that is taken for a new request, with its words."
     )
     world = Simulator(8)
+    said = []
     for workload in (0, 3, 0, 3, 3, 0):
         world.workload = WORKLOADS[workload]
-        story.console.print(world.send(), style="dim")
+        said.append(world.send())
         world.end_oldest()
-    story.console.print()
+    story.log(*said)
     story.show(draw_map(world, 8))
     story.say(
         "D and E, two strangers in a row, push out the end of a prompt that others use as well: the queue knows when a "
@@ -220,11 +219,10 @@ def tell_copies(story: Story) -> None:
     story.part("Two blocks, one name")
     story.say("Two requests with the same text run side by side and generate the same words:")
     world = Simulator()
-    for _ in range(2):
-        story.console.print(world.typed("how far does the light reach"), style="dim")
+    said = [world.typed("how far does the light reach") for _ in range(2)]
     for _ in range(4):
         world.grow()
-    story.console.print()
+    story.log(*said)
     story.show(draw_requests(world, 2))
     story.show(draw_map(world, 4))
     story.say(
@@ -237,10 +235,11 @@ def tell_salts(story: Story, llm: LLM) -> None:
     story.part("Salts")
     story.say("The same text from two tenants, then from the first again:")
     world = Simulator()
+    said = []
     for salt in ("alice", "bob", "alice"):
         world.salt = salt
-        story.console.print(f"{salt}: {world.typed(f'{SYSTEM} may I visit')}", style="dim")
-    story.console.print()
+        said.append(f"{salt}: {world.typed(f'{SYSTEM} may I visit')}")
+    story.log(*said)
     story.show(draw_map(world, 6))
     story.say(
         "Why anybody wants that: a hit can be felt. Alice has one of two letters summarized. Mallory knows both texts, "
