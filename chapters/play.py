@@ -23,3 +23,10 @@ def act(world: Any, method: str, *args: str) -> str:
         return getattr(world, method)(*args) or ""
     except ValueError as error:
         return str(error)
+
+
+def explorer(title: str, *face: Any, **more: Any) -> Any:
+    """The terminal app of these (explorer.py). It needs textual, which is imported here and nowhere else."""
+    from chapters.explorer import Explorer
+
+    return Explorer(title, *face, **more)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Group, RenderableType
@@ -17,14 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.draw import color_of, draw_sequences
+from chapters.play import Action, explorer
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 8, 10, 12
 BEGINNING, ENDINGS = "The capital of France is Paris. The", (" capital of Italy is", " capital of Spain is", "")
@@ -340,16 +338,14 @@ def _listed(slots: list[int]) -> str:
 # -- the lab ------------------------------------------------------------------------------------------------------
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
-
+def make_app(model: str | None) -> Any:
     actions = [
         Action("s", "step", "step"),
         Action("p", "another prompt", "prompt"),
         Action("r", "reset", "reset"),
         Action("t", "time it", "measure"),
     ]
-    return Explorer("The KV cache", load_world(Story(model).load), CacheWorld.panels, actions)
+    return explorer("The KV cache", load_world(Story(model).load), CacheWorld.panels, actions)
 
 
 def tell(story: Story) -> None:

@@ -3,7 +3,7 @@
 What is done to them is in memories.py, pictures are here.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
@@ -28,6 +28,7 @@ from chapters.ch04_paged_attention.memories import (
     run_paged,
 )
 from chapters.draw import color_of, draw_free_queue, draw_pool, draw_sequences
+from chapters.play import explorer
 from chapters.stage import Stage
 from chapters.story import Story
 from nanovllm.core.block_manager import BlockManager
@@ -36,9 +37,6 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import rotary_and_write
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 GROUPS_PER_ROW = 8
 
@@ -103,10 +101,8 @@ def _draw_cells(unit: str, step: int, cells: list[tuple[str, str]], marks: list[
     return text
 
 
-def make_app(model: str | None = None) -> "Explorer":
-    from chapters.explorer import Explorer
-
-    return Explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, ACTIONS)
+def make_app(model: str | None = None) -> Any:
+    return explorer("4. PagedAttention: two memories, the same requests", TwoMemories(), panels, ACTIONS)
 
 
 # -- attention over a block table -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ all it ever sees of a model; so the stage may choose the tokens itself.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -24,13 +24,11 @@ from chapters.ch05_scheduler.batching import (
     summary,
 )
 from chapters.draw import color_of, draw_free_queue, pool_cells
+from chapters.play import explorer
 from chapters.stage import EOS, Stage, Step
 from chapters.story import Story
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 # -- pictures of a stage ----------------------------------------------------------------------------------------------
 
@@ -115,10 +113,8 @@ def _labels(stage: Stage, seqs: Iterable[Sequence]) -> Text:
     return Text(" ").join(_label(stage, seq) for seq in seqs)
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Explorer
-
-    return Explorer("Chapter 5: the scheduler", Comparison(), panels, ACTIONS)
+def make_app(model: str | None) -> Any:
+    return explorer("Chapter 5: the scheduler", Comparison(), panels, ACTIONS)
 
 
 # -- the story ------------------------------------------------------------------------------------------------------

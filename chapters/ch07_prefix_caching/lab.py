@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.table import Table
 
@@ -19,21 +19,17 @@ from chapters.ch07_prefix_caching.policies import POLICIES, POOL_TOKENS, bursts,
 from chapters.ch07_prefix_caching.simulator import ACTIONS, Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
+from chapters.play import explorer
 from chapters.stage import compute
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
-
-def make_app(model: str | None = None) -> "Explorer":
-    from chapters.explorer import Explorer
-
+def make_app(model: str | None = None) -> Any:
     title = "7. Prefix caching: = found, + now cached, · its own, ! wrong"
-    return Explorer(title, Simulator(), panels, ACTIONS, ask="a prompt of yours")
+    return explorer(title, Simulator(), panels, ACTIONS, ask="a prompt of yours")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
