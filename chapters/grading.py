@@ -1,7 +1,8 @@
 """Grading: the student's code in place of ours in the real engine, checked from easy to hard.
 
 A chapter's checks.py lists its TASKS. A task names a function of exercise.py and says how it is put into the engine; a
-check is a function of that function and a Bench, with a docstring that names it, and raises Wrong.
+check is a function of that function and a Bench, with a docstring that names it, and raises Wrong. Where only inputs
+and sentences differ, cases() makes checks of a table.
 
 This file needs the standard library and nanovllm/core until a check asks for a model, so that a browser can grade, too.
 """

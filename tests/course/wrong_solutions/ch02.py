@@ -4,6 +4,8 @@ from tests.course.wrong_solutions import Edit
 
 ROLL_BACK = "engine.scheduler.roll_back(output)"
 EACH = "for request in progressed.values() if request.finished or request.stream]"
+NEWEST = "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text"
+ABORT_ALL = "engine.forget([*engine.requests.values()])"
 SCHEDULE = "output = engine.scheduler.schedule()"
 
 WRONG = {
@@ -20,20 +22,13 @@ WRONG = {
         Edit("never_rolls_back", ROLL_BACK, "pass", "after RuntimeError the sequences"),
         Edit("swallows_the_error", "raise", "return []", "must reach its caller"),
         Edit("catches_exception_only", "BaseException:", "Exception:", "after KeyboardInterrupt the sequences"),
-        Edit(
-            "schedules_outside_of_try", f"try:\n    {SCHEDULE}", f"{SCHEDULE}\ntry:", "after RuntimeError the sequences"
-        ),
+        Edit("schedules_outside_of_try", f"try:\n    {SCHEDULE}", f"{SCHEDULE}\ntry:", "after RuntimeError"),
     ],
     "stream_text": [
         Edit("cumulative", "text[len(shown) :], text", "text, text", "only what is new"),
         Edit("empty_pieces", "if delta:", "if True:", "never the empty string"),
         Edit("all_at_the_end", "if delta:", "if finished:\n    yield from text\nif False:", "whole text was there"),
-        Edit(
-            "token_by_token",
-            "text[len(shown) :], text",
-            "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text",
-            "half a character",
-        ),
+        Edit("token_by_token", "text[len(shown) :], text", NEWEST, "half a character"),
         Edit("checks_at_first_next", "return _deltas", "yield from _deltas", "runs nothing before the"),
         Edit(
             "queues_at_the_call",
@@ -56,11 +51,6 @@ WRONG = {
         ),
         Edit("aborts_at_close_only", "finally:", "except GeneratorExit:", "after a step that failed"),
         Edit("takes_any_output", "if output.request_id != request_id:", "if False:", "with your request_id only"),
-        Edit(
-            "aborts_everybody",
-            "engine.abort_request(request.request_id)",
-            "engine.forget([*engine.requests.values()])",
-            "gone",
-        ),
+        Edit("aborts_everybody", "engine.abort_request(request.request_id)", ABORT_ALL, "is gone"),
     ],
 }

@@ -4,6 +4,7 @@ from tests.course.wrong_solutions import Edit
 
 PARAMS = "params = seq.sampling_params"
 GENERATED = "seq.num_generated_tokens == params.max_tokens"
+STOPS = "in params.stop_token_ids"
 FOUND = """
 # Only now: allocation has set num_computed_tokens to what it found in the cache.
 num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
@@ -18,12 +19,7 @@ WRONG = {
         Edit("appends_it_again", PARAMS, f"{PARAMS}\nseq.append(token_id)", "finish_reason only answers"),
         Edit("names_eos", 'return "stop", None', 'return "stop", token_id', "is no stop_reason"),
         Edit("counts_the_prompt", GENERATED, "len(seq.tokens) == params.max_tokens", "max_tokens counts generated"),
-        Edit(
-            "ignore_eos_ignores_all",
-            "in params.stop_token_ids",
-            "in params.stop_token_ids and not params.ignore_eos",
-            "EOS only",
-        ),
+        Edit("ignore_eos_ignores_all", STOPS, f"{STOPS} and not params.ignore_eos", "EOS only"),
         Edit("beyond_the_model", ">= scheduler.max_model_len", "> scheduler.max_model_len", "counts prompt and output"),
         Edit("length_first", PARAMS, f'{PARAMS}\nif {GENERATED}:\n    return "length", None', "before a length"),
         Edit("min_tokens_one_too_few", "> params.min_tokens", ">= params.min_tokens", "the last of the first"),
@@ -47,9 +43,9 @@ WRONG = {
         Edit("forgets_the_state", "seq.status = SequenceStatus.PREFILL", "pass", "gets status PREFILL"),
         Edit(
             "prefill_only_steps",
-            "while budget > 0 and len",
-            "while budget > 0 and not scheduler.waiting and len",
-            "newcomers in",
+            "budget > 0 and len",
+            "budget > 0 and not scheduler.waiting and len",
+            "newcomers in the same",
         ),
         Edit("whole_prompt_after_a_hit", FOUND, FOUND.replace(" - seq.num_computed_tokens", ""), "is computed already"),
         Edit("budget_for_prompts_only", FOUND, FOUND.replace("budget", LIMIT), "the decodes of A and B included"),

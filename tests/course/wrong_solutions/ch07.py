@@ -8,6 +8,7 @@ START = 'struct.pack("<q", span.start - start)'
 NUM_FULL, FULL = "in range(num_full)", "len(seq.tokens) // manager.block_size"
 CACHED = "min(len(hits) * manager.block_size, len(seq.tokens) - 1)"
 RECORD = "manager.stats.record(num_full, len(hits), int(hash_collision))"
+COLLIDES = "hash_collision = True"
 COMPUTED = "seq.num_computed_tokens //"
 FREE = "(manager.blocks[i] for i in manager.free_blocks)"
 POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block)"
@@ -84,12 +85,7 @@ WRONG = {
         Edit("one_copy", "copies[block", "copies.clear()\ncopies[block", "the second joins the first"),
         Edit("after_a_collision", " or seq.hash_collision", "", "nothing is named any more"),
         Edit("verifies_nothing", "if copies and not", "if False and not", "register nothing from there on"),
-        Edit(
-            "counts_nothing",
-            "hash_collision = True",
-            "hash_collision = True\nseq.num_registered_blocks = 0",
-            "count along",
-        ),
+        Edit("counts_nothing", f"seq.{COLLIDES}", f"seq.{COLLIDES}\nseq.num_registered_blocks = 0", "count along"),
     ],
     "take_fresh": [
         Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go behind those"),
