@@ -8,7 +8,7 @@ import pytest
 
 from chapters.grading import Bench, grade
 from tests.course.course_text import CHAPTERS, for_each_chapter, text_of
-from tests.course.wrong_solutions import Edit
+from tests.course.wrong_solutions import Edit, edits
 
 
 def headings(chapter) -> list[str]:
@@ -100,3 +100,11 @@ def test_signatures_agree(chapter):
     for task in chapter.module("checks").TASKS:
         ours, theirs = (getattr(chapter.module(name), task.name) for name in ("solution", "exercise"))
         assert inspect.signature(ours) == inspect.signature(theirs)
+
+
+def test_edits_as_one_writes_them():
+    text = "\none\n    name: a hint: yes\n        @ Heading\n        - old\n        +     new\n        = stays\n"
+    assert edits(text) == {"one": [Edit("name", "old\nstays", "    new\nstays", "a hint: yes", "Heading")]}
+    for unclear in ("one\n    no hint\n", "one\n    name: hint\n        * what\n"):
+        with pytest.raises((ValueError, KeyError)):
+            edits(unclear)

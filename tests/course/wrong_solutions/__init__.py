@@ -65,3 +65,28 @@ def _span(source: str, name: str) -> tuple[int, int]:
     [node] = [node for node in ast.parse(source).body if getattr(node, "name", None) == name]
     lines = source.splitlines(keepends=True)
     return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
+
+
+def edits(text: str) -> dict[str, list[Wrong]]:
+    """Edits as one writes them down, for each task; see ch08.py.
+
+    Behind the name of the task come "name: hint", the lines that go ("-"), those that come in their place ("+"), and
+    those before or behind them that stay ("="). A line "@" names the section.
+    """
+    found: dict[str, list[tuple[str, str, dict[str, list[str]]]]] = {}
+    for line in filter(None, text.split("\n")):
+        if not line.startswith(" "):
+            of_task = found[line] = []
+        elif not line.startswith(" " * 8):
+            name, hint = line.strip().split(": ", 1)
+            marked: dict[str, list[str]] = {"-": [], "+": [], "@": []}
+            of_task.append((name, hint, marked))
+        else:
+            for mark in line[8].replace("=", "-+"):
+                marked[mark].append(line[10:])
+
+    def edit(name: str, hint: str, lines: dict[str, list[str]]) -> Edit:
+        old, new, section = ("\n".join(lines[mark]) for mark in "-+@")
+        return Edit(name, old, new, hint, section)
+
+    return {task: [edit(*parts) for parts in of_task] for task, of_task in found.items()}
