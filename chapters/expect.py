@@ -1,6 +1,8 @@
 """Expect: what a check says when the student's code did something else than it should. Needs nothing but Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -54,3 +56,38 @@ def expect_sane(structure: Checkable, when: str = "") -> None:
         structure.check_integrity()
     except AssertionError as error:
         raise Wrong(f"{when}check_integrity() complains: {error}") from error
+
+
+def cases(
+    ask: Callable[..., Any], table: dict[str | tuple[str, str], Iterable[tuple[Any, ...]]]
+) -> tuple[Callable[[Any, Any], None], ...]:
+    """Checks that differ in what they ask: each calls ask(function, *row) for its rows.
+
+    table: title of the check -> rows; (title, heading to read again) -> rows.
+    """
+
+    def check_of(title: str, section: str, rows: list[tuple[Any, ...]]) -> Callable[[Any, Any], None]:
+        def check(function: Any, bench: Any) -> None:
+            for row in rows:
+                ask(function, *row)
+
+        check.__doc__ = title
+        return read_again(section)(check) if section else check
+
+    return tuple(check_of(*((key, "") if isinstance(key, str) else key), [*rows]) for key, rows in table.items())
+
+
+@contextmanager
+def unchanged(hint: str, *given: Any) -> Iterator[None]:
+    """While the student's function runs, these lists and tensors stay as they are."""
+    before = [thing.clone() if hasattr(thing, "clone") else deepcopy(thing) for thing in given]
+    yield
+    for a, b in zip(before, given, strict=True):
+        if not (a.shape == b.shape and bool((a == b).all()) if hasattr(a, "shape") else a == b):
+            raise Wrong(hint)
+
+
+def expect_form(expected: Any, got: Any, hint: str) -> None:
+    """A tensor of the shape and the dtype of this one."""
+    forms = (f"{list(x.shape)}, {x.dtype}" if hasattr(x, "dtype") else repr(x)[:80] for x in (expected, got))
+    expect(*forms, hint)

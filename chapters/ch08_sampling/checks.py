@@ -16,7 +16,7 @@ from chapters.ch01_inference.lab import next_logits_of
 from chapters.ch08_sampling.choices import choices_by
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.theory import compare
-from chapters.expect import read_again
+from chapters.expect import cases, expect, expect_form, read_again, unchanged
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -27,6 +27,7 @@ from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 
 OUR_THRESHOLD, OUR_SAMPLE_RANDOMLY = sampler.logit_threshold, sampler.sample_randomly
+BAR, MASK = "One bar for three filters", "Where a mask comes from"  # headings
 OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__  # type: ignore[attr-defined]
 
 
@@ -91,52 +92,42 @@ def use_draw(function: Callable[[Tensor, list[Sequence]], list[int]]) -> Iterato
 
 
 def ask_top_p(function: Callable, probs: Tensor, top_p: float) -> Tensor:
-    before = probs.clone()
-    kept = function(probs, top_p)
-    if not isinstance(kept, Tensor) or kept.dtype != torch.bool or kept.shape != probs.shape:
-        got = f"{kept.dtype} {list(kept.shape)}" if isinstance(kept, Tensor) else repr(kept)
-        raise Wrong("return a tensor of bools, one for each token", expected=f"bool {list(probs.shape)}", got=got)
-    if not torch.equal(probs, before):
-        raise Wrong("probs must stay as it is: the caller still needs it. Work on a copy")
+    with unchanged("probs must stay as it is: the caller still needs it. Work on a copy", probs):
+        kept = function(probs, top_p)
+    expect_form(probs > 0, kept, "return a tensor of bools, one for each token")
     if not kept.any():
         raise Wrong(f"top_p={top_p:g} keeps no token at all; the one that crosses the border stays")
     return kept
 
 
 def ask_min_p(function: Callable, logits: Tensor, temperature: float, min_p: float) -> Tensor:
-    before = logits.clone()
-    probs = function(logits, temperature, min_p)
-    if not isinstance(probs, Tensor) or probs.shape != logits.shape or not probs.is_floating_point():
-        got = f"{probs.dtype} {list(probs.shape)}" if isinstance(probs, Tensor) else repr(probs)
-        raise Wrong("return a tensor of probabilities, one for each token", expected=list(logits.shape), got=got)
-    if not torch.equal(logits, before):
-        raise Wrong("logits must stay as it is: the caller still needs it. Work on a copy")
-    return probs.float()
+    with unchanged("logits must stay as it is: the caller still needs it. Work on a copy", logits):
+        probs = function(logits, temperature, min_p)
+    probs = probs.float() if isinstance(probs, Tensor) else probs
+    expect_form(logits, probs, "return a tensor of probabilities, one for each token")
+    return probs
 
 
 def ask_draw(function: Callable, probs: Tensor, seqs: list[Sequence]) -> list[int]:
-    before, states = probs.clone(), (random.getstate(), torch.get_rng_state())
-    token_ids = function(probs, list(seqs))
+    states = random.getstate(), torch.get_rng_state()
+    with unchanged("probs must stay as it is: work on a copy", probs):
+        token_ids = function(probs, list(seqs))
     if not isinstance(token_ids, list) or len(token_ids) != len(seqs):
-        raise Wrong(
-            "return a list of token ids, one for each row", expected=f"{len(seqs)} of them", got=repr(token_ids)
-        )
-    if not torch.equal(probs, before):
-        raise Wrong("probs must stay as it is: work on a copy")
+        hint = "return a list of token ids, one for each row"
+        raise Wrong(hint, expected=f"{len(seqs)} of them", got=repr(token_ids))
     if random.getstate() != states[0] or not torch.equal(torch.get_rng_state(), states[1]):
-        hint = (
+        raise Wrong(
             "the global random state has moved: what the function draws next depends on who else has drawn. "
             "Compute the number from the three; or give each row a generator of its own, made from the three"
         )
-        raise Wrong(hint)
-    for row, token_id in enumerate(token_ids):
-        if not 0 <= int(token_id) < probs.shape[1]:
+    for row, token_id in zip(probs, map(int, token_ids), strict=True):
+        if not 0 <= token_id < len(row):
             hint = "there is no such token; the target is u times the sum of the row, and the sum may be below 1"
-            raise Wrong(hint, expected=f"0 to {probs.shape[1] - 1}", got=int(token_id))
-        if probs[row, int(token_id)] == 0:
+            raise Wrong(hint, expected=f"0 to {len(row) - 1}", got=token_id)
+        if row[token_id] == 0:
             hint = "a token with probability 0 was taken: its cumulative probability does not exceed that before it"
-            raise Wrong(hint, got=f"token {int(token_id)} of {_row(probs[row])}")
-    return [int(token_id) for token_id in token_ids]
+            raise Wrong(hint, got=f"token {token_id} of {_row(row)}")
+    return list(map(int, token_ids))
 
 
 @contextmanager
@@ -149,12 +140,10 @@ def use_choices(function: Callable[[list[list[int]], list[int], int], list[int]]
 
 
 def ask_choices(function: Callable, choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
-    before = [list(choice) for choice in choices], list(generated)
-    token_ids = function(choices, generated, eos_token_id)
+    with unchanged("choices and generated must stay as they are: the next question is about them", choices, generated):
+        token_ids = function(choices, generated, eos_token_id)
     if not isinstance(token_ids, list) or not all(isinstance(token_id, int) for token_id in token_ids):
         raise Wrong("return a list of token ids", got=repr(token_ids))
-    if (choices, generated) != before:
-        raise Wrong("choices and generated must stay as they are: the next question is about the same lists")
     if not token_ids:
         hint = (
             "no token is allowed at all. Where a choice is complete, EOS may come; and if this was right when one "
@@ -171,16 +160,14 @@ def _row(values: Tensor) -> str:
 # -- keep_top_p -------------------------------------------------------------------------------------------------------
 
 
-def compare_top_p(function: Callable, probs: list[float], top_p: float, hint: str) -> None:
-    """Raises Wrong, with a hint for the usual mistakes and otherwise this one."""
+def compare_top_p(function: Callable, probs: list[float], top_p: float) -> None:
+    """Raises Wrong, with a hint for the usual mistakes."""
     row = torch.tensor(probs)
     got = ask_top_p(function, row, top_p).nonzero().flatten().tolist()
     expected = exact_top_p(probs, top_p)
     if got == expected:
         return
     wanted = top_p * sum(probs)
-    in_order = {"ids": list(range(len(probs))), "ascending": sorted(range(len(probs)), key=probs.__getitem__)}
-    reached = math.fsum(probs[i] for i in expected) == wanted
     border = min(probs[i] for i in expected)
     if any(probs[i] == 0 for i in got):
         hint = "a token with probability 0 was cut by a filter before this one; it must not come back"
@@ -190,26 +177,22 @@ def compare_top_p(function: Callable, probs: list[float], top_p: float, hint: st
         hint = "the token that reaches or crosses the border is missing: it is kept, and the next one is not"
     elif {probs[i] for i in got} == {probs[i] for i in expected}:
         hint = "tokens that are exactly as likely as the last one kept are kept, too"
-    elif got == kept_in_order(probs, wanted, in_order["ids"]):
+    elif any(got == kept_in_order(probs, wanted, order) for order in (None, probs.__getitem__)):
         hint = "these are added up in the order of the ids: sort first, from the most likely token downwards"
-    elif got == kept_in_order(probs, wanted, in_order["ascending"]):
-        hint = "these are added up from the least likely one upwards: begin with the most likely token"
     elif any(probs[i] < probs[j] for i in got for j in set(expected) - set(got)):
         hint = "a less likely token is kept and a likelier one is not: do the places in your mask belong to the ids?"
     elif got == [i for i, p in enumerate(probs) if p >= min(top_p, max(probs))]:
         hint = "top_p is compared with the sum of the tokens kept so far, not with the probability of a single one"
-    elif set(got) > set(expected) and reached:
+    elif set(got) > set(expected) and math.fsum(probs[i] for i in expected) == wanted:
         hint = "one token too many: when the mass is reached exactly, the next token is not kept"
-    elif set(got) > set(expected):
-        hint = (
-            f"too many tokens: those expected have {math.fsum(probs[i] for i in expected):g} of the wanted {wanted:g}"
-        )
+    else:
+        hint = f"add up from the most likely token downwards, until the mass is there: {wanted:g}"
     raise Wrong(f"probs {_row(row)}, top_p={top_p:g}: {hint}", expected=f"tokens {expected}", got=f"tokens {got}")
 
 
-def kept_in_order(probs: list[float], wanted: float, order: list[int]) -> list[int]:
+def kept_in_order(probs: list[float], wanted: float, key: Callable[[int], float] | None) -> list[int]:
     kept, mass = [], 0.0
-    for i in order:
+    for i in sorted(range(len(probs)), key=key):
         if mass < wanted and probs[i] > 0:
             kept.append(i)
         mass += probs[i]
@@ -226,84 +209,56 @@ def exact_top_p(probs: list[float], top_p: float, wanted: float | None = None) -
     return [i for i, p in enumerate(probs) if p >= border and p > 0]
 
 
-def check_sorted(function: Callable, bench: Bench) -> None:
-    """The token that crosses the border is kept, in a row that is sorted"""
-    for top_p in (0.8, 0.6, 0.9, 0.3):
-        compare_top_p(function, [0.5, 0.25, 0.125, 0.09375, 0.03125], top_p, "add up until the mass is there")
-
-
-def check_unsorted(function: Callable, bench: Bench) -> None:
-    """A row in the order of the ids"""
-    for top_p in (0.6, 0.8, 0.2):
-        compare_top_p(
-            function, [0.09375, 0.25, 0.125, 0.5, 0.03125], top_p, "add up from the most likely one downwards"
-        )
-
-
-def check_border(function: Callable, bench: Bench) -> None:
-    """The mass is reached exactly; and top_p=1"""
-    for top_p in (0.5, 0.75, 1.0):
-        compare_top_p(function, [0.09375, 0.25, 0.125, 0.5, 0.03125], top_p, "top_p=1 keeps whatever is not 0")
-
-
-@read_again("One bar for three filters")
-def check_ties(function: Callable, bench: Bench) -> None:
-    """Equals pass together"""
-    for probs, top_p in (([0.125, 0.5, 0.0, 0.25, 0.125], 0.8), ([0.25, 0.25, 0.25, 0.25], 0.3)):
-        compare_top_p(function, probs, top_p, "equals pass together")
-
-
-@read_again("One bar for three filters")
-def check_not_normalised(function: Callable, bench: Bench) -> None:
-    """Other filters were there before: zeros, and a sum below 1"""
-    for top_p in (0.6, 0.5, 0.9, 1.0):
-        compare_top_p(function, [0.0, 0.125, 0.0, 0.25, 0.0625, 0.0625], top_p, "top_p is a share of what is there")
-
-
-def check_random_rows(function: Callable, bench: Bench) -> None:
-    """200 random rows"""
+def random_rows(num: int) -> Iterator[tuple[list[float], float]]:
     rng = random.Random(8)
-    for _ in range(200):
+    for _ in range(num):
         counts = [rng.choice((0, 1, 1, 2, 3, 5, 9)) for _ in range(rng.randint(1, 12))] + [1]
         rng.shuffle(counts)
-        top_p = rng.choice((0.125, 0.25, 0.5, 0.625, 0.75, 0.875, 1.0))
-        compare_top_p(function, [count / 128 for count in counts], top_p, "go through it by hand")
+        yield [count / 128 for count in counts], rng.choice((0.125, 0.25, 0.5, 0.625, 0.75, 0.875, 1.0))
 
 
-TOP_P_PARAMS = [
-    SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=1.3, top_p=0.6, top_k=50, seed=2, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=0.8, top_p=0.95, min_p=0.02, seed=3, max_tokens=12, ignore_eos=True),
-]
-MIN_P_PARAMS = [
-    SamplingParams(temperature=1.0, min_p=0.1, seed=1, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=1.5, min_p=0.05, top_k=50, seed=2, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=0.7, min_p=0.01, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True),
-]
-
-
-def same_samples(bench: Bench, params: list[SamplingParams], names: tuple[str, str]) -> None:
+def same_samples(bench: Bench, *settings: dict[str, Any]) -> None:
     """What is generated with the student's function, and with ours put back for a moment, from an empty cache."""
+    params = [SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **each) for i, each in enumerate(settings, 1)]
 
     def generate() -> list[list[int]]:
         bench.llm.reset_prefix_cache()
         return [output.outputs[0].token_ids for output in bench.llm.generate(PROMPTS, params, False)]
 
-    theirs = generate()
+    theirs, text = generate(), bench.llm.get_tokenizer().decode
     with replaced(sampler, "sample_randomly", OUR_SAMPLE_RANDOMLY):
         ours = generate()
-    for prompt, p, expected, got in zip(PROMPTS, params, ours, theirs, strict=True):
-        if expected != got:
-            text = bench.llm.get_tokenizer().decode
-            settings = ", ".join(f"{name}={getattr(p, name):g}" for name in ("temperature", *names) if getattr(p, name))
-            hint = f"{prompt!r} with {settings}, seed={p.seed} continues otherwise than with our filter"
-            raise Wrong(hint, expected=text(expected), got=text(got))
+    for prompt, options, a, b in zip(PROMPTS, settings, ours, theirs, strict=True):
+        expect(text(a), text(b), f"{prompt!r} with {options} continues otherwise than with our filter")
 
 
-@read_again("One bar for three filters")
+@read_again(BAR)
 def check_top_p_generates(function: Callable, bench: Bench) -> None:
     """A model samples the same tokens with it, also behind top_k and min_p"""
-    same_samples(bench, TOP_P_PARAMS, ("top_p", "top_k"))
+    first, second = dict(temperature=1.0, top_p=0.9), dict(temperature=1.3, top_p=0.6, top_k=50)
+    same_samples(bench, first, second, dict(temperature=0.8, top_p=0.95, min_p=0.02))
+
+
+SORTED, UNSORTED = [0.5, 0.25, 0.125, 0.09375, 0.03125], [0.09375, 0.25, 0.125, 0.5, 0.03125]
+CUT = [0.0, 0.125, 0.0, 0.25, 0.0625, 0.0625]  # by filters before this one
+TOP_P_CHECKS = (
+    *cases(
+        compare_top_p,
+        {
+            "The token that crosses the border is kept, in a row that is sorted": (
+                (SORTED, top_p) for top_p in (0.8, 0.6, 0.9, 0.3)
+            ),
+            "A row in the order of the ids": ((UNSORTED, top_p) for top_p in (0.6, 0.8, 0.2)),
+            "The mass is reached exactly; and top_p=1": ((UNSORTED, top_p) for top_p in (0.5, 0.75, 1.0)),
+            ("Equals pass together", BAR): [([0.125, 0.5, 0.0, 0.25, 0.125], 0.8), ([0.25, 0.25, 0.25, 0.25], 0.3)],
+            ("Other filters were there before: zeros, and a sum below 1", BAR): (
+                (CUT, top_p) for top_p in (0.6, 0.5, 0.9, 1.0)
+            ),
+            "200 random rows": random_rows(200),
+        },
+    ),
+    check_top_p_generates,
+)
 
 
 # -- min_p_probs ------------------------------------------------------------------------------------------------------
@@ -321,76 +276,64 @@ def compare_min_p(function: Callable, logits: list[float], temperature: float, m
     got = probs.tolist()
     if torch.allclose(probs, torch.tensor(expected), atol=1e-5):
         return
-    whole = exact_min_p(logits, temperature, 0.0)
-    kept, should = ([p > 0 for p in x] for x in (got, expected))
-    alone = exact_min_p(logits, 1.0, min_p)
-    absolute = [p >= min_p for p in whole]
-    if any(math.isnan(p) for p in got) and min_p == 1:
-        hint = "no token is left: exactly min_p times the largest probability is enough"
-    elif any(math.isnan(p) for p in got):
-        hint = "not a number: exp() of a large number is inf, so a softmax takes the largest logit off first"
+    kept, should, alone = ([p > 0 for p in x] for x in (got, expected, exact_min_p(logits, 1.0, min_p)))
+    too_few = "too few tokens are left: exactly min_p times the largest probability is enough"
+    if any(map(math.isnan, got)):
+        overflow = "not a number: exp() of a large number is inf, so a softmax takes the largest logit off first"
+        hint = too_few if min_p == 1 else overflow
     elif min_p == 0 and sum(kept) < sum(should):
         hint = "min_p=0 cuts nothing; is it compared with probabilities, and not with logits?"
     elif kept == should and abs(sum(got) - 1) > 1e-5:
         hint = f"the right tokens are left, but their probabilities add up to {sum(got):.4g}: scale what is left to 1"
-    elif kept == absolute and kept != should:
+    elif kept == [p >= min_p for p in exact_min_p(logits, temperature, 0.0)] and kept != should:
         hint = "min_p is a share of the largest probability, not a probability"
-    elif (
-        temperature != 1
-        and min_p > 0
-        and (kept == [p > 0 for p in alone] or torch.allclose(probs, torch.tensor(alone), atol=1e-5))
-    ):
+    elif temperature != 1 and min_p > 0 and kept == alone:
         hint = "temperature comes first: the filter looks at the probabilities after it"
-    elif temperature != 1 and kept == should:
-        hint = "the right tokens, but other probabilities: the logits are divided by the temperature, then softmax"
     elif kept == should:
-        hint = "the right tokens are left; their shares of what is left are others"
+        hint = "the right tokens, but other probabilities: the logits are divided by the temperature, then softmax"
     elif sum(kept) < sum(should):
-        hint = "too few tokens are left: exactly min_p times the largest probability is enough"
+        hint = too_few
     else:
         hint = "too many tokens are left: below min_p times the largest probability a token gets 0"
     settings = f"logits {_row(row)}, temperature {temperature:g}, min_p {min_p:g}"
-    shown = (_row(torch.tensor(x)) for x in (expected, got))
-    raise Wrong(f"{settings}: {hint}", expected=next(shown), got=next(shown))
-
-
-@read_again("Temperature: the same order, other distances")
-def check_min_p_plain(function: Callable, bench: Bench) -> None:
-    """min_p=0: a softmax and nothing else"""
-    compare_min_p(function, [1.0, 3.0, 2.0, -1.0], 1.0, 0.0)
-    compare_min_p(function, [1.0, 3.0, 2.0, -1.0], 0.5, 0.0)
-
-
-def check_min_p_relative(function: Callable, bench: Bench) -> None:
-    """A share of the largest probability"""
-    compare_min_p(function, [0.0, math.log(8), math.log(2)], 1.0, 0.2)
-    compare_min_p(function, [0.1 * i for i in range(30)], 1.0, 0.3)  # the largest probability is about 0.1
-    compare_min_p(function, [5.0, 0.0, 4.0, -2.0], 1.0, 0.1)
-
-
-def check_min_p_temperature(function: Callable, bench: Bench) -> None:
-    """Temperature before the filter"""
-    for temperature, min_p in ((2.0, 0.3), (0.5, 0.2), (1.5, 0.1)):
-        compare_min_p(function, [2.0, 4.0, 3.0, 1.0], temperature, min_p)
-
-
-@read_again("One bar for three filters")
-def check_min_p_border(function: Callable, bench: Bench) -> None:
-    """min_p=1, ties, and a token that must not come"""
-    compare_min_p(function, [2.0, 5.0, 5.0, 1.0], 1.0, 1.0)
-    compare_min_p(function, [3.0, 1.0], 0.7, 1.0)
-    compare_min_p(function, [-math.inf, 1.0, 2.0, -math.inf], 1.0, 0.05)
-
-
-def check_min_p_large_logits(function: Callable, bench: Bench) -> None:
-    """Logits far from 0, a small temperature"""
-    for logits, temperature in (([1000.0, 999.0, 990.0], 1.0), ([-1000.0, -1001.0], 1.0), ([20.0, 19.5, 3.0], 0.01)):
-        compare_min_p(function, logits, temperature, 0.1)
+    raise Wrong(f"{settings}: {hint}", expected=_row(torch.tensor(expected)), got=_row(probs))
 
 
 def check_min_p_generates(function: Callable, bench: Bench) -> None:
     """A model samples the same tokens with it, also before top_k and top_p"""
-    same_samples(bench, MIN_P_PARAMS, ("min_p", "top_k"))
+    first, second = dict(temperature=1.0, min_p=0.1), dict(temperature=1.5, min_p=0.05, top_k=50)
+    same_samples(bench, first, second, dict(temperature=0.7, min_p=0.01, top_p=0.9))
+
+
+MIN_P_CHECKS = (
+    *cases(
+        compare_min_p,
+        {
+            ("min_p=0: a softmax and nothing else", "Temperature: the same order, other distances"): (
+                ([1.0, 3.0, 2.0, -1.0], temperature, 0.0) for temperature in (1.0, 0.5)
+            ),
+            "A share of the largest probability": [
+                ([0.0, math.log(8), math.log(2)], 1.0, 0.2),
+                ([0.1 * i for i in range(30)], 1.0, 0.3),  # the largest probability is about 0.1
+                ([5.0, 0.0, 4.0, -2.0], 1.0, 0.1),
+            ],
+            "Temperature before the filter": (
+                ([2.0, 4.0, 3.0, 1.0], *settings) for settings in ((2.0, 0.3), (0.5, 0.2), (1.5, 0.1))
+            ),
+            ("min_p=1, ties, and a token that must not come", BAR): [
+                ([2.0, 5.0, 5.0, 1.0], 1.0, 1.0),
+                ([3.0, 1.0], 0.7, 1.0),
+                ([-math.inf, 1.0, 2.0, -math.inf], 1.0, 0.05),
+            ],
+            "Logits far from 0, a small temperature": [
+                ([1000.0, 999.0, 990.0], 1.0, 0.1),
+                ([-1000.0, -1001.0], 1.0, 0.1),
+                ([20.0, 19.5, 3.0], 0.01, 0.1),
+            ],
+        },
+    ),
+    check_min_p_generates,
+)
 
 
 # -- draw -------------------------------------------------------------------------------------------------------------
@@ -407,18 +350,16 @@ def flat(num_rows: int, vocab_size: int = 10_000) -> Tensor:
     return torch.full((num_rows, vocab_size), 1 / vocab_size, dtype=torch.float64)
 
 
-@read_again("One number, one token")
-def check_where_it_falls(function: Callable, bench: Bench) -> None:
-    """One token that can be; tokens with probability 0; a row that does not add up to 1"""
-    for probs, allowed in (([0.0, 0.0, 1.0, 0.0], {2}), ([0.0, 0.25, 0.0, 0.25, 0.0], {1, 3}), ([0.001, 0.0], {0})):
-        seqs = [make_seq(seed) for seed in range(64)]
-        rows = torch.tensor([probs], dtype=torch.float64).repeat(64, 1)
-        found = set(ask_draw(function, rows, seqs))
-        if found != allowed:
-            hint = f"64 rows {probs} with seeds 0 to 63; u is compared with shares of the row's sum, {sum(probs):g}"
-            if len(found) == 1:
-                hint = f"64 rows {probs} with seeds 0 to 63 all get the same token: what does u depend on?"
-            raise Wrong(hint, expected=f"tokens {sorted(allowed)}", got=f"tokens {sorted(found)}")
+def same_row(probs: list[float], num_rows: int) -> Tensor:
+    return torch.tensor([probs], dtype=torch.float64).repeat(num_rows, 1)
+
+
+def where_it_falls(function: Callable, probs: list[float], allowed: set[int]) -> None:
+    found = set(ask_draw(function, same_row(probs, 64), [make_seq(seed) for seed in range(64)]))
+    why = "all get the same token: what does u depend on?"
+    if len(found) > 1 or len(allowed) == 1:
+        why = f"u is compared with shares of the row's sum, {sum(probs):g}"
+    expect(sorted(allowed), sorted(found), f"64 rows {probs} with seeds 0 to 63: {why}")
 
 
 def hash_of_numbers(value: Any, hash: Callable[[Any], int] = hash) -> int:
@@ -431,120 +372,123 @@ def hash_of_numbers(value: Any, hash: Callable[[Any], int] = hash) -> int:
 
 def check_alone_and_together(function: Callable, bench: Bench) -> None:
     """The same alone, in company, in another order, and called again"""
-    seqs = [make_seq(seed, position=seed % 3) for seed in range(20)]
+    seqs, twins = ([make_seq(seed, position=seed % 3) for seed in range(20)] for _ in range(2))
     with replaced(builtins, "hash", hash_of_numbers):
         together = ask_draw(function, flat(20), seqs)
-    again = ask_draw(function, flat(20), seqs)
-    if together != again:
-        raise Wrong("called twice with the same rows it gives other tokens", expected=together, got=again)
+    expect(together, ask_draw(function, flat(20), seqs), "called twice with the same rows it gives other tokens")
     alone = [ask_draw(function, flat(1), [seq])[0] for seq in seqs]
-    if together != alone:
-        hint = "20 sequences in one batch, and each alone: does the row's place in the batch enter the number?"
-        raise Wrong(hint, expected=f"{alone} (alone)", got=together)
+    hint = "20 sequences each alone, and in one batch: does the row's place in the batch enter the number?"
+    expect(alone, together, hint)
     backwards = ask_draw(function, flat(20), seqs[::-1])[::-1]
-    if together != backwards:
-        raise Wrong("the same rows in the reverse order give other tokens", expected=together, got=backwards)
-    twins = [make_seq(seed, position=seed % 3) for seed in range(20)]
-    if together != (got := ask_draw(function, flat(20), twins)):
-        hint = "another Sequence with the same three numbers gets another token: what else enters, its seq_id?"
-        raise Wrong(hint, expected=together, got=got)
+    expect(together, backwards, "the same rows in the reverse order give other tokens")
+    hint = "another Sequence with the same three numbers gets another token: what else enters, its seq_id?"
+    expect(together, ask_draw(function, flat(20), twins), hint)
 
 
-def check_three_numbers(function: Callable, bench: Bench) -> None:
-    """Seed, sample index and position each make a difference"""
-    cases = {
-        "the position in the output": [make_seq(5, 0, position) for position in range(40)],
-        "the sample index (n=40 would give the same text 40 times)": [make_seq(5, index) for index in range(40)],
-        "the seed": [make_seq(seed) for seed in range(40)],
-    }
-    for name, seqs in cases.items():
-        found = ask_draw(function, flat(40), seqs)
-        if len(set(found)) < 20:
-            hint = f"40 rows of 10,000 equally likely tokens, which differ only in {name}"
-            raise Wrong(hint, expected="about 40 different tokens", got=f"{len(set(found))}: {sorted(set(found))[:8]}")
+def differ(function: Callable, name: str, places: list[tuple[int | None, ...]]) -> None:
+    """40 sequences at these places get about 40 tokens."""
+    seqs = [make_seq(*place) for place in places]
+    for number, seq in enumerate(seqs):
+        seq.seed = 1000 + number if seq.sampling_params.seed is None else seq.seed  # as the engine does it
+    found = ask_draw(function, flat(40), seqs)
+    if len(set(found)) < 20:
+        hint = f"40 rows of 10,000 equally likely tokens, which differ only in {name}"
+        raise Wrong(hint, expected="about 40 different tokens", got=f"{len(set(found))}: {sorted(set(found))[:8]}")
 
 
 def check_unrelated(function: Callable, bench: Bench) -> None:
     """Neighbours are unrelated: no copy that is shifted, no sum or product of the three"""
     places = [(s, i, p) for s in (1, 2, 11, -1, 2**63 - 1) for i in (0, 1, 2, 11) for p in (0, 1, 2, 3, 11, 12)]
-    rows = flat(len(places), 50_000)
-    found = dict(zip(places, ask_draw(function, rows, [make_seq(*place) for place in places]), strict=True))
-    same: dict[int, list[tuple[int, int, int]]] = {}
-    for place, token_id in found.items():
-        same.setdefault(token_id, []).append(place)
-    if len(same) < len(places) - 4:
-        pair = next(group for group in same.values() if len(group) > 1)
+    found = ask_draw(function, flat(len(places), 50_000), [make_seq(*place) for place in places])
+    if len(set(found)) < len(places) - 4:
+        a, b = next((i, found.index(x)) for i, x in enumerate(found) if found.index(x) < i)
         hint = "two (seed, index, position) share a number, which luck does not explain: are the three told apart?"
-        raise Wrong(hint, expected="a number for each", got=f"the same for {pair[0]} and {pair[1]}")
+        raise Wrong(hint, expected="a number for each", got=f"the same for {places[b]} and {places[a]}")
 
 
-def check_no_seed(function: Callable, bench: Bench) -> None:
-    """Requests without a seed of their own: the engine has given them one"""
-    seqs = [make_seq(None) for _ in range(20)]
-    for number, seq in enumerate(seqs):
-        seq.seed = 1000 + number
-    found = ask_draw(function, flat(20), seqs)
-    if len(set(found)) < 15:
-        hint = "20 requests with seed=None get the same number: seq.seed is an int, seq.sampling_params.seed is None"
-        raise Wrong(hint, expected="about 20 different tokens", got=found)
-
-
-@read_again("Does it draw what it should?")
-def check_distribution(function: Callable, bench: Bench) -> None:
-    """6,000 draws are spread as they should be, over seeds and over positions"""
+def distribution(function: Callable, name: str, places: list[tuple[int, ...]]) -> None:
     probs = [0.05, 0.0, 0.2, 0.4, 0.02, 0.08, 0.05]  # adds up to 0.8
     shares = [p / 0.8 for p in probs]
-    for name, seqs in {
-        "seeds": [make_seq(seed) for seed in range(6000)],
-        "positions": [make_seq(3, 0, position) for position in range(6000)],
-    }.items():
-        rows = torch.tensor([probs], dtype=torch.float64).repeat(6000, 1)
-        counts = Counter(ask_draw(function, rows, seqs))
-        fit = compare(counts, shares)
-        if fit.chance < 1e-5:
-            hint = f"6,000 draws over {name}: chi-square {fit.chi_square:.0f} with {fit.freedom} degrees of freedom"
-            by_rank = sorted(shares)
-            if max(counts.values()) == 6000:
-                hint += "; it is always the same token"
-            elif sorted(counts[i] for i in range(7))[-1] < 2400:
-                hint += "; the likeliest token comes too rarely: a token's share of the line is its probability"
-            elif compare(Counter({i: counts[i] for i in counts}), by_rank).chance > 1e-3:
-                hint += "; the token ids are places in a sorted list: they must be places in the row"
-            expected = [round(6000 * p) for p in shares]
-            raise Wrong(hint, expected=expected, got=[counts[i] for i in range(len(probs))])
+    counts = Counter(ask_draw(function, same_row(probs, 6000), [make_seq(*place) for place in places]))
+    fit = compare(counts, shares)
+    if fit.chance < 1e-5:
+        hint = f"6,000 draws over {name}: chi-square {fit.chi_square:.0f} with {fit.freedom} degrees of freedom"
+        if max(counts.values()) < 2400:
+            hint += "; the likeliest token comes too rarely: a token's share of the line is its probability"
+        raise Wrong(hint, expected=[round(6000 * p) for p in shares], got=[counts[i] for i in range(len(probs))])
 
 
 def check_draw_generates(function: Callable, bench: Bench) -> None:
     """A model: the same tokens alone, in a batch, in another order, and preempted; n=3 gives three texts"""
     sizes = {"max_model_len": 64, "max_num_seqs": 4, "num_gpu_blocks_override": 12, "block_size": 8}
     llm = LLM(bench.model, dtype="float32", **sizes)
-    watched, text = PROMPTS[0], llm.get_tokenizer().decode
-
-    def run(prompts: list[str]) -> tuple[list[int], int]:
-        params = [
-            SamplingParams(seed=5 if prompt == watched else None, max_tokens=20, ignore_eos=True) for prompt in prompts
-        ]
-        with preemptions_watched() as preempted:
-            outputs = generate_in_order(llm, prompts, params)
-        return outputs[prompts.index(watched)].outputs[0].token_ids, sum(seq.seed == 5 for seq in preempted)
-
-    alone, _ = run([watched])
+    watched, text, num_preempted = PROMPTS[0], llm.get_tokenizer().decode, 0
+    alone: list[int] = []
     for company, prompts in {
+        "alone": [watched],
         "behind another request": [PROMPTS[1], watched],
-        "behind three others, in a pool that is too small": [PROMPTS[1], PROMPTS[2], "I", watched],
+        "behind three others, in a pool that is too small,": [PROMPTS[1], PROMPTS[2], "I", watched],
     }.items():
-        got, num_preempted = run(prompts)
-        if got != alone:
-            company += f" (it was preempted {num_preempted} times)" if num_preempted else ""
-            raise Wrong(f"{company} the request gets other tokens than alone", expected=text(alone), got=text(got))
+        seeds = [5 if prompt == watched else None for prompt in prompts]
+        params = [SamplingParams(seed=seed, max_tokens=20, ignore_eos=True) for seed in seeds]
+        with preemptions_watched() as preempted:
+            got = generate_in_order(llm, prompts, params)[-1].outputs[0].token_ids
+        alone = alone or got
+        num_preempted = sum(seq.seed == 5 for seq in preempted)
+        hint = f"{company} the request (it was preempted {num_preempted} times) gets other tokens than alone"
+        expect(text(alone), text(got), hint)
     assert num_preempted, "the pool of this check is too large"
-    params = SamplingParams(n=3, seed=5, max_tokens=8, ignore_eos=True)
-    [output] = generate_in_order(llm, [watched], [params])
-    samples = [completion.token_ids for completion in output.outputs]
-    if len(set(map(tuple, samples))) < 3:
-        raise Wrong("n=3 gives the same text more than once", expected="three texts", got=[text(s) for s in samples])
-    if samples[0] != alone[:8]:
-        raise Wrong("sample 0 of n=3 is the request that was alone", expected=text(alone[:8]), got=text(samples[0]))
+    [output] = generate_in_order(llm, [watched], [SamplingParams(n=3, seed=5, max_tokens=8, ignore_eos=True)])
+    samples = [text(completion.token_ids) for completion in output.outputs]
+    if len(set(samples)) < 3:
+        raise Wrong("n=3 gives the same text more than once", expected="three texts", got=samples)
+    expect(text(alone[:8]), samples[0], "sample 0 of n=3 is the request that was alone")
+
+
+DRAW_CHECKS = (
+    *cases(
+        where_it_falls,
+        {
+            (
+                "One token that can be; tokens with probability 0; a row that does not add up to 1",
+                "One number, one token",
+            ): [([0.0, 0.0, 1.0, 0.0], {2}), ([0.0, 0.25, 0.0, 0.25, 0.0], {1, 3}), ([0.001, 0.0], {0})]
+        },
+    ),
+    check_alone_and_together,
+    *cases(
+        differ,
+        {
+            "Seed, sample index and position each make a difference": [
+                ("the position in the output", [(5, 0, position) for position in range(40)]),
+                ("the sample index (n=40 would give the same text 40 times)", [(5, index) for index in range(40)]),
+                ("the seed", [(seed,) for seed in range(40)]),
+            ]
+        },
+    ),
+    check_unrelated,
+    *cases(
+        differ,
+        {
+            "Requests without a seed of their own: the engine has given them one": [
+                ("seq.seed, which is an int: seq.sampling_params.seed is None", [(None,)] * 40)
+            ]
+        },
+    ),
+    *cases(
+        distribution,
+        {
+            (
+                "6,000 draws are spread as they should be, over seeds and over positions",
+                "Does it draw what it should?",
+            ): [
+                ("seeds", [(seed,) for seed in range(6000)]),
+                ("positions", [(3, 0, position) for position in range(6000)]),
+            ]
+        },
+    ),
+    check_draw_generates,
+)
 
 
 # -- allowed_tokens ---------------------------------------------------------------------------------------------------
@@ -593,38 +537,10 @@ def walk(function: Callable, *choices: list[int]) -> None:
             compare_choices(function, [list(each) for each in choices], choice[:num_generated])
 
 
-@read_again("Where a mask comes from")
-def check_one_choice(function: Callable, bench: Bench) -> None:
-    """One choice: its tokens one by one, then EOS"""
-    walk(function, [7, 8, 9])
-
-
-@read_again("Where a mask comes from")
-def check_alike(function: Callable, bench: Bench) -> None:
-    """Choices that begin alike, and choices that meet again"""
-    walk(function, [7, 8, 9], [7, 8, 4], [3, 8, 5], [6, 1, 9, 4])
-
-
-@read_again("Where a mask comes from")
-def check_beginning_of_another(function: Callable, bench: Bench) -> None:
-    """One choice is the beginning of another: the output may end, and may go on"""
-    walk(function, [7], [7, 8], [7, 8, 9, 5], [3])
-
-
-@read_again("Where a mask comes from")
-def check_twice(function: Callable, bench: Bench) -> None:
-    """A token twice in a choice, a choice twice, and token 0"""
-    walk(function, [5, 6, 5, 7], [5, 5], [0, 5, 0, 0], [5, 5])
-
-
-@read_again("Where a mask comes from")
-def check_random_choices(function: Callable, bench: Bench) -> None:
-    """100 random sets of choices"""
+def random_choices(num: int) -> Iterator[list[list[int]]]:
     rng = random.Random(8)
-    for _ in range(100):
-        walk(
-            function, *([rng.choice((0, 1, 3, 4)) for _ in range(rng.randint(1, 5))] for _ in range(rng.randint(1, 6)))
-        )
+    for _ in range(num):
+        yield [[rng.choice((0, 1, 3, 4)) for _ in range(rng.randint(1, 5))] for _ in range(rng.randint(1, 6))]
 
 
 TEXTS = [" a red boat", " a red boat in the fog", " a boat", " the lazy dog", " gulls"]  # the first begins the second
@@ -689,7 +605,7 @@ def check_renormalised(function: Callable, bench: Bench) -> None:
         raise Wrong(hint, expected=[round(n * share) for share in shares], got=[counts[i] for i in range(len(TEXTS))])
 
 
-@read_again("Where a mask comes from")
+@read_again(MASK)
 def check_choices_preempted(function: Callable, bench: Bench) -> None:
     """Preempted: the tokens that are there already count, and the answer is the same as alone"""
     sizes = {"max_model_len": 40, "max_num_seqs": 4, "num_gpu_blocks_override": 5, "block_size": 8}
@@ -706,61 +622,31 @@ def check_choices_preempted(function: Callable, bench: Bench) -> None:
             raise Wrong(hint, expected=LONG_TEXTS[expected], got=LONG_TEXTS[got])
 
 
+CHOICE_CHECKS = (
+    *cases(
+        walk,
+        {
+            ("One choice: its tokens one by one, then EOS", MASK): [([7, 8, 9],)],
+            ("Choices that begin alike, and choices that meet again", MASK): [
+                ([7, 8, 9], [7, 8, 4], [3, 8, 5], [6, 1, 9, 4])
+            ],
+            ("One choice is the beginning of another: the output may end, and may go on", MASK): [
+                ([7], [7, 8], [7, 8, 9, 5], [3])
+            ],
+            ("A token twice in a choice, a choice twice, and token 0", MASK): [
+                ([5, 6, 5, 7], [5, 5], [0, 5, 0, 0], [5, 5])
+            ],
+            ("100 random sets of choices", MASK): map(tuple, random_choices(100)),
+        },
+    ),
+    check_choices_generate,
+    check_renormalised,
+    check_choices_preempted,
+)
+
 TASKS = [
-    Task(
-        "keep_top_p",
-        "Three ways to cut",
-        use_top_p,
-        (
-            check_sorted,
-            check_unsorted,
-            check_border,
-            check_ties,
-            check_not_normalised,
-            check_random_rows,
-            check_top_p_generates,
-        ),
-    ),
-    Task(
-        "min_p_probs",
-        "Three ways to cut",
-        use_min_p,
-        (
-            check_min_p_plain,
-            check_min_p_relative,
-            check_min_p_temperature,
-            check_min_p_border,
-            check_min_p_large_logits,
-            check_min_p_generates,
-        ),
-    ),
-    Task(
-        "draw",
-        "Where the number comes from",
-        use_draw,
-        (
-            check_where_it_falls,
-            check_alone_and_together,
-            check_three_numbers,
-            check_unrelated,
-            check_no_seed,
-            check_distribution,
-            check_draw_generates,
-        ),
-    ),
-    Task(
-        "allowed_tokens",
-        "A mask is one more thing that happens to logits",
-        use_choices,
-        (
-            check_one_choice,
-            check_alike,
-            check_beginning_of_another,
-            check_twice,
-            check_random_choices,
-            check_choices_generate,
-            check_renormalised,
-            check_choices_preempted,
-        ),
-    ),
+    Task("keep_top_p", "Three ways to cut", use_top_p, TOP_P_CHECKS),
+    Task("min_p_probs", "Three ways to cut", use_min_p, MIN_P_CHECKS),
+    Task("draw", "Where the number comes from", use_draw, DRAW_CHECKS),
+    Task("allowed_tokens", "A mask is one more thing that happens to logits", use_choices, CHOICE_CHECKS),
 ]

@@ -40,7 +40,7 @@ min_p_probs
     absolute: min_p is a share of the largest probability
         - min_p * probs.max()
         + min(min_p, float(probs.max()))
-    larger_only: no token is left: exactly min_p times
+    larger_only: too few tokens are left: exactly min_p times
         - probs < min_p
         + probs <= min_p
     not_renormalised: scale what is left to 1
