@@ -5,14 +5,14 @@ The engine computes in float32, where no token depends on how many rows a step h
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from chapters.ch13_guess_and_check.world import Always, guessing, steps_watched
-from chapters.expect import expect, expect_answer, expect_sane, read_again
+from chapters.expect import cases, expect, expect_answer, expect_sane, read_again, unchanged
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -27,6 +27,7 @@ TakeTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
 ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
 
 CACHE_SECTION = "What a cache must not keep"
+AGAIN = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
 REPEATING = [*PROMPTS, "one two three four one two three four one two", "a b a b a b a b"]
 PARAMS = [
     SamplingParams(temperature=t, seed=s, max_tokens=24, ignore_eos=s != 3, frequency_penalty=0.2 * (s == 1))
@@ -74,10 +75,19 @@ def compare_answers(other: Float32Bench, expected: list[list[int]]) -> None:
             raise Wrong(f"{prompt!r} is answered otherwise than without guesses", expected=text(ours), got=text(theirs))
 
 
-@contextmanager
-def use_nothing(function: Any) -> Iterator[None]:
-    """The checks put the function into the engine themselves."""
-    yield
+class Proposes:
+    """A Proposer (core/speculation.py) that asks this function for so many guesses for a sequence."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, guesses_for: Callable[[Sequence, int], list[int]]) -> None:
+        self.guesses_for = guesses_for
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.guesses_for(seq, num_guesses) for seq, num_guesses in wanted]
 
 
 # -- guess ------------------------------------------------------------------------------------------------------------
@@ -120,10 +130,15 @@ class Counted(list):
 
 
 def ask_guess(
-    function: Guess, memory: dict, tokens: list[int], sizes: tuple[int, int, int], hint: str, most_read: float = 1e9
+    function: Guess,
+    tokens: list[int],
+    sizes: tuple[int, int, int],
+    hint: str = "what a search through the text finds",
+    memory: dict | None = None,
+    most_read: float = 1e9,
 ) -> None:
     given = Counted(tokens)
-    got: Any = function(memory, given, *sizes)
+    got: Any = function({} if memory is None else memory, given, *sizes)
     num_read = given.num_read
     if list.__ne__(given, tokens):
         raise Wrong("tokens, which you were given, have been changed")
@@ -137,29 +152,6 @@ def ask_guess(
         raise Wrong(hint, expected=f"at most {most_read:.0f} tokens read", got=f"{num_read} of {len(tokens)}")
 
 
-def check_found(function: Guess, bench: Bench) -> None:
-    """The text goes on as it did before"""
-    ask_guess(function, {}, [1, 2, 3, 9, 1, 2], (2, 3, 1), "1, 2 was followed by 3, 9")
-    ask_guess(function, {}, [1, 2, 3, 4], (2, 3, 1), "nothing stands there twice: return []")
-    ask_guess(function, {}, [4], (2, 3, 1), "a single token has no earlier place")
-
-
-def check_longest(function: Guess, bench: Bench) -> None:
-    """The longest n-gram counts, then the newest place"""
-    tokens = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
-    ask_guess(function, {}, tokens, (1, 3, 1), "1, 2, 3 counts more than 2, 3, although it is older")
-    ask_guess(function, {}, tokens, (1, 2, 1), "with n-grams of two at most, the newest 2, 3 counts")
-    ask_guess(function, {}, tokens, (1, 8, 4), "no n-gram of four tokens comes twice")
-    ask_guess(function, {}, [7, 1, 8, 7, 2, 9, 7], (1, 3, 1), "of several places the newest counts")
-
-
-def check_overlap(function: Guess, bench: Bench) -> None:
-    """A text that repeats itself goes on repeating"""
-    ask_guess(function, {}, [5, 7, 8, 7, 8], (5, 3, 1), "the tokens from the place to the end come again and again")
-    ask_guess(function, {}, [3, 3, 3], (4, 2, 1), "3, 3 overlaps itself, one place before")
-    ask_guess(function, {}, [1, 2, 3, 1, 2], (7, 2, 1), "behind the end of the text come the same tokens again")
-
-
 def check_growing(function: Guess, bench: Bench) -> None:
     """300 growing texts, several tokens at a time, agree with a search"""
     rng = random.Random(13)
@@ -169,7 +161,7 @@ def check_growing(function: Guess, bench: Bench) -> None:
         memory: dict = {}
         tokens: list[int] = rng.choices(range(rng.choice([2, 3, 8])), k=rng.randint(1, 12))
         for _ in range(12):
-            ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds")
+            ask_guess(function, list(tokens), sizes, memory=memory)
             tokens += rng.choices(range(3), k=rng.randint(1, 4))
 
 
@@ -177,9 +169,9 @@ def check_growing(function: Guess, bench: Bench) -> None:
 def check_fails(function: Guess, bench: Bench) -> None:
     """A step has failed: the last tokens are gone, and others come"""
     memory: dict = {}
-    ask_guess(function, memory, [1, 2, 3, 5, 1, 2, 4, 9, 9], (2, 2, 1), "the text repeats 9")
+    ask_guess(function, [1, 2, 3, 5, 1, 2, 4, 9, 9], (2, 2, 1), "the text repeats 9", memory)
     hint = "there are fewer tokens than last time: forget what was noted of those that are gone"
-    ask_guess(function, memory, [1, 2, 3, 5, 1, 8, 1, 2], (2, 2, 1), hint)
+    ask_guess(function, [1, 2, 3, 5, 1, 8, 1, 2], (2, 2, 1), hint, memory)
 
 
 def check_reads_little(function: Guess, bench: Bench) -> None:
@@ -187,42 +179,57 @@ def check_reads_little(function: Guess, bench: Bench) -> None:
     rng = random.Random(1)
     memory: dict = {}
     tokens, sizes = rng.choices(range(300), k=4000), (5, 4, 2)
-    ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds")
+    ask_guess(function, list(tokens), sizes, memory=memory)
     for _ in range(30):
         at, num_new = rng.randrange(3900), rng.randint(1, 4)
         tokens += tokens[at : at + num_new]
-        ask_guess(function, memory, list(tokens), sizes, "what a search through the text finds", most_read=200)
-
-
-class TheirProposer:
-    """A Proposer (core/speculation.py) that asks the student's function."""
-
-    first_acceptance, draft_s = 0.5, 0.0
-
-    def __init__(self, function: Guess) -> None:
-        self.function, self.memories = function, WeakKeyDictionary[Sequence, dict]()
-
-    def kind(self, seq: Sequence) -> int:
-        return 0
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        found = []
-        for seq, num_guesses in wanted:
-            memory, tokens = self.memories.setdefault(seq, {}), Counted(seq.tokens)
-            guesses = self.function(memory, tokens, num_guesses, 3, 1)
-            expect(search(seq.tokens, num_guesses, 3, 1), guesses, "in the engine, beside other sequences")
-            found.append(guesses)
-        return found
+        ask_guess(function, list(tokens), sizes, memory=memory, most_read=200)
 
 
 def check_guess_generates(function: Guess, bench: Bench) -> None:
     """The engine generates with your guesses: the same tokens, in fewer steps"""
+    memories = WeakKeyDictionary[Sequence, dict]()
+
+    def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
+        guesses = function(memories.setdefault(seq, {}), Counted(seq.tokens), num_guesses, 3, 1)
+        expect(search(seq.tokens, num_guesses, 3, 1), guesses, "in the engine, beside other sequences")
+        return guesses
+
     with engine_of(bench) as other:
         expected = other.expected
-        with guessing(other.llm, TheirProposer(function), 4), steps_watched(other.llm) as steps:
+        with guessing(other.llm, Proposes(guesses_for), 4), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
         if sum(step.num_held for step in steps) == 0:
             raise Wrong("not one guess held, in texts that repeat themselves")
+
+
+GUESS_CHECKS = (
+    *cases(
+        ask_guess,
+        {
+            "The text goes on as it did before": [
+                ([1, 2, 3, 9, 1, 2], (2, 3, 1), "1, 2 was followed by 3, 9"),
+                ([1, 2, 3, 4], (2, 3, 1), "nothing stands there twice: return []"),
+                ([4], (2, 3, 1), "a single token has no earlier place"),
+            ],
+            "The longest n-gram counts, then the newest place": [
+                (AGAIN, (1, 3, 1), "1, 2, 3 counts more than 2, 3, although it is older"),
+                (AGAIN, (1, 2, 1), "with n-grams of two at most, the newest 2, 3 counts"),
+                (AGAIN, (1, 8, 4), "no n-gram of four tokens comes twice"),
+                ([7, 1, 8, 7, 2, 9, 7], (1, 3, 1), "of several places the newest counts"),
+            ],
+            "A text that repeats itself goes on repeating": [
+                ([5, 7, 8, 7, 8], (5, 3, 1), "the tokens from the place to the end come again and again"),
+                ([3, 3, 3], (4, 2, 1), "3, 3 overlaps itself, one place before"),
+                ([1, 2, 3, 1, 2], (7, 2, 1), "behind the end of the text come the same tokens again"),
+            ],
+        },
+    ),
+    check_growing,
+    check_fails,
+    check_reads_little,
+    check_guess_generates,
+)
 
 
 # -- take_tokens ------------------------------------------------------------------------------------------------------
@@ -240,33 +247,20 @@ def use_take_tokens(function: TakeTokens) -> Iterator[None]:
         yield
 
 
-class Says:
-    """Guesses what it is told to."""
-
-    first_acceptance, draft_s = 0.5, 0.0
-
-    def __init__(self, guesses: list[int]) -> None:
-        self.guesses = guesses
-
-    def kind(self, seq: Sequence) -> int:
-        return 0
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self.guesses[:n] for _, n in wanted]
-
-
 def make(num_blocks: int = 40, **options: Any) -> Scheduler:
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 60} | options
     return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), eos_token_ids=frozenset({EOS}), **limits)
 
 
-def one_step(guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any) -> Scheduler:
+def one_step(
+    function: TakeTokens, guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
+) -> Scheduler:
     """A prompt 0, 1, 2, ..., a first token 20, then a step with these guesses in which this is sampled. Compares."""
     scheduler = make()
     seq = Sequence(list(range(num_prompt)), SamplingParams(max_tokens=params.pop("max_tokens", 30), **params))
     scheduler.add(seq)
     scheduler.update(scheduler.schedule(), [20])
-    scheduler.speculation = Always(Says(guesses), len(guesses), 10**6) if guesses else None
+    scheduler.speculation = Always(Proposes(lambda seq, n: guesses[:n]), len(guesses), 10**6) if guesses else None
     output = scheduler.schedule()
     [chunk] = output.chunks
     before, taken = list(seq.tokens), list[int]()
@@ -278,7 +272,7 @@ def one_step(guesses: list[int], sampled: list[int], hint: str, num_prompt: int 
         reason, _ = scheduler.finish_reason_of(copy, token_id)
         if reason is not None or token_id != guessed:
             break
-    ended = scheduler.take_tokens(chunk, sampled)
+    ended = function(scheduler, chunk, sampled)
     said = f"guesses {chunk.guesses}, sampled {sampled}: {hint}"
     expect(taken, seq.tokens[len(before) :], f"{said} (the tokens appended)")
     expect_answer(reason is not None, ended, f"for guesses {chunk.guesses}, sampled {sampled}")
@@ -292,37 +286,20 @@ def one_step(guesses: list[int], sampled: list[int], hint: str, num_prompt: int 
     return scheduler
 
 
-def check_none(function: TakeTokens, bench: Bench) -> None:
-    """No guesses: the one token is taken"""
-    one_step([], [21], "append what was sampled")
-
-
-def check_all_hold(function: TakeTokens, bench: Bench) -> None:
-    """All guesses hold: they are taken, and the token behind them"""
-    one_step([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no guess")
-    one_step([21, 22, 23, 24, 25], [21, 22, 23, 24, 25, 26], "guesses that hold may fill a block, which gets its name")
-
-
-def check_refused(function: TakeTokens, bench: Bench) -> None:
-    """A guess is refused: what was sampled in its place is taken, and nothing behind it"""
-    one_step([31], [21, 22], "in place of the refused guess stands what was sampled")
-    one_step([21, 32, 23], [21, 22, 23, 24], "row 2 was computed with 32 before it: what it says does not count")
-    one_step([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three hold, so K/V of three guesses is right")
-
-
 @read_again(CACHE_SECTION)
 def check_ends(function: TakeTokens, bench: Bench) -> None:
     """The sequence ends within an accepted run"""
-    one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS ends the sequence, even where the guesses behind it hold")
-    one_step([21, 22, 23], [21, 22, 23, 24], "max_tokens is reached", max_tokens=3)
-    one_step([21, 22], [21, 55, 23], "a stop token ends it", stop_token_ids=[55])
-    one_step([21, EOS, 23], [21, EOS, 23, 24], "EOS may be ignored", ignore_eos=True)
+    hint = "EOS ends the sequence, even where the guesses behind it hold"
+    one_step(function, [21, EOS, 23], [21, EOS, 23, 24], hint)
+    one_step(function, [21, 22, 23], [21, 22, 23, 24], "max_tokens is reached", max_tokens=3)
+    one_step(function, [21, 22], [21, 55, 23], "a stop token ends it", stop_token_ids=[55])
+    one_step(function, [21, EOS, 23], [21, EOS, 23, 24], "EOS may be ignored", ignore_eos=True)
 
 
 @read_again(CACHE_SECTION)
 def check_blocks_back(function: TakeTokens, bench: Bench) -> None:
     """A sequence that ends gives its blocks back, and what was right can be found"""
-    scheduler = one_step([21, 22, 23, 24, EOS], [21, 22, 23, 24, EOS, 1], "it ends", num_prompt=5)
+    scheduler = one_step(function, [21, 22, 23, 24, EOS], [21, 22, 23, 24, EOS, 1], "it ends", num_prompt=5)
     expect(False, scheduler.has_unfinished(), "the sequence has ended: call scheduler.finish")
     again = Sequence([0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 7, 8, 9])
     scheduler.add(again)
@@ -362,33 +339,19 @@ class Cache:
         return seq.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
 
-class SometimesRight:
-    """Knows the rule, and keeps to it most of the time."""
-
-    first_acceptance, draft_s = 0.5, 0.0
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-
-    def kind(self, seq: Sequence) -> int:
-        return 0
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        found = []
-        for seq, num_guesses in wanted:
-            tokens = list(seq.tokens)
-            for _ in range(num_guesses):
-                tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(19))
-            found.append(tokens[len(seq.tokens) :])
-        return found
-
-
 @read_again(CACHE_SECTION)
 def check_many(function: TakeTokens, bench: Bench) -> None:
     """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
     scheduler, cache_model = make(num_blocks=20), Cache()
-    scheduler.speculation = Always(SometimesRight(rng), 5, 10**6)
+
+    def mostly_right(seq: Sequence, num_guesses: int) -> list[int]:
+        tokens = list(seq.tokens)
+        for _ in range(num_guesses):
+            tokens.append(next_token(tokens) if rng.random() < 0.7 else rng.randrange(19))
+        return tokens[len(seq.tokens) :]
+
+    scheduler.speculation = Always(Proposes(mostly_right), 5, 10**6)
     seqs = []
     for _ in range(40):
         start = rng.randrange(3)
@@ -413,8 +376,7 @@ def check_take_generates(function: TakeTokens, bench: Bench) -> None:
     with engine_of(bench) as other:
         with replaced(Scheduler, "take_tokens", OUR_TAKE_TOKENS):
             expected = other.expected
-        continuations = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, expected, strict=True)]
-        with guessing(other.llm, Remembers(continuations), 4), steps_watched(other.llm) as steps:
+        with guessing(other.llm, remembers(other), 4), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
         if sum(step.num_held for step in steps) < 20:
             raise Wrong("hardly a guess was taken, although three of four are right")
@@ -423,24 +385,43 @@ def check_take_generates(function: TakeTokens, bench: Bench) -> None:
 OUR_TAKE_TOKENS = Scheduler.take_tokens
 
 
-class Remembers:
-    """Knows what these texts say; every fourth guess is wrong."""
+def remembers(other: Float32Bench) -> Proposes:
+    """Knows what the engine answers; every fourth guess is wrong."""
+    texts = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, other.expected, strict=True)]
 
-    first_acceptance, draft_s = 0.5, 0.0
+    def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
+        known = len(seq.tokens)
+        rest = next((text[known:] for text in texts if text[:known] == seq.tokens), [])[:num_guesses]
+        return [7 if (known + i) % 4 == 0 else token for i, token in enumerate(rest)]
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self.texts = texts
+    return Proposes(guesses_for)
 
-    def kind(self, seq: Sequence) -> int:
-        return 0
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        found = []
-        for seq, num_guesses in wanted:
-            known = len(seq.tokens)
-            rest = next((text[known:] for text in self.texts if text[:known] == seq.tokens), [])[:num_guesses]
-            found.append([7 if (known + i) % 4 == 0 else token for i, token in enumerate(rest)])
-        return found
+TAKE_CHECKS = (
+    *cases(
+        one_step,
+        {
+            "No guesses: the one token is taken": [([], [21], "append what was sampled")],
+            "All guesses hold: they are taken, and the token behind them": [
+                ([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no guess"),
+                (
+                    [21, 22, 23, 24, 25],
+                    [21, 22, 23, 24, 25, 26],
+                    "guesses that hold may fill a block, which gets its name",
+                ),
+            ],
+            "A guess is refused: what was sampled in its place is taken, and nothing behind it": [
+                ([31], [21, 22], "in place of the refused guess stands what was sampled"),
+                ([21, 32, 23], [21, 22, 23, 24], "row 2 was computed with 32 before it: what it says does not count"),
+                ([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three hold, so K/V of three guesses is right"),
+            ],
+        },
+    ),
+    check_ends,
+    check_blocks_back,
+    check_many,
+    check_take_generates,
+)
 
 
 # -- share_guesses ----------------------------------------------------------------------------------------------------
@@ -454,10 +435,8 @@ def rate(acceptances: list[float], counts: list[int], step_s: list[float]) -> fl
 def compare_shares(
     function: ShareGuesses, acceptances: list[float], limits: list[int], step_s: list[float], hint: str
 ) -> list[int]:
-    given = list(acceptances), list(limits), list(step_s)
-    got: Any = function(*given)
-    if given != (acceptances, limits, step_s):
-        raise Wrong("the lists that you were given have been changed")
+    with unchanged("the lists that you were given have been changed", acceptances, limits, step_s):
+        got: Any = function(acceptances, limits, step_s)
     said = f"acceptances {acceptances}, limits {limits}, step_s {[round(s, 4) for s in step_s]}"
     if not isinstance(got, list) or len(got) != len(limits) or not all(isinstance(n, int) for n in got):
         raise Wrong(f"return a list of ints, one for each sequence ({said})", got=repr(got)[:80])
@@ -478,47 +457,17 @@ def compare_shares(
     return got
 
 
-@read_again("How long a run is")
-def check_share_example(function: ShareGuesses, bench: Bench) -> None:
-    """One sequence: the example, and a step that costs nothing more"""
-    hint = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
-    compare_shares(function, [0.5], [3], [10.0, 11.0, 12.0, 13.0], hint)
-    compare_shares(function, [0.9], [4], [10.0, 10.1, 10.2, 10.3, 10.4], hint)
-
-
-def check_share_none(function: ShareGuesses, bench: Bench) -> None:
-    """Guesses that do not pay are not made"""
-    compare_shares(function, [0.4], [3], [1.0, 1.5, 2.0, 2.5], "0.4 tokens more for half of a step's time more")
-    compare_shares(function, [0.0, 0.0], [2, 2], [1.0, 1.0, 1.0, 1.0, 1.0], "a guess that never holds adds nothing")
-    compare_shares(function, [0.9], [0], [1.0, 1.1], "its limit is 0")
-
-
-def check_share_step(function: ShareGuesses, bench: Bench) -> None:
-    """Seconds that jump: the first guess does not pay, and three do"""
-    hint = "do not stop at the first number that is no better: look at all"
-    compare_shares(function, [0.9], [4], [10.0, 20.0, 20.0, 20.0, 21.0], hint)
-    compare_shares(function, [0.95], [5], [1.0, 1.99, 2.0, 2.01], "the list of seconds ends before the limit")
-
-
-def check_share_several(function: ShareGuesses, bench: Bench) -> None:
-    """Several sequences: the most probable guesses first"""
-    hint = "the j-th guess of a sequence adds a**j tokens; take the largest of these first, whoever's they are"
-    compare_shares(function, [0.9, 0.3], [4, 4], [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5, 14.0], hint)
-    compare_shares(function, [0.5, 0.9, 0.7], [3, 3, 3], [10.0 + 0.8 * n for n in range(10)], hint)
-    compare_shares(function, [0.9, 0.9], [1, 5], [10.0 + 0.8 * n for n in range(5)], "limits are kept")
-
-
-def check_share_random(function: ShareGuesses, bench: Bench) -> None:
-    """200 random steps"""
+def random_steps(num: int) -> Iterator[tuple]:
     rng = random.Random(5)
-    for _ in range(200):
-        num_seqs = rng.randint(1, 4)
-        acceptances = [round(rng.random(), 2) for _ in range(num_seqs)]
-        limits = [rng.randint(0, 4) for _ in range(num_seqs)]
-        step_s = [1.0]
-        for _ in range(rng.randint(0, sum(limits) + 2)):
-            step_s.append(step_s[-1] + rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]))
-        compare_shares(function, acceptances, limits, step_s, "compare all numbers of guesses")
+    for _ in range(num):
+        acceptances = [round(rng.random(), 2) for _ in range(rng.randint(1, 4))]
+        limits = [rng.randint(0, 4) for _ in acceptances]
+        costs = [rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]) for _ in range(rng.randint(0, sum(limits) + 2))]
+        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all numbers of guesses"
+
+
+def seconds(num: int, first: float, more: float) -> list[float]:
+    return [first + more * n for n in range(num)]
 
 
 class GivenTimes:
@@ -551,8 +500,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
 
     with engine_of(bench) as other, replaced(speculation_module, "choose_num_guesses", choose):
         expected = other.expected
-        texts = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, expected, strict=True)]
-        speculation = Speculation(Remembers(texts), 3, 10**6)
+        speculation = Speculation(remembers(other), 3, 10**6)
         speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # type: ignore[assignment]
         with replaced(other.llm.engine.scheduler, "speculation", speculation), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
@@ -560,38 +508,39 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
             raise Wrong("the engine made no guess at all", got=f"{num_asked} times asked")
 
 
+ALL = "do not stop at the first number that is no better: look at all"
+LARGEST = "the j-th guess of a sequence adds a**j tokens; take the largest of these first, whoever's they are"
+EXPECTED = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
+SHARE_CHECKS = (
+    *cases(
+        compare_shares,
+        {
+            ("One sequence: the example, and a step that costs nothing more", "How long a run is"): [
+                ([0.5], [3], seconds(4, 10.0, 1.0), EXPECTED),
+                ([0.9], [4], seconds(5, 10.0, 0.1), EXPECTED),
+            ],
+            "Guesses that do not pay are not made": [
+                ([0.4], [3], seconds(4, 1.0, 0.5), "0.4 tokens more for half of a step's time more"),
+                ([0.0, 0.0], [2, 2], seconds(5, 1.0, 0.0), "a guess that never holds adds nothing"),
+                ([0.9], [0], [1.0, 1.1], "its limit is 0"),
+            ],
+            "Seconds that jump: the first guess does not pay, and three do": [
+                ([0.9], [4], [10.0, 20.0, 20.0, 20.0, 21.0], ALL),
+                ([0.95], [5], [1.0, 1.99, 2.0, 2.01], "the list of seconds ends before the limit"),
+            ],
+            "Several sequences: the most probable guesses first": [
+                ([0.9, 0.3], [4, 4], seconds(9, 10.0, 0.5), LARGEST),
+                ([0.5, 0.9, 0.7], [3, 3, 3], seconds(10, 10.0, 0.8), LARGEST),
+                ([0.9, 0.9], [1, 5], seconds(5, 10.0, 0.8), "limits are kept"),
+            ],
+            "200 random steps": random_steps(200),
+        },
+    ),
+    check_share_generates,
+)
+
 TASKS = [
-    Task(
-        "guess",
-        "Where guesses come from",
-        use_nothing,
-        (
-            check_found,
-            check_longest,
-            check_overlap,
-            check_growing,
-            check_fails,
-            check_reads_little,
-            check_guess_generates,
-        ),
-    ),
-    Task(
-        "take_tokens",
-        "A guess is checked by doing the work",
-        use_take_tokens,
-        (check_none, check_all_hold, check_refused, check_ends, check_blocks_back, check_many, check_take_generates),
-    ),
-    Task(
-        "share_guesses",
-        "How many guesses?",
-        use_nothing,
-        (
-            check_share_example,
-            check_share_none,
-            check_share_step,
-            check_share_several,
-            check_share_random,
-            check_share_generates,
-        ),
-    ),
+    Task("guess", "Where guesses come from", nullcontext, GUESS_CHECKS),
+    Task("take_tokens", "A guess is checked by doing the work", use_take_tokens, TAKE_CHECKS),
+    Task("share_guesses", "How many guesses?", nullcontext, SHARE_CHECKS),
 ]
