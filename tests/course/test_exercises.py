@@ -105,6 +105,7 @@ def test_signatures_agree(chapter):
 def test_edits_as_one_writes_them():
     text = "\none\n    name: a hint: yes\n        @ Heading\n        - old\n        +     new\n        = stays\n"
     assert edits(text) == {"one": [Edit("name", "old\nstays", "    new\nstays", "a hint: yes", "Heading")]}
+    assert edits("one\n    n: h\n        ~ x =>\n") == {"one": [Edit("n", "x", "", "h")]}
     for unclear in ("one\n    no hint\n", "one\n    name: hint\n        * what\n"):
         with pytest.raises((ValueError, KeyError)):
             edits(unclear)

@@ -70,8 +70,8 @@ def _span(source: str, name: str) -> tuple[int, int]:
 def edits(text: str) -> dict[str, list[Wrong]]:
     """Edits as one writes them down, for each task; see ch08.py.
 
-    Behind the name of the task come "name: hint", the lines that go ("-"), those that come in their place ("+"), and
-    those before or behind them that stay ("="). A line "@" names the section.
+    Behind the name of the task come "name: hint" and "~ old => new", or, where that does not fit, the lines that go
+    ("-"), those that come in their place ("+"), and those before or behind them that stay ("="). "@": the section.
     """
     found: dict[str, list[tuple[str, str, dict[str, list[str]]]]] = {}
     for line in filter(None, text.split("\n")):
@@ -81,6 +81,9 @@ def edits(text: str) -> dict[str, list[Wrong]]:
             name, hint = line.strip().split(": ", 1)
             marked: dict[str, list[str]] = {"-": [], "+": [], "@": []}
             of_task.append((name, hint, marked))
+        elif line[8] == "~":
+            old, new = f"{line[10:]} ".split(" => ")
+            marked["-"], marked["+"] = [old], [new[:-1]]
         else:
             for mark in line[8].replace("=", "-+"):
                 marked[mark].append(line[10:])

@@ -11,66 +11,54 @@ guess
         - followers[tuple(tokens[place - n : place])] = place
         + followers.setdefault(tuple(tokens[place - n : place]), place)
     stops_at_the_end: again and again
-        - [tokens[place + i % period] for i in range(num_guesses)]
-        + tokens[place : place + num_guesses]
+        ~ [tokens[place + i % period] for i in range(num_guesses)] => tokens[place : place + num_guesses]
     begins_one_late: was followed by
-        - place + i % period
-        + place + (i + 1) % period
+        ~ place + i % period => place + (i + 1) % period
     reads_all_again: does not go through the text again
-        - range(memory.get("num_tokens", 0), len(tokens)):
-        + range(len(tokens)):
+        ~ range(memory.get("num_tokens", 0), len(tokens)): => range(len(tokens)):
     ignores_failed_steps: forget what was noted
-        - if len(tokens) < memory.get("num_tokens", 0):
-        + if False:
+        ~ if len(tokens) < memory.get("num_tokens", 0): => if False:
     shortest_not_noted: the newest counts
-        - for n in range(shortest, min(longest, place) + 1):
-        + for n in range(shortest + 1, min(longest, place) + 1):
+        ~ for n in range(shortest, min(longest, place) + 1): => for n in range(shortest + 1, min(longest, place) + 1):
 take_tokens
     takes_all: the tokens appended
         - if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
         -     break
     forgets_the_last_row: the last row gives a token
-        - enumerate(token_ids):
-        + enumerate(token_ids[: len(chunk.guesses)] or token_ids):
+        ~ enumerate(token_ids): => enumerate(token_ids[: len(chunk.guesses)] or token_ids):
     refused_kv_counts: num_computed_tokens
         @ What a cache must not keep
         - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
         + seq.num_computed_tokens = min(chunk.end, len(seq.tokens))
     count_stays: num_computed_tokens
         @ What a cache must not keep
-        - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
+        ~ seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last =>
     no_names: blocks that have a name
         @ What a cache must not keep
-        - scheduler.block_manager.register_prefix(seq)
+        ~ scheduler.block_manager.register_prefix(seq) =>
     goes_on_behind_the_end: EOS ends the sequence
         - if reason is not None:
         -     break
     never_finishes: the finish reason
-        - scheduler.finish(seq, reason, stop_reason)
-        + pass
+        ~ scheduler.finish(seq, reason, stop_reason) => pass
     status_stays: status
-        - seq.status = SequenceStatus.DECODE
+        ~ seq.status = SequenceStatus.DECODE =>
     returns_nothing: returned nothing
-        - return reason is not None
-        + return None
+        ~ return reason is not None => return None
     blocks_back_first: named before the sequence gives them back
-        - if chunk.guesses:
-        + if chunk.guesses and reason is None:
+        ~ if chunk.guesses: => if chunk.guesses and reason is None:
 share_guesses
     counts_guesses_alone: expected tokens
-        - num_tokens = float(len(acceptances))
-        + num_tokens = 0.0
+        ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0
     stops_at_the_first_fall: look at all
         - if num_tokens / step_s[num] > best_rate:
         + if num_tokens / step_s[num] <= best_rate:
         +     break
         + if True:
     one_after_another: take the largest of these first
-        - chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before
+        ~ chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before =>
     equally_good: as good with fewer guesses
-        - num] > best_rate
-        + num] >= best_rate
+        ~ num] > best_rate => num] >= best_rate
     ignores_limits: above its limit
-        - range(1, limits[i] + 1)
-        + range(1, max(limits) + 2)
+        ~ range(1, limits[i] + 1) => range(1, max(limits) + 2)
 """)

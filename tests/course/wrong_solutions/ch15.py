@@ -5,20 +5,16 @@ from tests.course.wrong_solutions import edits
 WRONG = edits("""
 add_adapters
     last_slot_for_nobody: -1 is no slot
-        - if slot < 0:
-        + if False:
+        ~ if slot < 0: => if False:
     all_rows: stay; -1 is not
-        - (slots == slot).nonzero().squeeze(1)
-        + torch.arange(len(x))
+        ~ (slots == slot).nonzero().squeeze(1) => torch.arange(len(x))
     neighbours: need not be neighbours
         - (slots == slot).nonzero().squeeze(1)
         + torch.arange(*((slots == slot).nonzero().squeeze(1)[[0, -1]] + torch.tensor([0, 1])).tolist())
     one_a_for_all_parts: part p takes a[slot, p]
-        - weights.a[slot, part
-        + weights.a[slot, 0
+        ~ weights.a[slot, part => weights.a[slot, 0
     reads_the_padding: RuntimeError
-        - , : x.shape[1]]
-        + ]
+        ~ , : x.shape[1]] => ]
     changes_a_copy: Did you change a copy
         - y[rows] = (y[rows].float() + torch.cat(changes, dim=1)).to(y.dtype)
         + y[rows].add_(torch.cat(changes, dim=1).to(y.dtype))
@@ -48,29 +44,22 @@ slot_for
         - oldest = next(other for other in slots if other not in needed)
         + oldest = next(other for other in reversed(slots) if other not in needed)
     evicts_the_needed: is needed in this step
-        - oldest = next(other for other in slots if other not in needed)
-        + oldest = next(iter(slots))
+        ~ oldest = next(other for other in slots if other not in needed) => oldest = next(iter(slots))
     next_number: slot 1 is free
-        - slot = free[0]
-        + slot = len(slots)
+        ~ slot = free[0] => slot = len(slots)
     use_is_not_noted: was used just now
-        - slot = slots.pop(lora_id)
-        + slot = slots[lora_id]
+        ~ slot = slots.pop(lora_id) => slot = slots[lora_id]
     evicted_stays: who is in memory afterwards
-        - slot = slots.pop(oldest)
-        + slot = slots[oldest]
+        ~ slot = slots.pop(oldest) => slot = slots[oldest]
     a_second_slot: was used just now
-        - if lora_id in slots:
-        + if lora_id in slots and not free:
+        ~ if lora_id in slots: => if lora_id in slots and not free:
 meet_experts
     always_scales: what is missing to 1 is missing
         @ An expert for every token
-        - if normalize:
-        + if True:
+        ~ if normalize: => if True:
     the_worst_experts: the best expert alone
         @ An expert for every token
-        - topk(num_chosen)
-        + topk(num_chosen, largest=False)
+        ~ topk(num_chosen) => topk(num_chosen, largest=False)
     weighs_the_input: weigh its output, not its input
         - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
         + out[rows] += expert(weights[rows, places, None] * hidden[rows]).float()
@@ -89,18 +78,13 @@ meet_experts
         + for row, place in zip(rows, places):
         +     out[row] += weights[row, place] * expert(hidden[row : row + 1])[0].float()
     changes_hidden: have been changed
-        - torch.zeros(hidden.shape)
-        + hidden.zero_()
+        ~ torch.zeros(hidden.shape) => hidden.zero_()
     sums_in_bf16: so sum up in float32
-        - torch.zeros(hidden.shape)
-        + torch.zeros_like(hidden)
+        ~ torch.zeros(hidden.shape) => torch.zeros_like(hidden)
     experts_in_float32: in the dtype of hidden
-        - expert(hidden[rows])
-        + expert(hidden[rows].float())
+        ~ expert(hidden[rows]) => expert(hidden[rows].float())
     float32_result: dtype of hidden
-        - out.to(hidden.dtype)
-        + out
+        ~ out.to(hidden.dtype) => out
     probabilities_in_bf16: the same number in bf16
-        - scores.float().softmax(-1)
-        + scores.softmax(-1)
+        ~ scores.float().softmax(-1) => scores.softmax(-1)
 """)
