@@ -6,7 +6,7 @@ MLP's to 4 bits with a minimum.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chapters.ch12_fewer_bits import solution
 from chapters.ch12_fewer_bits.rounding import in_groups_of
-from chapters.expect import expect, read_again
+from chapters.expect import expect, expect_form, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
@@ -101,26 +101,17 @@ def show(numbers: Any, count: int = 6) -> str:
 # -- quantize ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def use_nothing(function: Any) -> Iterator[None]:
-    """The checks put the function into the engine themselves."""
-    yield
-
-
 def compare_quantize(function: Quantize, groups: Tensor, format: Format, hint: str) -> None:
-    given = groups.clone()
-    got: Any = function(given, format)
+    with unchanged("groups, which you were given, has been changed", groups):
+        got: Any = function(groups, format)
     if not isinstance(got, tuple | list) or len(got) != 3:
         raise Wrong("return three things: codes, scales, minimums (or None)", got=repr(got)[:80])
-    if not torch.equal(given, groups):
-        raise Wrong("groups, which you were given, has been changed")
     codes, scales, minimums = got
     expected = solution.quantize(groups, format)
     expect(format.has_minimum, minimums is not None, f"minimums is None exactly if the format has none ({format.name})")
     for name, ours, theirs in zip(("codes", "scales", "minimums"), expected, got, strict=True):
         if ours is not None:
-            found = (theirs.dtype, list(theirs.shape)) if isinstance(theirs, Tensor) else repr(theirs)[:60]
-            expect((ours.dtype, list(ours.shape)), found, f"{name} has another type or shape ({format.name}; {hint})")
+            expect_form(ours, theirs, f"{name} has another type or shape ({format.name}; {hint})")
     for name, ours, theirs in (("minimum", expected[2], minimums), ("scale", expected[1], scales)):
         if ours is not None and not torch.allclose(ours.float(), theirs.float(), rtol=2e-3, atol=1e-7):
             at = int((ours.float() - theirs.float()).abs().flatten().nan_to_num(1e9).argmax())
@@ -197,11 +188,9 @@ def check_quantize_generates(function: Quantize, bench: Bench) -> None:
 # -- restore ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def use_restore(function: Restore) -> Iterator[None]:
+def use_restore(function: Restore) -> AbstractContextManager[None]:
     """Wherever the engine restores weights, it does so with the student's function."""
-    with replaced(Groups, "dequantize", function):
-        yield
+    return replaced(Groups, "dequantize", function)
 
 
 def random_groups(format: Format, n: int = 5, k: int = 72, scale: float = 1.0) -> Groups:
@@ -210,16 +199,12 @@ def random_groups(format: Format, n: int = 5, k: int = 72, scale: float = 1.0) -
 
 
 def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
-    before = [x.clone() for x in (groups.codes, groups.scales, groups.minimums) if x is not None]
-    got: Any = function(groups)
-    after = [x for x in (groups.codes, groups.scales, groups.minimums) if x is not None]
-    if not all(map(torch.equal, before, after)):
-        raise Wrong("the groups, which you were given, have been changed")
+    given = [x for x in (groups.codes, groups.scales, groups.minimums) if x is not None]
+    with unchanged("the groups, which you were given, have been changed", *given):
+        got: Any = function(groups)
     expected = OUR_DEQUANTIZE(groups)
-    if not isinstance(got, Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
-        found = f"{list(got.shape)}, {got.dtype}" if isinstance(got, Tensor) else repr(got)[:80]
-        hint = "return [n, k] in float32: the rows' groups side by side, without the places behind k"
-        raise Wrong(hint, expected=f"{list(expected.shape)}, {expected.dtype}", got=found)
+    form = "return [n, k] in float32: the rows' groups side by side, without the places behind k"
+    expect_form(expected, got, form)
     if not torch.allclose(expected, got, rtol=1e-5, atol=1e-6 * float(expected.abs().amax())):
         section = None
         if torch.allclose(expected, got, rtol=5e-3, atol=1e-3 * float(expected.abs().amax())):
@@ -294,18 +279,16 @@ def compare_dot(function: GroupDot, args: tuple, hint: str) -> float:
     activations, activation_scale, codes, scale, minimum, zero = args
     meant = [(activation_scale * a, scale * (c - zero) + minimum) for a, c in zip(activations, codes, strict=True)]
     expected, magnitude = sum(a * w for a, w in meant), sum(abs(a * w) for a, w in meant)
-    dpbusd, copies = Dpbusd(), (list(activations), list(codes))
-    got: Any = function(copies[0], activation_scale, copies[1], scale, minimum, zero, dpbusd)
-    if copies != (list(activations), list(codes)):
-        raise Wrong("activations and codes stay as they are")
+    dpbusd = Dpbusd()
+    with unchanged("activations and codes stay as they are", activations, codes):
+        got: Any = function(activations, activation_scale, codes, scale, minimum, zero, dpbusd)
     if not isinstance(got, float | int) or abs(got - expected) > 1e-6 * max(magnitude, 1e-6):
         raise Wrong(hint, expected=f"{expected:.6g}", got=repr(got))
-    if dpbusd.num_calls < 8:
-        hint = "the right number, but the products of codes and activations are to be done by dpbusd, four a call"
-        raise Wrong(hint, expected="8 calls", got=f"{dpbusd.num_calls} calls")
-    if dpbusd.num_calls > 16:
-        hint = "8 calls do all 32 products of a code with an activation; more than 8 others are not needed"
-        raise Wrong(hint, expected="8 to 16 calls", got=f"{dpbusd.num_calls} calls")
+    if not 8 <= dpbusd.num_calls <= 16:
+        hint = (
+            "the right number, but the 32 products of a code with an activation are to be done by dpbusd, four a call"
+        )
+        raise Wrong(hint, expected="8 calls, 16 at most", got=f"{dpbusd.num_calls} calls")
     return got
 
 
@@ -367,14 +350,10 @@ def check_dot_generates(function: GroupDot, bench: Bench) -> None:
 def compare_linear(
     function: QuantizedLinear, x: Tensor, groups: Groups, hint: str, bias: Tensor | None = None, tolerance: float = 1e-3
 ) -> None:
-    given = x.clone()
-    got: Any = function(given, groups, bias)
-    if not torch.equal(given, x):
-        raise Wrong("x, which you were given, has been changed")
+    with unchanged("x, which you were given, has been changed", x):
+        got: Any = function(x, groups, bias)
     expected = our_linear(x, merge([groups]), bias)
-    if not isinstance(got, Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
-        found = f"{list(got.shape)}, {got.dtype}" if isinstance(got, Tensor) else repr(got)[:80]
-        raise Wrong("return [T, n] in x's dtype", expected=f"{list(expected.shape)}, {expected.dtype}", got=found)
+    expect_form(expected, got, "return [T, n] in x's dtype")
     size = expected.float().norm(dim=-1).clamp_min(1e-6)  # of each row
     off = (expected.float() - got.float()).norm(dim=-1) / size
     if not bool((off < tolerance).all()):
@@ -475,7 +454,7 @@ TASKS = [
     Task(
         "quantize",
         "A group and its scale",
-        use_nothing,
+        nullcontext,
         (check_example, check_sign, check_q4_0, check_minimum, check_zero, check_stored, check_quantize_generates),
     ),
     Task(
@@ -487,13 +466,13 @@ TASKS = [
     Task(
         "group_dot",
         "Whole numbers times whole numbers",
-        use_nothing,
+        nullcontext,
         (check_products, check_dot_zero, check_dot_minimum, check_dot_random, check_dot_generates),
     ),
     Task(
         "quantized_linear",
         "Activations are harder",
-        use_nothing,
+        nullcontext,
         (check_one_row, check_formats, check_bias, check_groups, check_neighbours, check_linear_generates),
     ),
 ]
