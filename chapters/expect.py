@@ -89,5 +89,5 @@ def unchanged(hint: str, *given: Any) -> Iterator[None]:
 
 def expect_form(expected: Any, got: Any, hint: str) -> None:
     """A tensor of the shape and the dtype of this one."""
-    forms = (f"{list(x.shape)}, {x.dtype}" if hasattr(x, "dtype") else repr(x)[:80] for x in (expected, got))
-    expect(*forms, hint)
+    forms = [f"{list(x.shape)}, {x.dtype}" if hasattr(x, "dtype") else repr(x)[:80] for x in (expected, got)]
+    expect(forms[0], forms[1], hint)

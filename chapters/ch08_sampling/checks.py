@@ -385,7 +385,7 @@ def check_alone_and_together(function: Callable, bench: Bench) -> None:
     expect(together, ask_draw(function, flat(20), twins), hint)
 
 
-def differ(function: Callable, name: str, places: list[tuple[int | None, ...]]) -> None:
+def differ(function: Callable, name: str, places: list[Any]) -> None:
     """40 sequences at these places get about 40 tokens."""
     seqs = [make_seq(*place) for place in places]
     for number, seq in enumerate(seqs):

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from chapters.ch09_tensor_parallelism.ranks import (
     possible_sizes,
     together,
 )
-from chapters.expect import read_again
+from chapters.expect import cases, expect, expect_form, unchanged
 from chapters.grading import PROMPTS, Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -44,24 +44,17 @@ from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
 T = TypeVar("T")
-OUR_FORWARD, OUR_EMBED, OUR_OPEN, OUR_SHARE = (
-    RowParallelLinear.forward,
-    Decoder.embed,
-    tensor_files.open_file,
-    Group.share,
-)
+OURS = [(RowParallelLinear, "forward"), (Decoder, "embed"), (tensor_files, "open_file"), (Group, "share")]
+OUR_CODE = [(owner, name, getattr(owner, name)) for owner, name in OURS]
 CPU = torch.device("cpu")
 
 
 @contextmanager
 def ours() -> Iterator[None]:
     """The engine's own code for a while, whatever is installed."""
-    with (
-        replaced(RowParallelLinear, "forward", OUR_FORWARD),
-        replaced(Decoder, "embed", OUR_EMBED),
-        replaced(tensor_files, "open_file", OUR_OPEN),
-        replaced(Group, "share", OUR_SHARE),
-    ):
+    with ExitStack() as stack:
+        for code in OUR_CODE:
+            stack.enter_context(replaced(*code))
         yield
 
 
@@ -136,13 +129,10 @@ def check_small_decoder(num_reduces: int | None = None) -> None:
     [got, *_] = on_ranks(groups, lambda group: logits_of(load_small(group)))
     if not torch.allclose(got, expected_logits(), rtol=1e-3, atol=1e-3):
         size = float((got - expected_logits()).abs().max())
-        raise Wrong(
-            "a small decoder with biases gives other logits on 6 ranks than on one",
-            expected="no difference above 0.001",
-            got=f"a difference of {size:.3g}",
-        )
-    if num_reduces is not None and groups[0].num_reduces != num_reduces:
-        raise Wrong("all-reduces of one step of 2 layers", expected=num_reduces, got=groups[0].num_reduces)
+        hint = "a small decoder with biases gives other logits on 6 ranks than on one"
+        raise Wrong(hint, expected="no difference above 0.001", got=f"a difference of {size:.3g}")
+    if num_reduces is not None:
+        expect(num_reduces, groups[0].num_reduces, "all-reduces of one step of 2 layers")
 
 
 # -- generation -------------------------------------------------------------------------------------------------------
@@ -186,11 +176,20 @@ def check_same_tokens(bench: Bench, fresh: bool = False) -> None:
             raise Wrong(f"{error}; every rank must call all_reduce, and equally often") from error
     decode, size = engine.get_tokenizer().decode, engine.engine.config.tensor_parallel_size
     for prompt, expected, got in zip(PROMPTS, TOKENS[bench], tokens, strict=True):
-        if expected != got:
-            hint = f"{size} ranks of your checkpoint answer {prompt!r} with other tokens than one rank"
-            raise Wrong(hint, expected=decode(expected), got=decode(got))
+        hint = f"{size} ranks of your checkpoint answer {prompt!r} with other tokens than one rank"
+        expect(decode(expected), decode(got), hint)
     if not fresh:
         ENGINES[bench] = engine
+
+
+def check_decoder(function: Any, bench: Bench) -> None:
+    """A decoder on 6 ranks: the logits of one rank, two all-reduces a layer and one for the embedding"""
+    check_small_decoder(num_reduces=5)
+
+
+def check_generates(function: Any, bench: Bench) -> None:
+    """Real generation on several ranks: the same tokens"""
+    check_same_tokens(bench)
 
 
 # -- row_parallel_forward ---------------------------------------------------------------------------------------------
@@ -230,12 +229,11 @@ class WatchedLinear(RowParallelLinear):
 
 def ask_linear(function: Forward, layer: WatchedLinear, x: Tensor) -> Tensor:
     """One call. Raises Wrong for what is wrong on any number of ranks."""
-    before = [t.clone() for t in (x, *layer.parameters())]
-    got = function(layer, x)
+    changed = "x, weight and bias must stay as they are: all_reduce changes what it is given"
+    with unchanged(changed, x, *layer.parameters()):
+        got = function(layer, x)
     if not isinstance(got, Tensor):
         raise Wrong("return a tensor", got=repr(got))
-    if not all(map(torch.equal, before, (x, *layer.parameters()))):
-        raise Wrong("x, weight and bias must stay as they are: all_reduce changes what it is given")
     if layer.num_products == 0:
         raise Wrong("call layer.product: in the engine the weight lies in an order that torch's functions do not know")
     return got
@@ -244,60 +242,32 @@ def ask_linear(function: Forward, layer: WatchedLinear, x: Tensor) -> Tensor:
 def compare_rows(function: Forward, size: int, with_bias: bool) -> None:
     weight, x = whole_numbers(3, 4 * size), whole_numbers(2, 4 * size, seed=1)
     bias = torch.tensor([100.0, 200, 300]) if with_bias else None
-    product = F.linear(x, weight)
-    expected = product if bias is None else product + bias
+    product, added = F.linear(x, weight), 0 if bias is None else bias
+    expected = product + added
+
+    def share_of(group: ThreadGroup) -> tuple[Tensor, Tensor]:
+        share = slice(4 * group.rank, 4 * group.rank + 4)
+        return weight[:, share], x[:, share].clone()
 
     def work(group: ThreadGroup) -> Tensor:
-        share = slice(4 * group.rank, 4 * group.rank + 4)
-        return ask_linear(function, WatchedLinear(weight[:, share], bias, group), x[:, share].clone())
+        part, its_x = share_of(group)
+        return ask_linear(function, WatchedLinear(part, bias, group), its_x)
 
     groups = make_groups(size)
     for group, got in zip(groups, on_ranks(groups, work), strict=True):
-        share = slice(4 * group.rank, 4 * group.rank + 4)
-        partial = F.linear(x[:, share], weight[:, share])
+        partial = F.linear(*reversed(share_of(group)))
         likely = [
+            (expected, f"calls of all_reduce in a row-parallel layer: {group.num_reduces} instead of 1"),
             (partial, "that is this rank's partial sum; the ranks' parts have to be added up"),
-            (product / size, "the parts are added up, not averaged"),
+            (partial + added, "that is this rank's partial sum; the ranks' parts have to be added up"),
+            (expected / size, "the parts are added up, not averaged"),
+            (product + size * added, f"the bias is in it {size} times: each of {size} ranks has added it"),
+            (product, "the bias is missing"),
         ]
-        if bias is not None:
-            likely += [
-                (partial + bias, "that is this rank's partial sum; the ranks' parts have to be added up"),
-                (product + size * bias, f"the bias is in it {size} times: each of {size} ranks has added it"),
-                (product, "the bias is missing"),
-                ((product + bias) / size, "the parts are added up, not averaged"),
-            ]
-        if got.shape != expected.shape or not torch.equal(got, expected):
-            hint = next((text for other, text in likely if size > 1 and torch.equal(got, other)), "")
-            where = f"rank {group.rank} of {size}, a row-parallel layer {'with' if with_bias else 'without'} a bias"
-            hint = f"{where}: {hint}" if hint else where
-            raise Wrong(hint, expected=expected.tolist(), got=got.tolist())
-        if group.num_reduces != 1:
-            raise Wrong("calls of all_reduce in a row-parallel layer", expected=1, got=group.num_reduces)
-
-
-def check_rows(function: Forward, bench: Bench) -> None:
-    """The partial sums of 3 ranks are added up"""
-    compare_rows(function, 3, with_bias=False)
-
-
-def check_bias(function: Forward, bench: Bench) -> None:
-    """The same with a bias"""
-    compare_rows(function, 3, with_bias=True)
-
-
-def check_alone(function: Forward, bench: Bench) -> None:
-    """A group of one"""
-    compare_rows(function, 1, with_bias=True)
-
-
-def check_forward_decoder(function: Forward, bench: Bench) -> None:
-    """A decoder on 6 ranks: the logits of one rank, two all-reduces a layer and one for the embedding"""
-    check_small_decoder(num_reduces=5)
-
-
-def check_forward_generates(function: Forward, bench: Bench) -> None:
-    """Real generation on several ranks: the same tokens"""
-    check_same_tokens(bench)
+        if got.shape != expected.shape or not torch.equal(got, expected) or group.num_reduces != 1:
+            hint = next((text for other, text in likely if torch.equal(got, other)), "")
+            where = f"rank {group.rank} of {size}, a row-parallel layer {'with' if with_bias else 'without'} a bias: "
+            raise Wrong(where + hint, expected=expected.tolist(), got=got.tolist())
 
 
 # -- embed ------------------------------------------------------------------------------------------------------------
@@ -322,22 +292,20 @@ def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[in
         decoder.group = group
         ids, own = torch.tensor(input_ids), table[group.rank * num_words : (group.rank + 1) * num_words]
         decoder.embed_tokens = nn.Parameter(own.clone(), requires_grad=False)
+        changed = "input_ids and embed_tokens must stay as they are; all_reduce changes what it is given"
         try:
-            got = function(decoder, ids)
+            with unchanged(changed, ids, decoder.embed_tokens):
+                got = function(decoder, ids)
         except IndexError as error:
             hint = f"rank {group.rank} holds {num_words} rows and was asked for one that it does not have ({error})"
             raise Wrong(f"{hint}; words of other ranks need a row that exists, and zeros afterwards") from error
-        if ids.tolist() != input_ids or not torch.equal(own, decoder.embed_tokens):
-            raise Wrong("input_ids and embed_tokens must stay as they are; all_reduce changes what it is given")
-        if not isinstance(got, Tensor) or got.shape != expected.shape:
-            raise Wrong("the shape of what you return", expected=list(expected.shape), got=getattr(got, "shape", got))
+        expect_form(expected, got, "the shape of what you return")
         return got
 
     groups = make_groups(size)
     answers = on_ranks(groups, work)
     where = f"{size} ranks of {num_words} words each, input_ids {input_ids}"
-    if size > 1 and groups[0].num_reduces != 1:
-        raise Wrong(f"{where}: calls of all_reduce", expected=1, got=groups[0].num_reduces)
+    expect(1, groups[0].num_reduces if size > 1 else 1, f"{where}: calls of all_reduce")
     for rank, got in enumerate(answers):
         for row, word in enumerate(input_ids):
             if torch.equal(got[row], expected[row]):
@@ -351,36 +319,6 @@ def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[in
             raise Wrong(f"{hint} (answer of rank {rank})", expected=expected[row].tolist(), got=got[row].tolist())
 
 
-def check_embed_alone(function: Embed, bench: Bench) -> None:
-    """A rank that is alone"""
-    compare_embed(function, 1, 6, [5, 0, 3])
-
-
-def check_embed_two(function: Embed, bench: Bench) -> None:
-    """Two ranks, words from the middle of their shares"""
-    compare_embed(function, 2, 5, [6, 3, 3, 8])
-
-
-def check_embed_borders(function: Embed, bench: Bench) -> None:
-    """The first and the last word of each rank"""
-    compare_embed(function, 3, 4, [0, 3, 4, 7, 8, 11])
-
-
-def check_embed_stranger(function: Embed, bench: Bench) -> None:
-    """A step whose words are all on one rank"""
-    compare_embed(function, 3, 4, [5])
-
-
-def check_embed_decoder(function: Embed, bench: Bench) -> None:
-    """A decoder on 6 ranks: the logits of one rank"""
-    check_small_decoder(num_reduces=5)
-
-
-def check_embed_generates(function: Embed, bench: Bench) -> None:
-    """Real generation on several ranks: the same tokens"""
-    check_same_tokens(bench)
-
-
 # -- read_share -------------------------------------------------------------------------------------------------------
 
 ReadShare = Callable[[Any, str, ModelConfig, int, int], Tensor]
@@ -390,7 +328,7 @@ class StudentFile:
     """An open safetensors file in the real loader; what is read of it, the student's function decides."""
 
     def __init__(self, path: Path, function: ReadShare) -> None:
-        self.file, self.function, self.config = OUR_OPEN(path), function, ModelConfig.from_directory(path.parent)
+        self.file, self.function, self.config = OUR_CODE[2][2](path), function, ModelConfig.from_directory(path.parent)
         self.keys = self.file.keys
 
     def get_slice(self, name: str) -> "StudentSlice":
@@ -408,16 +346,14 @@ class StudentSlice:
         # copy_() would stretch a tensor of another shape without a word.
         ends = zip(shares, self.get_shape(), strict=True)
         expected = [len(range(*share.indices(size))) for (share, _), size in ends]
-        if list(got.shape) != expected:
-            hint = f"shape of {self.name} on rank {group.rank} of {group.size}"
-            raise Wrong(hint, expected=expected, got=list(got.shape))
+        expect(expected, list(got.shape), f"shape of {self.name} on rank {group.rank} of {group.size}")
         return got
 
 
 @contextmanager
 def use_read_share(function: ReadShare) -> Iterator[None]:
     def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
-        return OUR_SHARE(group, whole_size, size), group
+        return OUR_CODE[3][2](group, whole_size, size), group
 
     with replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
         yield
@@ -481,8 +417,6 @@ def hint_for(name: str, whole: Tensor, expected: Tensor, got: Tensor, rank: int,
     if whole.dim() == 2 and num_got == whole.shape[dim] and got.shape[1 - dim] < whole.shape[1 - dim]:
         what = "row-parallel: a rank has the columns for its part of x" if dim else "column-parallel: a rank has rows"
         return f": {layer} is {what}; the weight is stored as [out, in]"
-    if num_got == 0:
-        return ": nothing is left for this rank"
     if layer in ("k_proj", "v_proj") and size > 2:
         head = rank * 2 // size
         return f": query head {rank} belongs to KV head {head}, so rank {rank} needs a copy of that one, whole"
@@ -500,9 +434,11 @@ def hint_for(name: str, whole: Tensor, expected: Tensor, got: Tensor, rank: int,
     return ""
 
 
-def compare_share(function: ReadShare, names: list[str], size: int) -> None:
+def compare_share(function: ReadShare, names: str, size: int) -> None:
+    """names: how names end; of the layers the last one is taken."""
     folder, config = small_checkpoint()
-    for name in names:
+    for ending in names.split():
+        name = [name for name in expected_shares(0, size) if name.endswith(ending)][-1]
         merged = "qkv" in name or "gate_up" in name
         path = folder / ("merged" if merged else ".") / "model.safetensors"
         with safe_open(path, framework="pt") as file:
@@ -517,58 +453,8 @@ def compare_share(function: ReadShare, names: list[str], size: int) -> None:
                     hint = where + hint_for(name, whole, expected, got, rank, size)
                     raise Wrong(hint, expected=in_words(whole, expected), got=in_words(whole, got))
                 if part.num_read > got.numel():
-                    hint = (
-                        f"{where}: more numbers read than returned; ask the file for the slice, part[a:b], not for all"
-                    )
-                    raise Wrong(hint, expected=got.numel(), got=part.num_read)
-
-
-LAYER = "model.layers.1."
-
-
-def check_outputs(function: ReadShare, bench: Bench) -> None:
-    """Words, MLP outputs and query heads: rows"""
-    names = [LAYER + name for name in ("mlp.gate_proj.weight", "mlp.up_proj.weight", "self_attn.q_proj.weight")]
-    compare_share(function, ["model.embed_tokens.weight", "lm_head.weight", *names], 2)
-
-
-def check_inputs(function: ReadShare, bench: Bench) -> None:
-    """o_proj and down_proj: columns"""
-    compare_share(function, [LAYER + "self_attn.o_proj.weight", LAYER + "mlp.down_proj.weight"], 2)
-
-
-@read_again("What is cut, and what is not")
-def check_whole(function: ReadShare, bench: Bench) -> None:
-    """Norms, and biases of row-parallel layers: whole"""
-    names = [LAYER + name for name in ("input_layernorm.weight", "self_attn.o_proj.bias", "mlp.down_proj.bias")]
-    compare_share(function, ["model.norm.weight", *names], 2)
-
-
-def check_biases(function: ReadShare, bench: Bench) -> None:
-    """Biases of column-parallel layers: as their weights"""
-    names = [LAYER + name for name in ("self_attn.q_proj.bias", "mlp.gate_proj.bias", "mlp.up_proj.bias")]
-    compare_share(function, names, 6)
-
-
-@read_again("What is cut, and what is not")
-def check_kv(function: ReadShare, bench: Bench) -> None:
-    """KV heads, one for each rank"""
-    names = [f"{LAYER}self_attn.{name}" for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias")]
-    compare_share(function, names, 2)
-
-
-@read_again("What is cut, and what is not")
-def check_few_kv(function: ReadShare, bench: Bench) -> None:
-    """6 ranks and 2 KV heads"""
-    names = [f"{LAYER}self_attn.{name}" for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "q_proj.weight")]
-    compare_share(function, names, 6)
-
-
-def check_merged(function: ReadShare, bench: Bench) -> None:
-    """Merged weights: each part is cut"""
-    names = ("mlp.gate_up_proj.weight", "self_attn.qkv_proj.weight", "self_attn.qkv_proj.bias")
-    for size in (2, 6):
-        compare_share(function, [LAYER + name for name in names], size)
+                    hint = "more numbers read than returned; ask the file for the slice, part[a:b], not for all"
+                    raise Wrong(f"{where}: {hint}", expected=got.numel(), got=part.num_read)
 
 
 def check_loader(function: ReadShare, bench: Bench) -> None:
@@ -581,40 +467,49 @@ def check_read_generates(function: ReadShare, bench: Bench) -> None:
     check_same_tokens(bench, fresh=True)
 
 
+ROW_CHECKS = cases(
+    compare_rows,
+    {
+        "The partial sums of 3 ranks are added up": [(3, False)],
+        "The same with a bias": [(3, True)],
+        "A group of one": [(1, True)],
+    },
+)
+EMBED_CHECKS = cases(
+    compare_embed,
+    {
+        "A rank that is alone": [(1, 6, [5, 0, 3])],
+        "Two ranks, words from the middle of their shares": [(2, 5, [6, 3, 3, 8])],
+        "The first and the last word of each rank": [(3, 4, [0, 3, 4, 7, 8, 11])],
+        "A step whose words are all on one rank": [(3, 4, [5])],
+    },
+)
+ROWS = "embed_tokens.weight lm_head.weight gate_proj.weight up_proj.weight q_proj.weight"
+KV, WHOLE = "k_proj.weight v_proj.weight k_proj.bias", "What is cut, and what is not"
+SHARE_CHECKS = cases(
+    compare_share,
+    {
+        "Words, MLP outputs and query heads: rows": [(ROWS, 2)],
+        "o_proj and down_proj: columns": [("o_proj.weight down_proj.weight", 2)],
+        ("Norms, and biases of row-parallel layers: whole", WHOLE): [
+            ("model.norm.weight input_layernorm.weight o_proj.bias down_proj.bias", 2)
+        ],
+        "Biases of column-parallel layers: as their weights": [("q_proj.bias gate_proj.bias up_proj.bias", 6)],
+        ("KV heads, one for each rank", WHOLE): [(KV, 2)],
+        ("6 ranks and 2 KV heads", WHOLE): [(f"{KV} q_proj.weight", 6)],
+        "Merged weights: each part is cut": [
+            ("gate_up_proj.weight qkv_proj.weight qkv_proj.bias", size) for size in (2, 6)
+        ],
+    },
+)
+
 TASKS = [
     Task(
         "row_parallel_forward",
         "Columns, then rows",
         use_row_parallel_forward,
-        (check_rows, check_bias, check_alone, check_forward_decoder, check_forward_generates),
+        (*ROW_CHECKS, check_decoder, check_generates),
     ),
-    Task(
-        "embed",
-        "What is cut, and what is not",
-        use_embed,
-        (
-            check_embed_alone,
-            check_embed_two,
-            check_embed_borders,
-            check_embed_stranger,
-            check_embed_decoder,
-            check_embed_generates,
-        ),
-    ),
-    Task(
-        "read_share",
-        "Reading a share",
-        use_read_share,
-        (
-            check_outputs,
-            check_inputs,
-            check_whole,
-            check_biases,
-            check_kv,
-            check_few_kv,
-            check_merged,
-            check_loader,
-            check_read_generates,
-        ),
-    ),
+    Task("embed", WHOLE, use_embed, (*EMBED_CHECKS, check_decoder, check_generates)),
+    Task("read_share", "Reading a share", use_read_share, (*SHARE_CHECKS, check_loader, check_read_generates)),
 ]

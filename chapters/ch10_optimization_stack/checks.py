@@ -133,7 +133,8 @@ def _why_fold(name: str, given: tuple[Tensor, ...], expected: State, got: Any) -
             return "that is the largest of the new scores; an earlier one may be larger"
         return "the largest score so far, of the keys before and of the new ones"
     if not got.isfinite().all():
-        if bool((got.isnan() & (scores.amax(-1) == -INF)[(..., *[None] * (got.dim() - 2))]).any()):
+        sees_none = scores.amax(-1) == -INF
+        if bool(got[sees_none].isnan().any()):
             return "where a row has seen no key yet, or sees none of the new ones, -inf - (-inf) is nan"
         return "exp() of a large number is inf: subtract the new maximum from every score before exp()"
     base = new_max.masked_fill(new_max == -INF, 0.0)

@@ -520,8 +520,8 @@ def check_schedules(function: Serve, bench: Bench) -> None:
         nums = [rng.randint(1, 6) for _ in dues]
         expected, got = (play(serve, bench, dues, nums) for serve in (solution.serve, function))
         for i, (a, b) in enumerate(zip(expected, got, strict=True)):
-            ttfts = (round(output.metrics.ttft_s or 0.0, 6) for output in (a, b))
-            expect(*ttfts, f"TTFT of request {i}, schedule {seed}")
+            ours, theirs = (round(output.metrics.ttft_s or 0.0, 6) for output in (a, b))
+            expect(ours, theirs, f"TTFT of request {i}, schedule {seed}")
             expect(a.outputs[0].token_ids, b.outputs[0].token_ids, f"tokens of request {i}, schedule {seed}")
 
 

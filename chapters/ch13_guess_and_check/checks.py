@@ -391,7 +391,7 @@ def remembers(other: Float32Bench) -> Proposes:
 
     def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
         known = len(seq.tokens)
-        rest = next((text[known:] for text in texts if text[:known] == seq.tokens), [])[:num_guesses]
+        rest: list[int] = next((text[known:] for text in texts if text[:known] == seq.tokens), [])[:num_guesses]
         return [7 if (known + i) % 4 == 0 else token for i, token in enumerate(rest)]
 
     return Proposes(guesses_for)
