@@ -307,7 +307,7 @@ def compare_attend(function: Attend, rows: int, num_keys: int, num_heads: int, n
     """more: block size, and how large the numbers are."""
     q, k, v, k_cache, v_cache, table = case(rows, num_keys, num_heads, num_kv_heads, *more)
     what = f"{rows} rows, {num_keys} keys, {num_heads} query heads, {num_kv_heads} KV heads, tiles of {TILE}"
-    reader = StrictReader(k_cache, v_cache, table, num_keys)
+    reader, q, table = StrictReader(k_cache, v_cache, table, num_keys), q.clone(), list(table)
     with unchanged(f"{what}: q or block_table, which you were given, has been changed", q, table):
         got = function(q, table, num_keys, reader)
     reader.finish()

@@ -41,8 +41,7 @@ def check_running(function: Abort, bench: Bench) -> None:
     stage.step()
     stage.abort(stage.seqs["A"])
     expect("running: B; waiting: C", stage.describe_queues(), "A ran and has left")
-    hint = "4 of the 8 blocks were A's: nobody else uses them, so they are free"
-    expect(4, len(stage.manager.free_blocks), hint)
+    expect(4, len(stage.manager.free_blocks), "4 of the 8 blocks were A's: nobody else uses them, so they are free")
     expect_left(stage, "A")
     stage.expect_step("B 14..15, C 0..14", "C gets the seat and the blocks that A had")
     stage.run()
@@ -62,8 +61,7 @@ def check_shared(function: Abort, bench: Bench) -> None:
     stage.abort(stage.seqs["B"])
     expect(len(stage.manager.blocks), len(stage.manager.free_blocks), "both have left: free blocks")
     stage.add([*beginning, 70], 3)
-    hint = "C begins as A and B did. Their blocks are free, but named: C finds two of them"
-    stage.expect_step("C 8..9", hint)
+    stage.expect_step("C 8..9", "C begins as A and B did. Their blocks are free, but named: C finds two of them")
     stage.run()
 
 
@@ -130,3 +128,6 @@ def answers_beside_one_that_leaves(bench: Bench) -> list[list[int] | None]:
             break
         found.update((output.request_id, output.outputs[0].token_ids) for output in engine.step())
     return [found.get(request_id) for request_id in ids[:-1]]
+
+
+CHECKS = (check_waiting, check_running, check_shared, check_crossed, check_often, check_engine)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from chapters.ch14_many_users.fleet import Job
 from chapters.ch14_many_users.overload import Gate, State, admit_all, at_most, in_time, serve
 from chapters.ch14_many_users.workload import alone
-from chapters.expect import Wrong
+from chapters.expect import Wrong, cases
 from chapters.grading import Bench
 
 Admit = Callable[[State, float], bool]
@@ -28,32 +28,18 @@ def check_idle(function: Admit, bench: Bench) -> None:
         ask(function, True, 0.1, hint, num_running=3, num_blocks_needed=50, requests_per_s=rate)
 
 
-def check_queue(function: Admit, bench: Bench) -> None:
-    """All seats are taken: how long will it take until one is free for the newcomer?"""
-    full: dict[str, Any] = {"num_blocks_needed": 5, "requests_per_s": 2.0}
-    ask(function, True, 10.0, "the queue moves by 2 a second: the newcomer waits 2 s of 10", num_waiting=3, **full)
-    ask(function, False, 10.0, "the queue moves by 2 a second: the newcomer waits 15 s", num_waiting=29, **full)
-    fast = full | {"requests_per_s": 50.0}
-    ask(function, True, 10.0, "the queue moves by 50 a second: 30 of them wait 0.6 s", num_waiting=29, **fast)
-    ask(function, False, 0.2, "nobody waits, but it takes 0.5 s until a seat is free", num_waiting=0, **full)
+def ask_full(function: Admit, expected: bool, deadline_s: float, num_waiting: int, rate: float, hint: str) -> None:
+    ask(function, expected, deadline_s, hint, num_waiting=num_waiting, num_blocks_needed=5, requests_per_s=rate)
 
 
 def check_blocks(function: Admit, bench: Bench) -> None:
     """A free seat is no use without blocks"""
     hint = "a seat is free, but not enough blocks: it waits as the others do"
-    seat: dict[str, Any] = {"num_running": 2, "num_free_blocks": 10, "num_blocks_needed": 11}
-    ask(function, False, 0.3, hint, requests_per_s=1.0, **seat)
-    ask(function, True, 9.0, hint, requests_per_s=1.0, **seat)
+    seat: dict[str, Any] = {"num_running": 2, "num_free_blocks": 10, "requests_per_s": 1.0}
+    ask(function, False, 0.3, hint, num_blocks_needed=11, **seat)
+    ask(function, True, 9.0, hint, num_blocks_needed=11, **seat)
     hint = "a seat is free, but somebody waits already, for blocks: the newcomer stands behind"
-    ask(function, False, 0.3, hint, num_waiting=1, requests_per_s=1.0, **seat | {"num_blocks_needed": 1})
-
-
-def check_unknown(function: Admit, bench: Bench) -> None:
-    """Nothing has been measured yet"""
-    hint = "requests_per_s=0: nobody has had to wait so far; as many may wait as there are seats"
-    for num_waiting in (0, 3):
-        ask(function, True, 1.0, hint, num_waiting=num_waiting, num_blocks_needed=2, requests_per_s=0.0)
-    ask(function, False, 1.0, hint, num_waiting=4, num_blocks_needed=2, requests_per_s=0.0)
+    ask(function, False, 0.3, hint, num_waiting=1, num_blocks_needed=1, **seat)
 
 
 def bursts(num_bursts: int, every_s: float, size: int) -> list[Job]:
@@ -101,36 +87,46 @@ def outcome_with(gate: str, name: str) -> Outcome:
     return outcome(name, GATES[gate](TRACES[name][1]))
 
 
-def compare_traces(function: Admit, names: list[str], other: str) -> None:
-    for name in names:
-        deadline_s = TRACES[name][1]
-        got = outcome(name, lambda state: function(state, deadline_s))  # noqa: B023
-        ours, theirs = outcome_with("ours", name).in_time, outcome_with(other, name).in_time
-        hint = (
-            "who comes a little late is worth nothing, and holds a seat: its prompt comes after the wait, so aim lower"
-        )
-        if got.sent_away > outcome_with("ours", name).sent_away:
-            hint = "some were sent away who would have been in time, and a seat was empty: they wait (n + 1) / rate"
+def compare_trace(function: Admit, name: str, other: str) -> None:
+    deadline_s = TRACES[name][1]
+    got = outcome(name, lambda state: function(state, deadline_s))
+    ours, theirs = outcome_with("ours", name), outcome_with(other, name).in_time
+    hint = "who comes a little late is worth nothing, and holds a seat: its prompt comes after the wait, so aim lower"
+    if got.sent_away > ours.sent_away:
+        hint = "some were sent away who would have been in time, and a seat was empty: they wait (n + 1) / rate"
+    if got.in_time < 0.8 * ours.in_time or got.in_time <= theirs:
+        expected = f"about {ours.in_time} requests answered in time, as with ours; {other} has {theirs}"
         found = f"{got.in_time}; {got.late} were late, {got.sent_away} sent away"
-        if got.in_time < 0.8 * ours:
-            expected = f"about {ours} requests answered in time, as with ours"
-        elif got.in_time <= theirs:
-            expected = f"more than {theirs} requests answered in time, which {other} has"
-        else:
-            continue
         raise Wrong(f"{name}, deadline {deadline_s:g} s: {hint}", expected=expected, got=found)
 
 
-def check_overload(function: Admit, bench: Bench) -> None:
-    """More comes than can be answered: most seats serve somebody whose answer is in time"""
-    compare_traces(function, list(TRACES)[:2], "a server that lets everybody in")
-
-
-def check_no_overload(function: Admit, bench: Bench) -> None:
-    """Where the queue will be served in time, hardly anybody is sent away"""
-    compare_traces(function, list(TRACES)[2:4], "a queue with 2 places")
-
-
-def check_little_time(function: Admit, bench: Bench) -> None:
-    """A short deadline: the queue must be shorter, too"""
-    compare_traces(function, list(TRACES)[4:], "a queue with 8 places")
+UNKNOWN = "requests_per_s=0: nobody has had to wait so far; as many may wait as there are seats"
+OVERLOAD, EDGE, SHORT = list(TRACES)[:2], list(TRACES)[2:4], list(TRACES)[4:]
+CHECKS = (
+    check_idle,
+    *cases(
+        ask_full,
+        {
+            "All seats are taken: how long will it take until one is free for the newcomer?": [
+                (True, 10.0, 3, 2.0, "the queue moves by 2 a second: the newcomer waits 2 s of 10"),
+                (False, 10.0, 29, 2.0, "the queue moves by 2 a second: the newcomer waits 15 s"),
+                (True, 10.0, 29, 50.0, "the queue moves by 50 a second: 30 of them wait 0.6 s"),
+                (False, 0.2, 0, 2.0, "nobody waits, but it takes 0.5 s until a seat is free"),
+            ]
+        },
+    ),
+    check_blocks,
+    *cases(ask_full, {"Nothing has been measured yet": [(num < 4, 1.0, num, 0.0, UNKNOWN) for num in (0, 3, 4)]}),
+    *cases(
+        compare_trace,
+        {
+            "More comes than can be answered: most seats serve somebody whose answer is in time": [
+                (name, "a server that lets everybody in") for name in OVERLOAD
+            ],
+            "Where the queue will be served in time, hardly anybody is sent away": [
+                (name, "a queue with 2 places") for name in EDGE
+            ],
+            "A short deadline: the queue must be shorter, too": [(name, "a queue with 8 places") for name in SHORT],
+        },
+    ),
+)

@@ -1,5 +1,6 @@
 """Grading of `route`: on small examples, then in front of fleets of real schedulers in virtual time."""
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -9,7 +10,7 @@ from chapters.ch14_many_users.fleet import NUM_BLOCKS, Fleet, Job, Router
 from chapters.ch14_many_users.routing import POLICIES
 from chapters.ch14_many_users.workload import own_tokens, shared_prefixes
 from chapters.ch14_many_users.world import Result, result_of
-from chapters.expect import Wrong, expect
+from chapters.expect import Wrong, cases, expect, unchanged
 from chapters.grading import Bench
 
 Route = Callable[[dict[Any, Any], list[bytes], list[int], int], int]
@@ -26,9 +27,9 @@ class Asked:
         self.function, self.num_blocks, self.memory = function, num_blocks, dict[Any, Any]()
 
     def __call__(self, names: list[bytes], loads: list[int]) -> int:
-        given = list(names), list(loads)
-        got: Any = self.function(self.memory, *given, self.num_blocks)
-        expect((names, loads), given, "names and loads, which you were given, have been changed")
+        names, loads = list(names), list(loads)
+        with unchanged("names and loads, which you were given, have been changed", names, loads):
+            got: Any = self.function(self.memory, names, loads, self.num_blocks)
         if not isinstance(got, int) or not 0 <= got < len(loads):
             raise Wrong("return the index of a replica", expected=f"0 to {len(loads) - 1}", got=repr(got))
         return got
@@ -37,64 +38,72 @@ class Asked:
         expect(expected, self(names, loads), f"{len(names)} blocks, loads {loads}: {hint}")
 
 
-def check_least(function: Route, bench: Bench) -> None:
-    """A prompt like no other goes where the least is to be done"""
-    for loads in ([500, 100, 900], [0, 0], [7], [3, 2, 2]):
-        Asked(function).expect(loads.index(min(loads)), names_of("a", 5), loads, "nobody has any of its blocks")
-    Asked(function).expect(1, [], [10, 9], "a prompt shorter than a block has no names")
-
-
-def check_returns(function: Route, bench: Bench) -> None:
-    """A prompt that begins as another did goes where that one went"""
+def ask(function: Route, *prompts: tuple[int, list[bytes], list[int], str]) -> None:
+    """Prompts that come one after another: where each has to go, its blocks, the loads, and why."""
     router = Asked(function)
-    router.expect(2, names_of("a", 16), [9, 9, 0], "nobody has any of its blocks")
-    router.expect(2, names_of("a", 16), [0, 0, 0], "replica 2 has all of them")
-    router.expect(2, [*names_of("a", 16), b"own"], [0, 0, 900], "1,024 tokens are there; 900 are waiting there")
-    router.expect(0, names_of("b", 16), [0, 0, 0], "another prompt: nobody has any of its blocks")
-    router.expect(0, [*names_of("b", 10), b"x", b"y"], [0, 0, 0], "replica 0 has its first ten blocks")
+    for prompt in prompts:
+        router.expect(*prompt)
 
 
-def check_overloaded(function: Route, bench: Bench) -> None:
-    """Not at any price: a replica with too much to do does not get it, and another one learns the prompt"""
-    router = Asked(function)
-    router.expect(0, names_of("a", 16), [0, 0, 0], "nobody has any of its blocks")
-    router.expect(1, names_of("a", 16), [5000, 0, 0], "replica 0 would save 1,024 tokens, and has 5,000 to do first")
-    router.expect(1, names_of("a", 16), [5000, 500, 0], "now replica 1 has the blocks, too")
-    router.expect(2, names_of("a", 16), [5000, 1100, 0], "1,100 tokens are more than 1,024")
-
-
-def check_longest(function: Route, bench: Bench) -> None:
-    """Of two that have a part, the longer part counts"""
-    router = Asked(function)
-    router.expect(0, names_of("a", 4), [0, 9, 9], "nobody has any of its blocks")
-    router.expect(1, names_of("a", 12), [9999, 0, 9], "replica 0 has too much to do")
-    router.expect(1, names_of("a", 14), [0, 0, 0], "replica 0 has 4 of its blocks, replica 1 has 12")
-    router.expect(1, names_of("a", 5), [0, 0, 0], "replica 0 has 4 of its blocks, replica 1 has all 5")
-    router.expect(0, names_of("a", 14), [0, 700, 999], "640 tokens more to compute at replica 0, and 700 fewer before")
+A, B, NOBODY = names_of("a", 16), names_of("b", 16), "nobody has any of its blocks"
+EXAMPLES = cases(
+    ask,
+    {
+        "A prompt like no other goes where the least is to be done": [
+            *(
+                ((loads.index(min(loads)), A[:5], loads, NOBODY),)
+                for loads in ([500, 100, 900], [0, 0], [7], [3, 2, 2])
+            ),
+            ((1, [], [10, 9], "a prompt shorter than a block has no names"),),
+        ],
+        "A prompt that begins as another did goes where that one went": [
+            (
+                (2, A, [9, 9, 0], NOBODY),
+                (2, A, [0, 0, 0], "replica 2 has all of them"),
+                (2, [*A, b"own"], [0, 0, 900], "1,024 tokens are there; 900 are waiting there"),
+                (0, B, [0, 0, 0], f"another prompt: {NOBODY}"),
+                (0, [*B[:10], b"x", b"y"], [0, 0, 0], "replica 0 has its first ten blocks"),
+            )
+        ],
+        "Not at any price: a replica with too much to do does not get it, and another one learns the prompt": [
+            (
+                (0, A, [0, 0, 0], NOBODY),
+                (1, A, [5000, 0, 0], "replica 0 would save 1,024 tokens, and has 5,000 to do first"),
+                (1, A, [5000, 500, 0], "now replica 1 has the blocks, too"),
+                (2, A, [5000, 1100, 0], "1,100 tokens are more than 1,024"),
+            )
+        ],
+        "Of two that have a part, the longer part counts": [
+            (
+                (0, A[:4], [0, 9, 9], NOBODY),
+                (1, A[:12], [9999, 0, 9], "replica 0 has too much to do"),
+                (1, A[:14], [0, 0, 0], "replica 0 has 4 of its blocks, replica 1 has 12"),
+                (1, A[:5], [0, 0, 0], "replica 0 has 4 of its blocks, replica 1 has all 5"),
+                (0, A[:14], [0, 700, 999], "640 tokens more to compute at replica 0, and 700 fewer before"),
+            )
+        ],
+    },
+)
 
 
 def count(thing: Any) -> int:
     if isinstance(thing, dict):
         return sum(count(key) + count(value) for key, value in thing.items())
-    return sum(map(count, thing)) if isinstance(thing, list | tuple | set | frozenset) or _is_deque(thing) else 1
-
-
-def _is_deque(thing: Any) -> bool:
-    return type(thing).__name__ == "deque"
+    return sum(map(count, thing)) if isinstance(thing, list | tuple | set | frozenset | deque) else 1
 
 
 def check_forgets(function: Route, bench: Bench) -> None:
     """What a replica will have evicted is forgotten; what is used again and again is not"""
     router = Asked(function, num_blocks=40)
     hint = "its pool has 40 blocks, and 64 others have been sent there since"
-    router.expect(0, names_of("old", 8), [0, 9], "nobody has any of its blocks")
-    router.expect(0, names_of("used", 8), [0, 9], "nobody has any of its blocks")
+    router.expect(0, names_of("old", 8), [0, 9], NOBODY)
+    router.expect(0, names_of("used", 8), [0, 9], NOBODY)
     for number in range(8):
         router.expect(0, names_of(f"new{number} ", 8), [0, 9999], "replica 1 has too much to do")
         router.expect(0, names_of("used", 8), [300, 0], "replica 0 has used these blocks lately: it still has them")
     router.expect(1, names_of("old", 8), [100, 0], hint)
     router = Asked(function, num_blocks=10)
-    router.expect(0, names_of("a", 8), [0, 9], "nobody has any of its blocks")
+    router.expect(0, names_of("a", 8), [0, 9], NOBODY)
     router.expect(0, names_of("b", 6), [0, 9999], "replica 1 has too much to do")
     hint = "its pool has 10 blocks. b's six came; a's last four had to go, and its first four are there"
     router.expect(0, names_of("a", 8), [250, 0], hint)
@@ -137,15 +146,14 @@ def check_fleet(function: Route, bench: Bench) -> None:
         where = f"{num_replicas} replicas"
         if got.hit_rate < 0.75 * by_prefix.hit_rate:
             expected = f"at least {0.75 * by_prefix.hit_rate:.0%}; routing by prefix has {by_prefix.hit_rate:.0%}"
-            hint = (
-                "blocks found in the cache; a prompt goes elsewhere only if that saves more than computing its blocks"
-            )
+            hint = "blocks found in the cache; a prompt goes elsewhere only where that saves more than its blocks cost"
             raise Wrong(f"{where}: {hint}", expected=expected, got=f"{got.hit_rate:.0%}")
         for what, most in (("p99", 1.15), ("mean", 0.75)):
             theirs_s, least_s = (getattr(result, f"ttft_{what}_s") for result in (got, least))
             if theirs_s > most * least_s:
                 expected = f"at most {1e3 * most * least_s:.0f} ms; routing to the least loaded has {1e3 * least_s:.0f}"
-                hint = (
-                    f"TTFT, {what}; what a replica has still to compute counts as much as what the prompt lacks there"
-                )
+                hint = f"TTFT, {what}; what a replica has to compute counts as much as what the prompt lacks there"
                 raise Wrong(f"{where}: {hint}", expected=expected, got=f"{1e3 * theirs_s:.0f} ms")
+
+
+CHECKS = (*EXAMPLES, check_forgets, check_stampede, check_fleet)
