@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch15_which_weights.sparse import load_sparse
-from chapters.expect import Wrong, expect, read_again
+from chapters.expect import Wrong, cases, expect, expect_form, read_again, unchanged
 from chapters.grading import Bench
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
@@ -74,18 +74,13 @@ def ask(
     compute: Callable[[int, Tensor], Tensor] = bent,
 ) -> Calls:
     """Compares, and returns who was called."""
-    calls, before = Calls(scores.shape[1], compute, hidden.dtype), (hidden.clone(), scores.clone())
-    got: Any = function(hidden, scores, calls.experts, num_chosen, normalize)
-    if not torch.equal(hidden, before[0]) or not torch.equal(scores, before[1]):
-        raise Wrong("hidden or scores, which you were given, have been changed")
-    if not isinstance(got, Tensor) or got.shape != hidden.shape:
-        shape = list(got.shape) if isinstance(got, Tensor) else repr(got)
-        raise Wrong("return a row for each row of hidden", expected=list(hidden.shape), got=shape)
-    if got.dtype != hidden.dtype:
-        raise Wrong("the result has the dtype of hidden", expected=hidden.dtype, got=got.dtype)
-    expected, tolerance = slowly(hidden, scores, compute, num_chosen, normalize), 1e-4
-    if hidden.dtype is torch.bfloat16:
-        tolerance = 0.02
+    calls = Calls(scores.shape[1], compute, hidden.dtype)
+    hidden, scores = hidden.clone(), scores.clone()
+    with unchanged("hidden or scores, which you were given, have been changed", hidden, scores):
+        got: Any = function(hidden, scores, calls.experts, num_chosen, normalize)
+    expect_form(hidden, got, "return a row for each row of hidden; the result has the dtype of hidden")
+    expected = slowly(hidden, scores, compute, num_chosen, normalize)
+    tolerance = 0.02 if hidden.dtype is torch.bfloat16 else 1e-4
     size = expected.abs().amax().clamp_min(1.0)
     wrong = ((got.float() - expected).abs() > tolerance * size).any(1).nonzero().flatten().tolist()
     if wrong or bool(got.isnan().any()):
@@ -98,41 +93,6 @@ def ask(
 def logs(*rows: list[float]) -> Tensor:
     """Scores whose softmax is these probabilities."""
     return torch.tensor(rows).log()
-
-
-@read_again("An expert for every token")
-def check_one_row(function: MeetExperts, bench: Bench) -> None:
-    """One row meets its best experts"""
-    row = torch.tensor([[1.0, 2.0]])
-    scores, given = logs([0.1, 0.5, 0.1, 0.3]), "(the row is [1, 2]; expert e makes 10^e times the row of it)"
-    for num_chosen, hint in (
-        (1, "the best expert alone, with weight 1: number 1"),
-        (2, "experts 1 and 3 have 0.5 and 0.3; normalized 0.625 and 0.375"),
-        (4, "all four experts, by their probabilities"),
-    ):
-        ask(function, row, scores, f"{hint} {given}", num_chosen, compute=times)
-
-
-@read_again("An expert for every token")
-def check_not_normalized(function: MeetExperts, bench: Bench) -> None:
-    """Weights are probabilities over all experts; they are scaled only if that is wanted"""
-    row, scores = torch.tensor([[1.0, -1.0]]), logs([0.1, 0.5, 0.1, 0.3])
-    hint = "without normalize the weights are 0.5 and 0.3: what is missing to 1 is missing"
-    ask(function, row, scores, hint, 2, normalize=False, compute=times)
-
-
-def check_after_the_expert(function: MeetExperts, bench: Bench) -> None:
-    """The weight belongs to what comes out of an expert"""
-    row, scores = torch.tensor([[2.0, -3.0]]), logs([0.2, 0.5, 0.3])
-    ask(function, row, scores, "an expert is not linear: weigh its output, not its input", 2)
-
-
-def check_many_rows(function: MeetExperts, bench: Bench) -> None:
-    """Every row gets back what its own experts made of it"""
-    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
-    scores = logs([0.1, 0.2, 0.7], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3])
-    ask(function, rows, scores, "the row has its own expert; results go back to the places of their rows", 1)
-    ask(function, rows, scores, "what several experts make of a row is added up", 2)
 
 
 def check_grouped(function: MeetExperts, bench: Bench) -> None:
@@ -218,11 +178,35 @@ def check_experts_generate(function: MeetExperts, bench: Bench) -> None:
         expect(expected, got, f"the model with experts answers {prompt!r} with other tokens")
 
 
+GIVEN = "(the row is [1, 2]; expert e makes 10^e times the row of it)"
+FOUR = logs([0.1, 0.5, 0.1, 0.3])
+ROWS = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
+OF_ROWS = logs([0.1, 0.2, 0.7], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3])
+EXPERT = "An expert for every token"  # a heading
 CHECKS = (
-    check_one_row,
-    check_not_normalized,
-    check_after_the_expert,
-    check_many_rows,
+    *cases(
+        ask,
+        {
+            ("One row meets its best experts", EXPERT): [
+                (ROWS[:1], FOUR, f"{hint} {GIVEN}", num_chosen, True, times)
+                for num_chosen, hint in (
+                    (1, "the best expert alone, with weight 1: number 1"),
+                    (2, "experts 1 and 3 have 0.5 and 0.3; normalized 0.625 and 0.375"),
+                    (4, "all four experts, by their probabilities"),
+                )
+            ],
+            ("Weights are probabilities over all experts; they are scaled only if that is wanted", EXPERT): [
+                (ROWS[:1], FOUR, "without normalize the weights are 0.5 and 0.3", 2, False)
+            ],
+            "The weight belongs to what comes out of an expert": [
+                (-ROWS[1:2], OF_ROWS[2:3], "an expert is not linear: weigh its output, not its input", 2)
+            ],
+            "Every row gets back what its own experts made of it": [
+                (ROWS, OF_ROWS, "the row has its own expert; results go back to the places of their rows", 1),
+                (ROWS, OF_ROWS, "what several experts make of a row is added up", 2),
+            ],
+        },
+    ),
     check_grouped,
     check_bfloat16,
     check_random,

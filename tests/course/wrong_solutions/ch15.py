@@ -54,7 +54,7 @@ slot_for
     a_second_slot: was used just now
         ~ if lora_id in slots: => if lora_id in slots and not free:
 meet_experts
-    always_scales: what is missing to 1 is missing
+    always_scales: without normalize
         @ An expert for every token
         ~ if normalize: => if True:
     the_worst_experts: the best expert alone
