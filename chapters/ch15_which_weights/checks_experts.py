@@ -196,7 +196,7 @@ CHECKS = (
                 )
             ],
             ("Weights are probabilities over all experts; they are scaled only if that is wanted", EXPERT): [
-                (ROWS[:1], FOUR, "without normalize the weights are 0.5 and 0.3", 2, False)
+                (ROWS[:1], FOUR, "without normalize the weights are 0.5 and 0.3: the rest is missing", 2, False, times)
             ],
             "The weight belongs to what comes out of an expert": [
                 (-ROWS[1:2], OF_ROWS[2:3], "an expert is not linear: weigh its output, not its input", 2)
