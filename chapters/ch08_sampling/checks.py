@@ -5,14 +5,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from chapters.ch01_inference.lab import next_logits_of
 from chapters.ch08_sampling.choices import choices_by
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.theory import compare
@@ -22,7 +21,6 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.outputs import CompletionOutput
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 
@@ -50,27 +48,23 @@ def without(batch: SamplingBatch, *names: str) -> SamplingBatch:
     return replace(batch, **settings)
 
 
-@contextmanager
-def use_top_p(function: Callable[[Tensor, float], Tensor]) -> Iterator[None]:
+def use_top_p(function: Callable[[Tensor, float], Tensor]) -> AbstractContextManager[None]:
     def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
         probs = filtered(logits, batch, with_top_p=False)
         kept = [ask_top_p(function, row, float(p)) for row, p in zip(probs, batch.top_p, strict=True)]
         logits = logits.masked_fill(~torch.stack(kept), -torch.inf)
         return OUR_SAMPLE_RANDOMLY(logits, without(batch, "top_k", "top_p", "min_p"))
 
-    with replaced(sampler, "sample_randomly", sample_randomly):
-        yield
+    return replaced(sampler, "sample_randomly", sample_randomly)
 
 
-@contextmanager
-def use_min_p(function: Callable[[Tensor, float, float], Tensor]) -> Iterator[None]:
+def use_min_p(function: Callable[[Tensor, float, float], Tensor]) -> AbstractContextManager[None]:
     def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
         settings = zip(logits, batch.temperature, batch.min_p, strict=True)
         probs = [ask_min_p(function, row, float(t), float(p)) for row, t, p in settings]
         return OUR_SAMPLE_RANDOMLY(torch.stack(probs).log(), without(batch, "temperature", "min_p"))
 
-    with replaced(sampler, "sample_randomly", sample_randomly):
-        yield
+    return replaced(sampler, "sample_randomly", sample_randomly)
 
 
 @contextmanager
@@ -130,13 +124,11 @@ def ask_draw(function: Callable, probs: Tensor, seqs: list[Sequence]) -> list[in
     return list(map(int, token_ids))
 
 
-@contextmanager
-def use_choices(function: Callable[[list[list[int]], list[int], int], list[int]]) -> Iterator[None]:
+def use_choices(function: Callable[[list[list[int]], list[int], int], list[int]]) -> AbstractContextManager[None]:
     def allowed_tokens(choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
         return ask_choices(function, choices, generated, eos_token_id)
 
-    with choices_by(allowed_tokens):
-        yield
+    return choices_by(allowed_tokens)
 
 
 def ask_choices(function: Callable, choices: list[list[int]], generated: list[int], eos_token_id: int) -> list[int]:
@@ -544,82 +536,28 @@ def random_choices(num: int) -> Iterator[list[list[int]]]:
 
 
 TEXTS = [" a red boat", " a red boat in the fog", " a boat", " the lazy dog", " gulls"]  # the first begins the second
-LONG_TEXTS = [" two gulls circled above a red boat", " two gulls jumps over the quick brown fox in the fog"]
-SHORT_PROMPTS = ["the dog", "a boat", "the fox", "red"]
-
-
-def choose(texts: list[str], **options: Any) -> SamplingParams:
-    return SamplingParams(structured_outputs=StructuredOutputsParams(choice=texts), max_tokens=24, **options)
-
-
-def chosen(bench: Bench, texts: list[str], completion: CompletionOutput) -> int:
-    """Which of the texts was generated. Raises Wrong if none was."""
-    tokenizer = bench.llm.get_tokenizer()
-    token_ids = completion.token_ids
-    if token_ids and token_ids[-1] in bench.llm.engine.model_config.eos_token_ids:
-        token_ids = token_ids[:-1]
-    choices = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    if token_ids not in choices or completion.finish_reason != "stop":
-        hint = (
-            f"the engine generates what is none of the choices {texts}, finish_reason {completion.finish_reason!r}. "
-            "It asks about several sequences in turn: does anything stay from one call to the next?"
-        )
-        raise Wrong(hint, expected=choices, got=f"{token_ids}, {tokenizer.decode(token_ids)!r}")
-    return choices.index(token_ids)
 
 
 def check_choices_generate(function: Callable, bench: Bench) -> None:
     """A model gives one of the choices: greedy, sampled, four samples of one request, others beside it"""
-    params = [choose(TEXTS, temperature=0), choose(TEXTS, n=4, seed=1, temperature=1.5), choose(TEXTS[2:], seed=2)]
-    for output, p in zip(bench.llm.generate(PROMPTS, params, False), params, strict=True):
-        assert p.structured_outputs is not None and p.structured_outputs.choice is not None
+    tokenizer, eos_token_ids = bench.llm.get_tokenizer(), bench.llm.engine.model_config.eos_token_ids
+    asked = [(TEXTS, dict(temperature=0)), (TEXTS, dict(n=4, seed=1, temperature=1.5)), (TEXTS[2:], dict(seed=2))]
+    params = [
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=texts), max_tokens=24, **options)  # type: ignore[arg-type]
+        for texts, options in asked
+    ]
+    for output, (texts, _) in zip(bench.llm.generate(PROMPTS, params, False), asked, strict=True):
+        choices = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         for completion in output.outputs:
-            chosen(bench, p.structured_outputs.choice, completion)
-
-
-def share_of_each(bench: Bench, prompt: str, texts: list[str], temperature: float) -> list[float]:
-    """By theory: at each step the softmax over what is allowed, multiplied along the way."""
-    tokenizer, next_logits = bench.llm.get_tokenizer(), next_logits_of(bench.llm)
-    prompt_ids, eos = tokenizer(prompt).input_ids, min(bench.llm.engine.model_config.eos_token_ids)
-    choices = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    shares = []
-    for choice in choices:
-        share = 1.0
-        for at, token_id in enumerate([*choice, eos]):
-            allowed = sorted(exact_allowed(choices, choice[:at], eos))
-            if len(allowed) > 1:
-                probs = (next_logits(prompt_ids + choice[:at])[allowed] / temperature).softmax(-1)
-                share *= float(probs[allowed.index(token_id)])
-        shares.append(share)
-    return shares
-
-
-def check_renormalised(function: Callable, bench: Bench) -> None:
-    """128 samples: how often each choice comes is what the softmax makes of the logits that are left"""
-    prompt, n, temperature = PROMPTS[1], 128, 2.0
-    shares = share_of_each(bench, prompt, TEXTS, temperature)
-    [output] = bench.llm.generate([prompt], [choose(TEXTS, n=n, seed=4, temperature=temperature)], False)
-    counts = Counter(chosen(bench, TEXTS, completion) for completion in output.outputs)
-    if (fit := compare(counts, shares)).chance < 1e-5:
-        hint = f"{n} samples of {TEXTS}: chi-square {fit.chi_square:.0f} with {fit.freedom} degrees of freedom"
-        raise Wrong(hint, expected=[round(n * share) for share in shares], got=[counts[i] for i in range(len(TEXTS))])
-
-
-@read_again(MASK)
-def check_choices_preempted(function: Callable, bench: Bench) -> None:
-    """Preempted: the tokens that are there already count, and the answer is the same as alone"""
-    sizes = {"max_model_len": 40, "max_num_seqs": 4, "num_gpu_blocks_override": 5, "block_size": 8}
-    llm = LLM(bench.model, dtype="float32", **sizes)
-    params = [choose(LONG_TEXTS, seed=seed, temperature=1.5) for seed in range(len(SHORT_PROMPTS))]
-    alone = [generate_in_order(llm, [prompt], [p])[0] for prompt, p in zip(SHORT_PROMPTS, params, strict=True)]
-    with preemptions_watched() as preempted:
-        together = generate_in_order(llm, SHORT_PROMPTS, params)
-    assert preempted, "the pool of this check is too large"
-    for ours, theirs in zip(alone, together, strict=True):
-        expected, got = (chosen(bench, LONG_TEXTS, output.outputs[0]) for output in (ours, theirs))
-        if expected != got:
-            hint = f"{ours.prompt!r} gets another choice among others, some preempted, than alone"
-            raise Wrong(hint, expected=LONG_TEXTS[expected], got=LONG_TEXTS[got])
+            token_ids, reason = completion.token_ids, completion.finish_reason
+            if token_ids[-1:] and token_ids[-1] in eos_token_ids:
+                token_ids = token_ids[:-1]
+            if token_ids not in choices or reason != "stop":
+                hint = (
+                    f"the engine generates what is none of the choices {texts}, finish_reason {reason!r}. "
+                    "It asks about several sequences in turn: does anything stay from one call to the next?"
+                )
+                raise Wrong(hint, expected=choices, got=f"{token_ids}, {tokenizer.decode(token_ids)!r}")
 
 
 CHOICE_CHECKS = (
@@ -640,8 +578,6 @@ CHOICE_CHECKS = (
         },
     ),
     check_choices_generate,
-    check_renormalised,
-    check_choices_preempted,
 )
 
 TASKS = [

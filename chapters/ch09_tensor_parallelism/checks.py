@@ -355,8 +355,9 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
     def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
         return OUR_CODE[3][2](group, whole_size, size), group
 
-    with replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
-        yield
+    return replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(
+        Group, "share", share
+    )
 
 
 @cache
@@ -438,7 +439,7 @@ def compare_share(function: ReadShare, names: str, size: int) -> None:
     """names: how names end; of the layers the last one is taken."""
     folder, config = small_checkpoint()
     for ending in names.split():
-        name = [name for name in expected_shares(0, size) if name.endswith(ending)][-1]
+        name = [name for name in expected_shares(0, size) if f".{name}".endswith(f".{ending}")][-1]
         merged = "qkv" in name or "gate_up" in name
         path = folder / ("merged" if merged else ".") / "model.safetensors"
         with safe_open(path, framework="pt") as file:

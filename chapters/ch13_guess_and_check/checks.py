@@ -5,7 +5,7 @@ The engine computes in float32, where no token depends on how many rows a step h
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from itertools import accumulate, product
 from typing import Any
@@ -238,13 +238,11 @@ BLOCK_SIZE = 4
 EOS = 99
 
 
-@contextmanager
-def use_take_tokens(function: TakeTokens) -> Iterator[None]:
+def use_take_tokens(function: TakeTokens) -> AbstractContextManager[None]:
     def take_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
         return function(self, chunk, token_ids)
 
-    with replaced(Scheduler, "take_tokens", take_tokens):
-        yield
+    return replaced(Scheduler, "take_tokens", take_tokens)
 
 
 def make(num_blocks: int = 40, **options: Any) -> Scheduler:
