@@ -355,9 +355,8 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
     def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
         return OUR_CODE[3][2](group, whole_size, size), group
 
-    return replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(
-        Group, "share", share
-    )
+    with replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
+        yield
 
 
 @cache
