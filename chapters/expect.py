@@ -69,7 +69,7 @@ def cases(
     def check_of(title: str, section: str, rows: list[tuple[Any, ...]]) -> Callable[[Any, Any], None]:
         def check(function: Any, bench: Any) -> None:
             for row in rows:
-                ask(function, *row)
+                ask(function, *deepcopy(row))  # whatever the student's code does to it
 
         check.__doc__ = title
         return read_again(section)(check) if section else check

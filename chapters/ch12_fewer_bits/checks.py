@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chapters.ch12_fewer_bits import solution
 from chapters.ch12_fewer_bits.rounding import in_groups_of
-from chapters.expect import expect, expect_form, read_again, unchanged
+from chapters.expect import cases, expect, expect_form, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
@@ -30,6 +30,7 @@ GroupDot = Callable[..., float]
 QuantizedLinear = Callable[[Tensor, Groups, Tensor | None], Tensor]
 Product = Callable[[Tensor, MergedWeight, Tensor | None], Tensor]
 
+SCALE, FOUR_BITS = "A group and its scale", "Four bits, and a minimum"  # headings
 OUR_DEQUANTIZE = Groups.dequantize
 
 
@@ -133,56 +134,52 @@ def compare_quantize(function: Quantize, groups: Tensor, format: Format, hint: s
 TOP = {"Q8_0": 127, "Q4_0": 7}
 
 
-def check_example(function: Quantize, bench: Bench) -> None:
-    """8 bits: a group whose scale is 1"""
-    hint = "scale = largest magnitude / 127, code = round(number / scale) + 128"
-    compare_quantize(function, torch.tensor([[127, -63.6, 0.2]]), Q8_0, hint)
-
-
-def check_sign(function: Quantize, bench: Bench) -> None:
-    """8 bits: the largest magnitude is a negative number"""
-    hint = "the largest magnitude counts, whatever its sign"
-    compare_quantize(function, torch.tensor([[-254, 100.0, 3.0, 0.0]]), Q8_0, hint)
-
-
-@read_again("Four bits, and a minimum")
-def check_q4_0(function: Quantize, bench: Bench) -> None:
-    """4 bits without a minimum: 7 steps up, 7 steps down"""
-    hint = "top is 2**(bits-1) - 1, and zero is format.zero"
-    compare_quantize(function, torch.tensor([[7, -3.4, 0.6, -7]]), Q4_0, hint)
-
-
-@read_again("Four bits, and a minimum")
-def check_minimum(function: Quantize, bench: Bench) -> None:
-    """4 bits with a minimum: 16 codes from the smallest number to the largest"""
-    hint = "minimum = smallest, scale = (largest - minimum) / 15, code = round((number - minimum) / scale)"
-    compare_quantize(function, torch.tensor([[-1, 14.0, 2.4, 6.6]]), Q4_1, hint)
-    hint = "also where all numbers are on the same side of 0"
-    compare_quantize(function, torch.tensor([[100, 101.5, 100.7], [-103, -101.5, -102.2]]), Q4_1, hint)
-
-
-def check_zero(function: Quantize, bench: Bench) -> None:
-    """Groups of zeros, groups of equal numbers"""
-    groups = torch.stack((torch.zeros(32), torch.full((32,), 0.5), torch.linspace(-1, 1, 32)))
-    hint = "where the scale is 0, 0 / 0 is nan: every code of such a group is zero"
-    for format in (Q8_0, Q4_1):
-        compare_quantize(function, groups, format, hint)
-
-
-def check_stored(function: Quantize, bench: Bench) -> None:
-    """Codes are worked out with the stored float16 scale"""
-    torch.manual_seed(0)
-    hint = "round scale and minimum to float16 first, then divide by the stored scale (as float32)"
-    for format in (Q8_0, Q4_1, Q4_0):
-        compare_quantize(function, torch.randn(6, 50, 32) * torch.rand(6, 50, 1), format, hint)
-    groups = torch.tensor([3.3] * 31 + [3.3 * 100.47 / 127]).repeat(50, 1) * torch.linspace(1, 2, 50)[:, None]
-    compare_quantize(function, groups, Q8_0, hint)
+def random_numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @read_again("Where it sits in the engine")
 def check_quantize_generates(function: Quantize, bench: Bench) -> None:
     """The engine generates with weights that you have rounded: the same tokens"""
     check_tokens(bench, quantize=function)
+
+
+WITH_MINIMUM, STORED = (
+    "minimum = smallest, scale = (largest - minimum) / 15, code = round((number - minimum) / scale)",
+    "round scale and minimum to float16 first, then divide by the stored scale (as float32)",
+)
+ZEROS = torch.stack((torch.zeros(32), torch.full((32,), 0.5), torch.linspace(-1, 1, 32)))
+NO_SCALE = "where the scale is 0, 0 / 0 is nan: every code of such a group is zero"
+ANY = random_numbers(6, 50, 32) * torch.linspace(0, 1, 50)[:, None]
+NEARLY_HALVES = torch.tensor([3.3] * 31 + [3.3 * 100.47 / 127]).repeat(50, 1) * torch.linspace(1, 2, 50)[:, None]
+SCALE_OF_ONE = torch.tensor([[127, -63.6, 0.2]])
+ONE_SIDE = torch.tensor([[100, 101.5, 100.7], [-103, -101.5, -102.2]])
+QUANTIZE_CHECKS = (
+    *cases(
+        compare_quantize,
+        {
+            "8 bits: a group whose scale is 1": [
+                (SCALE_OF_ONE, Q8_0, "scale = largest magnitude / 127, code = round(number / scale) + 128")
+            ],
+            "8 bits: the largest magnitude is a negative number": [
+                (torch.tensor([[-254, 100.0, 3, 0]]), Q8_0, "the largest magnitude counts, whatever its sign")
+            ],
+            ("4 bits without a minimum: 7 steps up, 7 steps down", FOUR_BITS): [
+                (torch.tensor([[7, -3.4, 0.6, -7]]), Q4_0, "top is 2**(bits-1) - 1, and zero is format.zero")
+            ],
+            ("4 bits with a minimum: 16 codes from the smallest number to the largest", FOUR_BITS): [
+                (torch.tensor([[-1, 14.0, 2.4, 6.6]]), Q4_1, WITH_MINIMUM),
+                (ONE_SIDE, Q4_1, "also where all numbers are on the same side of 0"),
+            ],
+            "Groups of zeros, groups of equal numbers": [(ZEROS, format, NO_SCALE) for format in (Q8_0, Q4_1)],
+            "Codes are worked out with the stored float16 scale": [
+                *((ANY, format, STORED) for format in (Q8_0, Q4_1, Q4_0)),
+                (NEARLY_HALVES, Q8_0, STORED),
+            ],
+        },
+    ),
+    check_quantize_generates,
+)
 
 
 # -- restore ----------------------------------------------------------------------------------------------------------
@@ -194,8 +191,8 @@ def use_restore(function: Restore) -> AbstractContextManager[None]:
 
 
 def random_groups(format: Format, n: int = 5, k: int = 72, scale: float = 1.0) -> Groups:
-    torch.manual_seed(format.zero)
-    return pack(*solution.quantize(in_groups_of(torch.randn(n, k) * scale, 32), format), format, k)
+    numbers = random_numbers(n, k, seed=format.zero) * scale
+    return pack(*solution.quantize(in_groups_of(numbers, 32), format), format, k)
 
 
 def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
@@ -217,43 +214,38 @@ def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
         raise Wrong(f"{hint} ({where})", expected=e, got=g, section=section)
 
 
-@read_again("A group and its scale")
-def check_q8_0(function: Restore, bench: Bench) -> None:
-    """8 bits: code 128 stands for 0"""
-    codes = torch.tensor([[[128, 129, 127, 255, 1] + [128] * 27]], dtype=torch.uint8)
-    hint = "subtract zero from the code, as float32: in uint8, 127 - 128 is 255"
-    compare_restore(function, Groups(Q8_0, 32, codes, torch.full((1, 1), 0.5).half()), hint)
-
-
-def check_nibbles(function: Restore, bench: Bench) -> None:
-    """4 bits: two codes in a byte"""
-    codes = torch.arange(16, dtype=torch.uint8).view(1, 1, 16) | (15 - torch.arange(16, dtype=torch.uint8)) << 4
-    hint = "byte i holds code i in its low half and code i + 16 in its high half"
-    compare_restore(function, Groups(Q4_0, 32, codes, torch.ones(1, 1).half()), hint)
-
-
-def check_minimums(function: Restore, bench: Bench) -> None:
-    """4 bits with a minimum, several groups in a row"""
-    compare_restore(function, random_groups(Q4_1, k=96), "each group has its own scale and its own minimum")
-
-
-def check_ragged(function: Restore, bench: Bench) -> None:
-    """Rows whose last group is not full"""
-    for format in (Q8_0, Q4_0, Q4_1):
-        compare_restore(function, random_groups(format), "leave out the places behind k")
-
-
-@read_again("A group and its scale")
-def check_large(function: Restore, bench: Bench) -> None:
-    """Scales with which a product does not fit into float16"""
-    hint = "float16 ends at 65,504: make float32 of the scale before you multiply"
-    compare_restore(function, random_groups(Q8_0, scale=60_000.0), hint)
-
-
 @read_again("Where it sits in the engine")
 def check_restore_generates(function: Restore, bench: Bench) -> None:
     """The engine restores its weights with your function: the same tokens"""
     check_tokens(bench)
+
+
+NIBBLES = torch.arange(16, dtype=torch.uint8) | torch.arange(15, -1, -1, dtype=torch.uint8) << 4
+CODES = torch.tensor([[[128, 129, 127, 255, 1] + [128] * 27]], dtype=torch.uint8)
+IN_UINT8 = "subtract zero from the code, as float32: in uint8, 127 - 128 is 255"
+HALVES = "byte i holds code i in its low half and code i + 16 in its high half"
+LARGE = "float16 ends at 65,504: make float32 of the scale before you multiply"
+RESTORE_CHECKS = (
+    *cases(
+        compare_restore,
+        {
+            ("8 bits: code 128 stands for 0", SCALE): [
+                (Groups(Q8_0, 32, CODES, torch.full((1, 1), 0.5).half()), IN_UINT8)
+            ],
+            "4 bits: two codes in a byte": [(Groups(Q4_0, 32, NIBBLES[None, None], torch.ones(1, 1).half()), HALVES)],
+            "4 bits with a minimum, several groups in a row": [
+                (random_groups(Q4_1, k=96), "each group has its own scale and its own minimum")
+            ],
+            "Rows whose last group is not full": [
+                (random_groups(format), "leave out the places behind k") for format in (Q8_0, Q4_0, Q4_1)
+            ],
+            ("Scales with which a product does not fit into float16", SCALE): [
+                (random_groups(Q8_0, scale=60_000.0), LARGE)
+            ],
+        },
+    ),
+    check_restore_generates,
+)
 
 
 # -- group_dot --------------------------------------------------------------------------------------------------------
@@ -450,29 +442,11 @@ def check_linear_generates(function: QuantizedLinear, bench: Bench) -> None:
     check_tokens(bench, product=product)
 
 
+DOT_CHECKS = (check_products, check_dot_zero, check_dot_minimum, check_dot_random, check_dot_generates)
+LINEAR_CHECKS = (check_one_row, check_formats, check_bias, check_groups, check_neighbours, check_linear_generates)
 TASKS = [
-    Task(
-        "quantize",
-        "A group and its scale",
-        nullcontext,
-        (check_example, check_sign, check_q4_0, check_minimum, check_zero, check_stored, check_quantize_generates),
-    ),
-    Task(
-        "restore",
-        "Four bits, and a minimum",
-        use_restore,
-        (check_q8_0, check_nibbles, check_minimums, check_ragged, check_large, check_restore_generates),
-    ),
-    Task(
-        "group_dot",
-        "Whole numbers times whole numbers",
-        nullcontext,
-        (check_products, check_dot_zero, check_dot_minimum, check_dot_random, check_dot_generates),
-    ),
-    Task(
-        "quantized_linear",
-        "Activations are harder",
-        nullcontext,
-        (check_one_row, check_formats, check_bias, check_groups, check_neighbours, check_linear_generates),
-    ),
+    Task("quantize", SCALE, nullcontext, QUANTIZE_CHECKS),
+    Task("restore", FOUR_BITS, use_restore, RESTORE_CHECKS),
+    Task("group_dot", "Whole numbers times whole numbers", nullcontext, DOT_CHECKS),
+    Task("quantized_linear", "Activations are harder", nullcontext, LINEAR_CHECKS),
 ]

@@ -433,7 +433,6 @@ def rate(acceptances: list[float], counts: list[int], step_s: list[float]) -> fl
 def compare_shares(
     function: ShareGuesses, acceptances: list[float], limits: list[int], step_s: list[float], hint: str
 ) -> list[int]:
-    acceptances, limits, step_s = list(acceptances), list(limits), list(step_s)  # the table keeps its own
     with unchanged("the lists that you were given have been changed", acceptances, limits, step_s):
         got: Any = function(acceptances, limits, step_s)
     said = f"acceptances {acceptances}, limits {limits}, step_s {[round(s, 4) for s in step_s]}"

@@ -27,7 +27,6 @@ class Asked:
         self.function, self.num_blocks, self.memory = function, num_blocks, dict[Any, Any]()
 
     def __call__(self, names: list[bytes], loads: list[int]) -> int:
-        names, loads = list(names), list(loads)
         with unchanged("names and loads, which you were given, have been changed", names, loads):
             got: Any = self.function(self.memory, names, loads, self.num_blocks)
         if not isinstance(got, int) or not 0 <= got < len(loads):

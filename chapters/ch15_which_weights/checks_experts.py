@@ -75,7 +75,6 @@ def ask(
 ) -> Calls:
     """Compares, and returns who was called."""
     calls = Calls(scores.shape[1], compute, hidden.dtype)
-    hidden, scores = hidden.clone(), scores.clone()
     with unchanged("hidden or scores, which you were given, have been changed", hidden, scores):
         got: Any = function(hidden, scores, calls.experts, num_chosen, normalize)
     expect_form(hidden, got, "return a row for each row of hidden; the result has the dtype of hidden")

@@ -4,8 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
-from chapters.expect import read_again
+from chapters.expect import cases, expect_form, read_again, unchanged
 from chapters.grading import Bench, BenchWithoutModel, Task, Wrong, grade
 from chapters.patching import replaced
 from chapters.submission import RETURNS, NotLoaded, load_submission
@@ -58,6 +59,31 @@ def test_the_heading_to_read_again():
     assert section_of(None) == "the task's"
     read_again("the check's")(check)
     assert section_of(None) == "the check's" and section_of("its own") == "its own"
+
+
+def test_checks_as_a_table():
+    """Each row is asked about, with things of its own; a check has its title and its heading."""
+
+    def ask(function, numbers, hint):
+        with unchanged(hint, numbers):
+            function(numbers)
+
+    one, two = cases(ask, {"one": [([1], "not touched"), ([3], "changed")], ("two", "A heading"): iter([([], "no")])})
+    assert one.__doc__ == "one" and not hasattr(one, "section") and two.section == "A heading"
+    for _ in range(2):
+        with pytest.raises(Wrong, match="^changed$"):
+            one(lambda numbers: numbers.append(4) if numbers[0] == 3 else None, None)
+        two(lambda numbers: None, None)
+
+
+def test_tensors_that_are_changed_or_of_another_form():
+    for change in (lambda x: x.add_(1), lambda x: x.resize_(2)):
+        with pytest.raises(Wrong, match="changed"), unchanged("changed", x := torch.zeros(3)):
+            change(x)
+    expect_form(torch.zeros(3), torch.ones(3), "another form")
+    for other in (torch.zeros(2), torch.zeros(3).half(), None):
+        with pytest.raises(Wrong, match="another form"):
+            expect_form(torch.zeros(3), other, "another form")
 
 
 # -- submissions ------------------------------------------------------------------------------------------------------
