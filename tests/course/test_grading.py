@@ -71,7 +71,7 @@ def test_checks_as_a_table():
     one, two = cases(ask, {"one": [([1], "not touched"), ([3], "changed")], ("two", "A heading"): iter([([], "no")])})
     assert one.__doc__ == "one" and not hasattr(one, "section") and two.section == "A heading"
     for _ in range(2):
-        with pytest.raises(Wrong, match="^changed$"):
+        with pytest.raises(Wrong, match=r"^changed$"):
             one(lambda numbers: numbers.append(4) if numbers[0] == 3 else None, None)
         two(lambda numbers: None, None)
 
