@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     site.add_argument(
         "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
     )
+    site.add_argument("--draw", action="store_true", help="draw diagrams that have changed (takes npm and chromium)")
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a student wrote may be in no encoding of this terminal
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -158,8 +159,11 @@ def read_line(prompt: str) -> str:
 
 
 def run_site(args: argparse.Namespace) -> int:
-    from chapters.site import build, server, stories
+    from chapters.site import build, diagrams, server, stories
 
+    if args.draw:
+        diagrams.draw_all()
+        return 0
     if args.record is not None:
         for number in args.record or TITLES:
             stories.record(find_chapter(number))

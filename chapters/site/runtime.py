@@ -61,6 +61,14 @@ FILES = (
 )
 
 
+MERMAID = RuntimeFile(  # draws the texts' diagrams; no page loads it
+    "mermaid@11.17.2",
+    "dist/mermaid.min.js",
+    3_572_661,
+    "sha384-EOXBFmc3gx5mb+vn0vPvvGqACToJD24hhacX5Yx+8NUUQrHIle/Qi5Bg9o3zKwW2",
+)
+
+
 class MissingRuntime(ValueError):
     """The runtime cannot be had. Says why."""
 
@@ -70,21 +78,12 @@ def integrity_of(data: bytes) -> str:
     return f"sha384-{base64.b64encode(hashlib.sha384(data).digest()).decode()}"
 
 
-def install_runtime(folder: Path) -> None:
-    """Put the runtime's files into this folder, out of the cache; fetched with npm if they are not there yet.
-
-    Raises MissingRuntime.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    cache = cache_folder() / "site-runtime"
-    for file in FILES:
-        if not _is_whole(cache / file.name, file):
-            _fetch(file.package, cache)
-        shutil.copyfile(cache / file.name, folder / file.name)
-
-
-def _is_whole(path: Path, file: RuntimeFile) -> bool:
-    return path.is_file() and integrity_of(path.read_bytes()) == file.integrity
+def cached(file: RuntimeFile) -> Path:
+    """Where it is in the cache; fetched with npm if it is not there yet. Raises MissingRuntime."""
+    path = cache_folder() / "site-runtime" / file.name
+    if not path.is_file() or integrity_of(path.read_bytes()) != file.integrity:
+        _fetch(file.package, path.parent)
+    return path
 
 
 def _fetch(package: str, cache: Path) -> None:
@@ -97,12 +96,12 @@ def _fetch(package: str, cache: Path) -> None:
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip()
             raise MissingRuntime(
-                f"{package} is needed for --offline, and `{' '.join(command[:4])}` failed: {said}\nInstall npm and "
-                f"connect to a network, or put the files into {cache}, or build without --offline."
+                f"{package} is needed for this, and `{' '.join(command[:4])}` failed: {said}\nInstall npm and "
+                f"connect to a network, or put the files into {cache}. Without --offline a site takes none of them."
             ) from error
         [archive] = Path(temporary).glob("*.tgz")
         with tarfile.open(archive) as tar:
-            for file in FILES:
+            for file in (*FILES, MERMAID):
                 if file.package != package:
                     continue
                 member = tar.extractfile(f"package/{file.path}")
@@ -139,8 +138,8 @@ def make_bundle() -> bytes:
 def write_runtime(folder: Path, offline: bool) -> None:
     """Write the bundle, the manifest that worker.js reads, and, offline, the runtime, into this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    if offline:
-        install_runtime(folder)
+    for file in FILES if offline else ():
+        shutil.copyfile(cached(file), folder / file.name)
     bundle = make_bundle()
     (folder / "course.zip").write_bytes(bundle)
     manifest = {

@@ -9,7 +9,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from chapters.site.diagrams import draw
+from chapters.site.diagrams import figure
 from chapters.site.pages import relative
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
 
@@ -106,7 +106,7 @@ def link_files(inline: Token, place: Place) -> None:
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
-        return draw(code)
+        return figure(code)
     if info in CAPTIONS:
         block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
         return f"<figure>{block}<figcaption>{CAPTIONS[info]}</figcaption></figure>\n"

@@ -11,7 +11,8 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
-from chapters.site.diagrams import draw
+from chapters.site import diagrams
+from chapters.site.runtime import MissingRuntime
 from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
@@ -28,6 +29,7 @@ BUILD = """
 import sys
 sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
 from chapters.__main__ import main
+from chapters.site import diagrams
 sys.exit(main(["site", "--out", sys.argv[1]]))
 """
 
@@ -107,11 +109,28 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\n**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `Gone`**\n", place)
 
 
-def test_diagrams_that_cannot_be_drawn_are_refused():
-    with pytest.raises(ValueError, match="found 'pie'"):
-        draw("pie\n")
-    with pytest.raises(ValueError, match="no line of a sequence diagram"):
-        draw("sequenceDiagram\n    Note over A: hm\n")
+def test_diagrams_are_drawn():
+    assert set(diagrams.DRAWN.glob("*.svg")) == diagrams.wanted().keys(), "python -m chapters site --draw"
+    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n"), "until then, the text is shown"
+
+
+@pytest.mark.slow
+def test_drawing(tmp_path, monkeypatch):
+    """Anew, with the same words; letters are not of the same width everywhere."""
+    pytest.importorskip("playwright.sync_api")
+    before = {picture.name: words(picture) for picture in diagrams.wanted()}
+    monkeypatch.setattr(diagrams, "DRAWN", tmp_path)
+    (tmp_path / "of a text that is gone.svg").touch()
+    try:
+        diagrams.draw_all()
+    except MissingRuntime as error:
+        pytest.skip(str(error))
+    assert {picture.name: words(picture) for picture in tmp_path.iterdir()} == before
+
+
+def words(picture: Path) -> set[str]:
+    drawing = picture.read_text("utf-8")
+    return {*re.findall('aria-label="Diagram. .*?"', drawing), *" ".join(re.findall(">(.*)</text>", drawing)).split()}
 
 
 @for_each_chapter
@@ -143,10 +162,10 @@ def test_every_page(site, address, phone):
             """() => [document.documentElement.scrollWidth,
                 [...document.images].filter(picture => !picture.naturalWidth).map(picture => picture.src),
                 [...document.querySelectorAll('.diagram .name')].filter(text => {
-                    const boxes = [...text.ownerSVGElement.querySelectorAll('.box')].map(box => box.getBBox());
-                    const { x, y, width, height } = text.getBBox();
-                    return !boxes.some(box => box.x <= x && x + width <= box.x + box.width
-                        && box.y <= y && y + height <= box.y + box.height);
+                    const boxes = [...text.ownerSVGElement.querySelectorAll('.box')];
+                    const { left, right, top, bottom } = text.getBoundingClientRect();
+                    return !boxes.map(box => box.getBoundingClientRect()).some(box =>
+                        box.left <= left && right <= box.right && box.top <= top && bottom <= box.bottom);
                 }).map(text => text.textContent)]"""
         )
         assert width <= 360, f"{path} is {width} pixels wide on a phone"
