@@ -15,6 +15,7 @@ or a number that the engine gives:
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -41,8 +42,7 @@ def run(chapter: Chapter, console: Console, read: Callable[[str], str]) -> tuple
     console.print(f"\n[bold]Chapter {chapter.number}: {chapter.title}[/], {len(questions)} questions\n")
     for number, question in enumerate(questions, start=1):
         console.print(Markdown(f"**{number}.** {question['ask']}"))
-        ask = _ask_number if "answer" in question else _ask_option
-        right, comment = ask(question, number, console, read)
+        right, comment = _ask(question, number, console, read)
         num_right += right
         console.print("[green]Right.[/]" if right else "[red]No.[/]", end=" ")
         console.print(Markdown(comment))
@@ -58,31 +58,32 @@ def shuffled(question: dict, number: int) -> list[dict]:
     return options
 
 
-def _ask_option(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
-    options = shuffled(question, number)
-    for letter, option in zip("abcdef", options, strict=False):
+def verdicts(question: dict, number: int) -> dict[Any, tuple[bool, str]]:
+    """For each letter of an option, or each number that is known: is it right, and what is said. None: all else."""
+    why = question["why"]
+    if "answer" in question:
+        is_it = f"It is {question['answer']:,}: {why}"
+        wrong = {float(value): (False, f"{hint} {is_it}") for value, hint in question["wrong"].items()}
+        return {float(question["answer"]): (True, why), **wrong, None: (False, is_it)}
+    options = dict(zip("abcdef", shuffled(question, number), strict=False))
+    is_it = f"The answer is {next(letter for letter in options if options[letter].get('right'))}: {why}"
+    said = {
+        x: (True, why) if option.get("right") else (False, f"{option['why']} {is_it}") for x, option in options.items()
+    }
+    return {**said, None: (False, is_it)}
+
+
+def _ask(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+    said, is_number = verdicts(question, number), "answer" in question
+    letters = list(said)[:-1]
+    for letter, option in zip(letters, [] if is_number else shuffled(question, number), strict=False):
         console.print(Markdown(f"{letter}) {option['text']}"))
-    letters = "abcdef"[: len(options)]
-    right = letters[next(i for i, option in enumerate(options) if option.get("right"))]
     for _ in range(MOST_TRIES):
-        answer = read(f"{letters[0]}-{letters[-1]}: ").strip().lower()
-        if answer == right:
-            return True, question["why"]
-        if answer in list(letters):
-            return False, f"{options[letters.index(answer)]['why']} The answer is {right}: {question['why']}"
-        console.print(f"Type one of the letters {', '.join(letters)}.")
-    return False, f"The answer is {right}: {question['why']}"
-
-
-def _ask_number(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
-    for _ in range(MOST_TRIES):
-        try:
-            given = float(read(f"a number ({question['unit']}): ").replace(",", "").strip())
-        except ValueError:
-            console.print("Type a number.")
-            continue
-        if given == question["answer"]:
-            return True, question["why"]
-        hint = next((text for value, text in question.get("wrong", {}).items() if float(value) == given), "")
-        return False, f"{hint} It is {question['answer']:,}: {question['why']}"
-    return False, f"It is {question['answer']:,}: {question['why']}"
+        given = read(f"a number ({question['unit']}): " if is_number else f"a-{letters[-1]}: ").strip().lower()
+        with suppress(ValueError):
+            if is_number:
+                return said.get(float(given.replace(",", "")), said[None])
+            if given in letters:
+                return said[given]
+        console.print("Type a number." if is_number else f"Type one of the letters {', '.join(letters)}.")
+    return said[None]

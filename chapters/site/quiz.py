@@ -39,26 +39,24 @@ def verdict(right: bool, text: str) -> str:
 
 
 def _options(question: dict[str, Any], number: int) -> str:
-    options = quiz.shuffled(question, number)
-    answer = "abcdef"[next(at for at, option in enumerate(options) if option.get("right"))]
     rows = []
-    for letter, option in zip("abcdef", options, strict=False):
-        right = bool(option.get("right"))
-        text = question["why"] if right else f"{option['why']} The answer is {answer}: {question['why']}"
+    for option, (letter, said) in zip(
+        quiz.shuffled(question, number), quiz.verdicts(question, number).items(), strict=False
+    ):
         rows.append(
-            f'<button type="button" class="option" value="{"right" if right else "wrong"}"><b>{letter}</b>'
-            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(right, text)}</template>"
+            f'<button type="button" class="option" value="{"right" if said[0] else "wrong"}"><b>{letter}</b>'
+            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(*said)}</template>"
         )
     return f'<div class="options" role="group" aria-labelledby="question-{number}">{"".join(rows)}</div>'
 
 
 def _number(question: dict[str, Any], number: int) -> str:
-    answer, why = question["answer"], question["why"]
-    texts = {float(value): f"{hint} It is {answer:,}: {why}" for value, hint in question["wrong"].items()}
-    wrong = "".join(f'<template value="{value}">{verdict(False, text)}</template>' for value, text in texts.items())
-    return f"""<form class="number" data-answer="{float(answer)}">
+    said = quiz.verdicts(question, number).items()
+    templates = (
+        f'<template value="{"else" if given is None else given}">{verdict(*what)}</template>' for given, what in said
+    )
+    return f"""<form class="number" data-answer="{float(question["answer"])}">
 <label>Your answer <input name="number" inputmode="decimal" autocomplete="off"> {html.escape(question["unit"])}</label>
 <button>Answer</button>
-<template value="{float(answer)}">{verdict(True, why)}</template>{wrong}
-<template value="else">{verdict(False, f"It is {answer:,}: {why}")}</template>
+{"".join(templates)}
 </form>"""

@@ -228,13 +228,10 @@ def plain(markdown: str) -> str:
 
 def answers_of(question: dict, number: int) -> list[tuple[str, bool, str]]:
     """(what is clicked or typed, is it right, what the terminal says) for every possible answer."""
+    said = quiz.verdicts(question, number)
     if "answer" in question:
-        given = [f"{question['answer']:,}", *question["wrong"], "123456789"]
-        ask = quiz._ask_number
-    else:
-        given, ask = list("abcdef"[: len(question["options"])]), quiz._ask_option
-    console = quiz.Console(quiet=True)
-    return [(text, *ask(question, number, console, lambda prompt, text=text: text)) for text in given]
+        return [(f"{123456789 if given is None else given:,}", *what) for given, what in said.items()]
+    return [(letter, *what) for letter, what in said.items() if letter]
 
 
 ANSWER = """rounds => rounds.map(answers => [answers.map(text => {
