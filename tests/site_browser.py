@@ -1,4 +1,4 @@
-"""A browser for the tests of the site: Debian's chromium, or the one that playwright has installed."""
+"""A browser for the tests of pages: Debian's chromium, or the one that playwright has installed."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,3 +18,11 @@ def chromium() -> Iterator:
             pytest.skip(f"no chromium (apt install chromium, or playwright install chromium): {error}")
         yield browser
         browser.close()
+
+
+def assert_accessible(tab, impacts: tuple[str, ...] = ("serious", "critical"), **options) -> None:
+    """A checker of accessibility finds nothing of these impacts."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-playwright-python").Axe()
+    found = axe.run(tab, options={"resultTypes": ["violations"], **options}).response["violations"]
+    said = [(tab.url, each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in impacts]
+    assert not said, said
