@@ -8,6 +8,7 @@ from chapters.course import Chapter, all_chapters
 from chapters.site import labs
 from chapters.site.pages import page, relative, write
 from chapters.site.quiz import quiz_section
+from chapters.site.runtime import write_runtime
 from chapters.site.sources import TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
@@ -32,7 +33,7 @@ def build(folder: Path, offline: bool = False) -> None:
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
-    labs.write_lab_files(folder, offline)
+    write_runtime(folder / "runtime", offline)
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""The parts of the site that run Python: a chapter's lab and its exercises, as HTML, and the files that they load."""
+"""The parts of the site that run Python, a chapter's lab and its exercises, as HTML."""
 
 import json
 from html import escape
 from inspect import getdoc
-from pathlib import Path
 
 from chapters.course import Chapter
-from chapters.site.runtime import CHAPTERS, FILES, write_runtime
+from chapters.site.runtime import CHAPTERS, FILES
 
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
@@ -122,8 +121,3 @@ model answer need a computer with the course installed. There, in the course's f
 with all of them:</p>
 <pre class="code" tabindex="0"><code>{command}</code></pre>
 </section>"""
-
-
-def write_lab_files(folder: Path, offline: bool) -> None:
-    """Write what the worker loads: the bundle of Python files and, offline, Python itself."""
-    write_runtime(folder / "runtime", offline)

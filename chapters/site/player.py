@@ -6,6 +6,7 @@ three requests, a word for each, and a typed request. What stands behind a slash
 """
 
 import re
+from itertools import groupby
 from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote_plus
@@ -49,10 +50,8 @@ class Player:
 
     def _do(self, move: Move) -> None:
         self.world.events.clear()
-        if move.text is not None:
-            self.said = act(self.world, "typed", move.text)
-        else:
-            self.said = act(self.world, self.actions[move.key].method)
+        what = (self.actions[move.key].method,) if move.text is None else ("typed", move.text)
+        self.said = act(self.world, *what)
         self.done.append(move)
 
     def do(self, key: str, text: str | None = None) -> None:
@@ -125,12 +124,11 @@ class Player:
 
 
 def write_moves(moves: list[Move]) -> str:
-    text, index = "", 0
-    while index < len(moves):
-        move = moves[index]
+    text = ""
+    for move, same in groupby(moves):
+        times = len(list(same))
         if move.text is not None:
-            text, index = f"{text}t({quote_plus(move.text)})", index + 1
-            continue
-        times = next((n for n, other in enumerate(moves[index:]) if other != move), len(moves) - index)
-        text, index = text + move.key + (str(times) if times > 1 else ""), index + times
+            text += f"t({quote_plus(move.text)})" * times
+        else:
+            text += move.key + (str(times) if times > 1 else "")
     return text

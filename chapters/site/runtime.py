@@ -25,11 +25,11 @@ PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
 CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching")  # those with a page.py
 
 
-class RuntimeFile(NamedTuple):
+class File(NamedTuple):
     package: str
     path: str  # inside the package
     size: int
-    integrity: str
+    sha384: str
 
     @property
     def name(self) -> str:
@@ -37,35 +37,18 @@ class RuntimeFile(NamedTuple):
 
 
 FILES = (
-    RuntimeFile(
-        PYODIDE, "pyodide.mjs", 17_931, "sha384-Lp79fMwxa4n2BLtugpUAoQMlbxIdg8iCUiP1r3h7nJLkQjwlXT1JzZTeHVL+f4Dg"
-    ),
-    RuntimeFile(
-        PYODIDE, "pyodide.asm.mjs", 1_250_344, "sha384-/2281iaC0Iimw0B3Kagy1DBfZcJG3W4KYW+EmOqhsdY3fR9BJ88FE2Zt6y0KQKpa"
-    ),
-    RuntimeFile(
-        PYODIDE,
-        "pyodide.asm.wasm",
-        9_598_218,
-        "sha384-y++qrQ72KPA1fTjLIuGMP+jppgGxjbLCgfdb0zMrnNnQVhxRUXTOTF6rTxNzllSu",
-    ),
-    RuntimeFile(
-        PYODIDE,
-        "python_stdlib.zip",
-        2_545_637,
-        "sha384-xW3A5jmenkrPXbsgrIaB1FCJh9OuLT7FRMagsJMgtlhVc19k/mSy3+7nMaF/d767",
-    ),
-    RuntimeFile(
-        XXHASH, "esm/xxhash-wasm.js", 11_195, "sha384-+yBP2R/lJ7ZC768k4BAU/+v4QHm2jIJtEKXQkkKn8+Zl/ovuddiFlTSH0eeDLIbU"
-    ),
+    File(PYODIDE, "pyodide.mjs", 17_931, "Lp79fMwxa4n2BLtugpUAoQMlbxIdg8iCUiP1r3h7nJLkQjwlXT1JzZTeHVL+f4Dg"),
+    File(PYODIDE, "pyodide.asm.mjs", 1_250_344, "/2281iaC0Iimw0B3Kagy1DBfZcJG3W4KYW+EmOqhsdY3fR9BJ88FE2Zt6y0KQKpa"),
+    File(PYODIDE, "pyodide.asm.wasm", 9_598_218, "y++qrQ72KPA1fTjLIuGMP+jppgGxjbLCgfdb0zMrnNnQVhxRUXTOTF6rTxNzllSu"),
+    File(PYODIDE, "python_stdlib.zip", 2_545_637, "xW3A5jmenkrPXbsgrIaB1FCJh9OuLT7FRMagsJMgtlhVc19k/mSy3+7nMaF/d767"),
+    File(XXHASH, "esm/xxhash-wasm.js", 11_195, "+yBP2R/lJ7ZC768k4BAU/+v4QHm2jIJtEKXQkkKn8+Zl/ovuddiFlTSH0eeDLIbU"),
 )
-
-
-MERMAID = RuntimeFile(  # draws the texts' diagrams; no page loads it
+# Draws the texts' diagrams (diagrams.py); no page loads it.
+MERMAID = File(
     "mermaid@11.17.2",
     "dist/mermaid.min.js",
     3_572_661,
-    "sha384-EOXBFmc3gx5mb+vn0vPvvGqACToJD24hhacX5Yx+8NUUQrHIle/Qi5Bg9o3zKwW2",
+    "EOXBFmc3gx5mb+vn0vPvvGqACToJD24hhacX5Yx+8NUUQrHIle/Qi5Bg9o3zKwW2",
 )
 
 
@@ -73,15 +56,15 @@ class MissingRuntime(ValueError):
     """The runtime cannot be had. Says why."""
 
 
-def integrity_of(data: bytes) -> str:
-    """As the HTML attribute `integrity` has it."""
-    return f"sha384-{base64.b64encode(hashlib.sha384(data).digest()).decode()}"
+def sha384_of(data: bytes) -> str:
+    """As it stands in the HTML attribute `integrity`, behind sha384-."""
+    return base64.b64encode(hashlib.sha384(data).digest()).decode()
 
 
-def cached(file: RuntimeFile) -> Path:
+def cached(file: File) -> Path:
     """Where it is in the cache; fetched with npm if it is not there yet. Raises MissingRuntime."""
     path = cache_folder() / "site-runtime" / file.name
-    if not path.is_file() or integrity_of(path.read_bytes()) != file.integrity:
+    if not path.is_file() or sha384_of(path.read_bytes()) != file.sha384:
         _fetch(file.package, path.parent)
     return path
 
@@ -99,14 +82,11 @@ def _fetch(package: str, cache: Path) -> None:
                 f"{package} is needed for this, and `{' '.join(command[:4])}` failed: {said}\nInstall npm and "
                 f"connect to a network, or put the files into {cache}. Without --offline a site takes none of them."
             ) from error
-        [archive] = Path(temporary).glob("*.tgz")
-        with tarfile.open(archive) as tar:
-            for file in (*FILES, MERMAID):
-                if file.package != package:
-                    continue
+        with tarfile.open(next(Path(temporary).glob("*.tgz"))) as tar:
+            for file in (each for each in (*FILES, MERMAID) if each.package == package):
                 member = tar.extractfile(f"package/{file.path}")
                 data = member.read() if member else b""
-                if integrity_of(data) != file.integrity:
+                if sha384_of(data) != file.sha384:
                     raise MissingRuntime(f"{file.path} of {package} is not the file that was pinned")
                 part = Path(temporary) / file.name
                 part.write_bytes(data)
@@ -115,15 +95,11 @@ def _fetch(package: str, cache: Path) -> None:
 
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
-    files = {"xxhash.py": Path(__file__).with_name("browser_xxhash.py")}
-    for name in ("__init__", "browser", "player"):
-        files[f"chapters/site/{name}.py"] = Path(__file__).with_name(f"{name}.py")
-    folders = ["chapters", *(f"chapters/{name}" for name in CHAPTERS)]
-    paths = [path for folder in folders for path in (REPOSITORY / folder).glob("*.py")]
+    paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "player")]
+    paths += (path for name in ("", *CHAPTERS) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
-    for path in sorted(paths):
-        files[path.relative_to(REPOSITORY).as_posix()] = path
-    return files
+    files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
+    return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}
 
 
 def make_bundle() -> bytes:
@@ -142,13 +118,9 @@ def write_runtime(folder: Path, offline: bool) -> None:
         shutil.copyfile(cached(file), folder / file.name)
     bundle = make_bundle()
     (folder / "course.zip").write_bytes(bundle)
-    manifest = {
-        file.name: {
-            "url": file.name if offline else f"{CDN}/{file.package}/{file.path}",
-            "size": file.size,
-            "integrity": file.integrity,
-        }
-        for file in FILES
-    }
-    manifest["course.zip"] = {"url": "course.zip", "size": len(bundle), "integrity": integrity_of(bundle)}
+    entries = [("course.zip", "course.zip", len(bundle), sha384_of(bundle))]
+    for file in FILES:
+        url = file.name if offline else f"{CDN}/{file.package}/{file.path}"
+        entries.append((file.name, url, file.size, file.sha384))
+    manifest = {name: {"url": url, "size": size, "integrity": f"sha384-{sha}"} for name, url, size, sha in entries}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
