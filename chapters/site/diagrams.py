@@ -23,7 +23,7 @@ CONFIG = {  # sizes in pixels; the widest of common fonts, so that words fit the
     "flowchart": {"wrappingWidth": 160, "nodeSpacing": 18, "rankSpacing": 28, "padding": 8},
     "state": {"nodeSpacing": 24, "rankSpacing": 50},
     "sequence": {"mirrorActors": False, "width": 104, "actorMargin": 24, "messageMargin": 28, "boxMargin": 4}
-    | {"diagramMarginX": 4, "diagramMarginY": 4, "height": 46},
+    | {"diagramMarginX": 4, "diagramMarginY": 10, "height": 46},
 }
 
 

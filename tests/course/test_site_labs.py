@@ -35,7 +35,7 @@ def pages():
 def test_scenes_play_forward_and_back(page):
     """After every step the link opens the same state, and back is the state before."""
     for scene in page.SCENES:
-        player = Player(page, scene.link.replace(" ", "+"))
+        player = Player(page, scene.link)
         assert player.ahead, "a scene has something to come"
         while player.ahead:
             before, title = player.view()["panels"], player.view()["scene"][0]
@@ -82,7 +82,7 @@ def test_the_traps_show_what_is_wrong():
     page = LABS[-1].module("page")
     for number, wrong in ((1, "WRONG"), (2, "range"), (3, "Refused"), (4, "WRONG"), (5, "WRONG"), (6, "no logits")):
         [scene] = [scene for scene in page.SCENES if scene.title.startswith(f"Trap {number}")]
-        player, said = Player(page, scene.link.replace(" ", "+")), ""
+        player, said = Player(page, scene.link), ""
         while player.ahead:
             player.forward()
             said += player.said
@@ -174,7 +174,7 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
         act()
         assert_shows(phone, player)
     for scene in page.SCENES:
-        player = Player(page, scene.link.replace(" ", "+"))
+        player = Player(page, scene.link)
         phone.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
         while player.ahead:
             assert_shows(phone, player)
