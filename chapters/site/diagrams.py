@@ -1,7 +1,7 @@
 """The mermaid diagrams of the texts, as SVG in the page's colours.
 
 They are drawn by npm's mermaid and kept in drawn/, so that building the site takes neither npm nor a browser. Whoever
-changes a diagram draws it anew: python -m chapters site --draw
+changes a diagram draws it anew: python -m chapters site --draw  After a change here, remove all of drawn/ before.
 """
 
 import hashlib
@@ -54,8 +54,6 @@ def draw_all() -> None:
     from playwright.sync_api import sync_playwright
 
     pictures, read = wanted(), Path(__file__).with_name("mermaid_to_svg.js").read_text("utf-8")
-    for picture in set(DRAWN.glob("*.svg")) - pictures.keys():
-        picture.unlink()
     with sync_playwright() as playwright:
         page = playwright.chromium.launch(executable_path=shutil.which("chromium")).new_page()
         page.add_script_tag(path=cached(MERMAID))
@@ -70,3 +68,5 @@ def draw_all() -> None:
             downwards = re.sub(r"^(flowchart|\s+direction) LR$", r"\1 TB", source, flags=re.MULTILINE)
             drawing = page.evaluate(read, downwards)
             picture.write_text(drawing.replace("<svg", f'<svg role="img" aria-label="{name}"', 1) + "\n", "utf-8")
+    for picture in set(DRAWN.glob("*.svg")) - pictures.keys():
+        picture.unlink()

@@ -39,21 +39,20 @@ def verdict(right: bool, text: str) -> str:
 
 
 def _options(question: dict[str, Any], number: int) -> str:
-    rows = []
-    for option, (letter, said) in zip(
-        quiz.shuffled(question, number), quiz.verdicts(question, number).items(), strict=False
-    ):
+    rows, said = [], quiz.verdicts(question, number)
+    for letter, option in zip(said, quiz.shuffled(question, number), strict=False):
+        right, text = said[letter]
         rows.append(
-            f'<button type="button" class="option" value="{"right" if said[0] else "wrong"}"><b>{letter}</b>'
-            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(*said)}</template>"
+            f'<button type="button" class="option" value="{"right" if right else "wrong"}"><b>{letter}</b>'
+            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(right, text)}</template>"
         )
     return f'<div class="options" role="group" aria-labelledby="question-{number}">{"".join(rows)}</div>'
 
 
 def _number(question: dict[str, Any], number: int) -> str:
-    said = quiz.verdicts(question, number).items()
     templates = (
-        f'<template value="{"else" if given is None else given}">{verdict(*what)}</template>' for given, what in said
+        f'<template value="{"else" if given is None else given}">{verdict(*said)}</template>'
+        for given, said in quiz.verdicts(question, number).items()
     )
     return f"""<form class="number" data-answer="{float(question["answer"])}">
 <label>Your answer <input name="number" inputmode="decimal" autocomplete="off"> {html.escape(question["unit"])}</label>
