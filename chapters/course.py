@@ -45,7 +45,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     10: "fold attend pad_decode".split(),
     11: "summarize audit serve".split(),
     12: "quantize restore group_dot quantized_linear".split(),
-    13: "guess take_tokens share_guesses".split(),
+    13: "guess accept_tokens share_guesses".split(),
     14: "abort admit route".split(),
     15: "add_adapters slot_for meet_experts".split(),
 }

@@ -120,7 +120,7 @@ class Stage:
             self.check()
             self._write_and_read(output)
         prefilling = {c.seq.seq_id for c in output.chunks if c.seq.status is SequenceStatus.PREFILL}
-        token_ids = [self.sample(chunk.seq) for chunk in output.chunks if chunk.samples]
+        token_ids = [self.sample(chunk.seq) for chunk in output.chunks if chunk.reaches_end]
         finished = self.scheduler.update(output, token_ids)
         if self.checking:
             self.check()

@@ -120,7 +120,7 @@ def add_timers(llm: LLM) -> None:
     for owner, name, part in (
         (engine.scheduler, "schedule", "scheduling"),
         (engine.scheduler, "update", "scheduling"),
-        (Request, "take_tokens", "detokenizing, outputs"),
+        (Request, "add_tokens", "detokenizing, outputs"),
         (Request, "output", "detokenizing, outputs"),
         (model_runner.Batch, "from_scheduler_output", "preparing tensors"),
         (model_runner, "sample", "sampling"),

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from course_text import FENCE, ROOT
 
 from nanovllm.tools import demo_model
+from tests.course.course_text import FENCE, ROOT
 
 FOLDERS = ["chapters", "examples", "nanovllm", "tests"]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]

@@ -42,7 +42,7 @@ class StandIn:
 
             for i in range(chunk.write_start, chunk.end):
                 self.slots[slot(i)] = hash(tuple(seq.tokens[: i + 1]))
-            if chunk.samples:
+            if chunk.reaches_end:
                 found = tuple(self.slots.get(slot(i)) for i in range(chunk.end))
                 token_ids.append(10 + hash((found, seq.sample_index)) % (self.vocab_size - 10))
         return token_ids, [TokenLogprobs(-1.0, 1, [7], [-2.0]) for _ in token_ids]

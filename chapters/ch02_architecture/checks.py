@@ -74,7 +74,7 @@ def make_step(engine: LLMEngine) -> list[RequestOutput]:
             raise
         hint = (
             "two lists that belong together have different lengths: logprobs has an entry for each chunk whose "
-            "samples is True, and every sample's logprobs go through request.take_tokens"
+            "reaches_end is True, and every sample's logprobs go through request.add_tokens"
         )
         raise Wrong(hint, got=f"ValueError: {error}") from error
     ensure(isinstance(outputs, list), "a step returns a list", expected="list[RequestOutput]", got=repr(outputs))
@@ -159,7 +159,7 @@ def logprobs(step: Any, bench: Bench) -> None:
     found = completion.logprobs or []
     expect(len(completion.token_ids), len(found), "dicts of logprobs, one for each token")
     for token_id, entries in zip(completion.token_ids, found, strict=True):
-        hint = "take_tokens comes after the update: logprobs are of the newest token"
+        hint = "add_tokens comes after the update: logprobs are of the newest token"
         ensure(token_id in entries, hint, expected=token_id, got=sorted(entries))
 
 
@@ -195,7 +195,7 @@ def stop_string(step: Any, bench: Bench) -> None:
             returned = steps_until_done(bench.llm.engine)
         except StopIteration:
             returned = []
-    hint = "the request went on after its stop string: take_tokens returns it, and scheduler.finish ends the sequence"
+    hint = "the request went on after its stop string: add_tokens returns it, and scheduler.finish ends the sequence"
     ensure(0 < len(returned) < num_tokens, hint)
     completion = returned[-1][0].outputs[0]
     expect(("stop", "two"), (completion.finish_reason, completion.stop_reason), "finish_reason and stop_reason")

@@ -40,8 +40,8 @@ scheduler = Scheduler(BlockManager(8, 4), max_num_seqs=4, max_num_batched_tokens
 scheduler.add(Sequence([11, 12, 13, 14, 15, 16, 17, 18, 19, 20]))
 for made_up in (101, 102, 103):
     output = scheduler.schedule()
-    spans = [(chunk.start, chunk.end, chunk.samples) for chunk in output.chunks]
-    scheduler.update(output, [made_up] if output.chunks[0].samples else [])
+    spans = [(chunk.start, chunk.end, chunk.reaches_end) for chunk in output.chunks]
+    scheduler.update(output, [made_up] if output.chunks[0].reaches_end else [])
     print(spans, output.chunks[0].seq)
 try:
     import nanovllm.worker.model_runner
@@ -91,7 +91,7 @@ class Tap:
             seen.scheduled = pretty_repr(output, max_width=WIDTH)
             seen.owners = [engine.request_of_seq[chunk.seq.seq_id].request_id for chunk in output.chunks]
             seen.spans = [f"[{chunk.start}, {chunk.end})" for chunk in output.chunks]
-            seen.samples = [chunk.samples for chunk in output.chunks]
+            seen.samples = [chunk.reaches_end for chunk in output.chunks]
 
         def after_pack(work: Any) -> None:
             seen.batch, seen.sampling, _ = work
@@ -215,7 +215,7 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     story.say("[bold]a. scheduler.schedule()[/] chooses the work. The whole prompt fits into one step:")
     story.say(escape(step.scheduled))
     story.say(
-        f"chunk.samples is {step.samples[0]}: the chunk reaches the end of what is known, so a token will come of it."
+        f"chunk.reaches_end is {step.samples[0]}: it ends where the known tokens end, so a token will come of it."
     )
     story.say("[bold]b. pack()[/] turns that into arrays. From here on nobody knows a request or a sequence:")
     story.say(escape(pretty_repr(step.batch, max_width=WIDTH)))

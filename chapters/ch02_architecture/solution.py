@@ -23,12 +23,12 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
         raise
 
     now = time.perf_counter()
-    sampling = [chunk for chunk in output.chunks if chunk.samples]
+    sampling = [chunk for chunk in output.chunks if chunk.reaches_end]
     progressed: dict[str, Request] = {}  # a request of several samples is in here once
     for chunk, token_logprobs in zip(sampling, logprobs, strict=True):
         request = engine.request_of_seq[chunk.seq.seq_id]
         progressed[request.request_id] = request
-        stop = request.take_tokens(chunk, [token_logprobs], now)
+        stop = request.add_tokens(chunk, [token_logprobs], now)
         if stop is not None:
             engine.scheduler.finish(chunk.seq, "stop", stop)
 

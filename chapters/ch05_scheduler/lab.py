@@ -98,7 +98,7 @@ def draw_timeline(stage: Stage, limit: int = 30) -> Text:
 
 
 def _range(chunk: ScheduledChunk) -> str:
-    return f"{chunk.start}..{chunk.end}{'*' if chunk.samples else ''}"
+    return f"{chunk.start}..{chunk.end}{'*' if chunk.reaches_end else ''}"
 
 
 def _chunks(stage: Stage, step: Step) -> Text:
@@ -139,7 +139,7 @@ def _one_request(story: Story) -> None:
     table.add_row("", "", "", seq.status.name, str(len(seq.tokens)), str(seq.num_computed_tokens))
     while stage.has_unfinished():
         [chunk] = stage.step().chunks
-        samples = str(seq.tokens[-1]) if chunk.samples else ""
+        samples = str(seq.tokens[-1]) if chunk.reaches_end else ""
         row = (
             f"{chunk.start}..{chunk.end}",
             samples,

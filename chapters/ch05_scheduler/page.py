@@ -67,7 +67,7 @@ def draw_step(stage: Stage) -> str:
     step, budget = stage.steps[-1], stage.scheduler.max_num_batched_tokens
     parts = [
         f'<li class="{color(stage.names[c.seq.seq_id])}" style="flex-grow:{c.end - c.start}">'
-        f"{label(stage.names[c.seq.seq_id])} {c.start}..{c.end}{'*' if c.samples else ''}</li>"
+        f"{label(stage.names[c.seq.seq_id])} {c.start}..{c.end}{'*' if c.reaches_end else ''}</li>"
         for c in step.chunks
     ]
     if left := budget - step.num_tokens:

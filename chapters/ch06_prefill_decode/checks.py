@@ -134,9 +134,9 @@ def compare_cost(function: Cost, sizes: list[Size], hints: Hints, itemsize: int 
         for position in range(chunk.start, chunk.end):
             linear_flops += 2 * 4600
             attention_flops += 4 * (position + 1) * 6 * 2 * 5
-        linear_flops += 2 * 1200 * chunk.samples
+        linear_flops += 2 * 1200 * chunk.reaches_end
         num_keys += chunk.end
-    weights = 5800 if any(chunk.samples for chunk in chunks) else 4600
+    weights = 5800 if any(chunk.reaches_end for chunk in chunks) else 4600
     expected = StepCost(linear_flops, attention_flops, weights * itemsize, num_keys * 2 * 2 * 2 * 5 * itemsize)
     step = f"a step with {show(chunks)} (the example's sizes, itemsize {itemsize})"
     expect_cost(ask_cost(function, SMALL, itemsize, chunks), expected, step, hints)
@@ -237,7 +237,7 @@ def compare_pack(function: Pack, *sizes: Size) -> None:
     lens = [chunk.end - chunk.start for chunk in chunks]
     sums = [sum(lens[:i]) for i in range(len(lens) + 1)]
     ends = [chunk.end for chunk in chunks]
-    rows = [row - 1 for row, chunk in zip(sums[1:], chunks, strict=True) if chunk.samples]
+    rows = [row - 1 for row, chunk in zip(sums[1:], chunks, strict=True) if chunk.reaches_end]
     got = function(chunks)
     is_triple = isinstance(got, tuple | list) and len(got) == 3
     ensure(is_triple, "return three lists: cu_seqlens_q, seqlens_k, logits_rows", got=repr(got))

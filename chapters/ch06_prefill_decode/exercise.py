@@ -13,7 +13,7 @@ def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) 
     """What a step computes and what it reads, counted from the model's sizes and the step's chunks.
 
     A chunk is the positions chunk.start to chunk.end - 1 of one sequence, one row of the batch for each position.
-    chunk.samples: a token is sampled from the chunk's last row. A number has `itemsize` bytes. Return StepCost(...) of
+    chunk.reaches_end: a token is sampled from its last row. A number has `itemsize` bytes. Return StepCost(...) of
 
         linear_flops     2 FLOPs (a multiplication and an addition) for each weight and each row that meets it. Every
                          row meets the weight matrices of every layer. Only rows from which a token is sampled meet the
@@ -54,7 +54,7 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
         cu_seqlens_q    B + 1 numbers: chunk b's rows are cu_seqlens_q[b] up to, not including, cu_seqlens_q[b + 1].
         seqlens_k       B numbers: how many tokens the last row of chunk b attends to: every token of the sequence so
                         far, itself included, whichever step computed them.
-        logits_rows     the last row of each chunk that samples (chunk.samples), in order. A chunk that ends in the
+        logits_rows     the last row of each chunk that samples (chunk.reaches_end), in order. A chunk that ends in the
                         middle of its prompt has none.
 
     Return three lists of ints; the caller makes tensors of them.

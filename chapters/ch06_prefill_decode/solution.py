@@ -14,7 +14,7 @@ def step_cost(config: ModelConfig, itemsize: int, chunks: list[ScheduledChunk]) 
     head = config.hidden_size * config.vocab_size
 
     num_rows = sum(chunk.end - chunk.start for chunk in chunks)
-    num_sampled = sum(chunk.samples for chunk in chunks)
+    num_sampled = sum(chunk.reaches_end for chunk in chunks)
     pairs = sum(position + 1 for chunk in chunks for position in range(chunk.start, chunk.end))
     num_keys = sum(chunk.end for chunk in chunks)
     weights = body + head if num_sampled else body
@@ -32,7 +32,7 @@ def pack(chunks: list[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]
         end_row = cu_seqlens_q[-1] + chunk.end - chunk.start
         cu_seqlens_q.append(end_row)
         seqlens_k.append(chunk.end)  # not only this chunk's keys: the earlier ones are in the cache
-        if chunk.samples:
+        if chunk.reaches_end:
             logits_rows.append(end_row - 1)
     return cu_seqlens_q, seqlens_k, logits_rows
 

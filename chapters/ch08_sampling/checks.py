@@ -21,10 +21,11 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch
 
-OUR_THRESHOLD, OUR_SAMPLE_RANDOMLY = sampler.logit_threshold, sampler.sample_randomly
+OUR_SAMPLE_RANDOMLY = sampler.sample_randomly
 BAR, MASK = "One bar for three filters", "Where a mask comes from"  # headings
 OUR_FROM_SEQUENCES = SamplingBatch.from_sequences.__func__  # type: ignore[attr-defined]
 
@@ -37,7 +38,7 @@ def filtered(logits: Tensor, batch: SamplingBatch, *, with_top_p: bool) -> Tenso
     scaled = logits / batch.temperature[:, None]
     top_k = torch.where(batch.top_k > 0, batch.top_k, logits.shape[1]).clamp(max=logits.shape[1])
     top_p = batch.top_p if with_top_p else torch.ones_like(batch.top_p)
-    threshold = OUR_THRESHOLD(scaled, top_k, top_p, batch.min_p)
+    threshold = logit_threshold(scaled, top_k, top_p, batch.min_p)
     return scaled.softmax(-1).masked_fill(scaled < threshold[:, None], 0.0)
 
 

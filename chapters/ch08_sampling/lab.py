@@ -23,6 +23,7 @@ from chapters.patching import replaced
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.logits_processors import top_k_top_p
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
@@ -330,12 +331,12 @@ def tell_candidates(story: Story, world: World) -> None:
         scaled = (world.logits / temperature).repeat(16, 1)
         args = torch.full((16,), vocab_size), torch.full((16,), 0.9), torch.zeros(16)
         seconds, found = {}, {}
-        for num_candidates in (sampler.NUM_CANDIDATES, vocab_size):
+        for num_candidates in (top_k_top_p.NUM_CANDIDATES, vocab_size):
             times = []
-            with replaced(sampler, "NUM_CANDIDATES", num_candidates):
+            with replaced(top_k_top_p, "NUM_CANDIDATES", num_candidates):
                 for _ in range(3):
                     started = time.perf_counter()
-                    found[num_candidates] = sampler.logit_threshold(scaled, *args)
+                    found[num_candidates] = top_k_top_p.logit_threshold(scaled, *args)
                     times.append(time.perf_counter() - started)
             seconds[num_candidates] = min(times)
         ours, whole = found.values()
@@ -344,6 +345,6 @@ def tell_candidates(story: Story, world: World) -> None:
         shown.add_row(escape(prompt), str(temperature), f"{kept:,}", *milliseconds, str(same), "(measured)")
     story.show(shown)
     story.say(
-        f"While top_p ends within the first {sampler.NUM_CANDIDATES:,} candidates, that is all it takes. In the last "
-        "row it does not, and the engine looks twice: at the candidates in vain, then at everything."
+        f"While top_p ends within the first {top_k_top_p.NUM_CANDIDATES:,} candidates, that is all it takes. In the "
+        "last row it does not, and the engine looks twice: at the candidates in vain, then at everything."
     )

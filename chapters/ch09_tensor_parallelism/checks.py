@@ -33,18 +33,19 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.parallel import ranks as parallel
-from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.group import RankGroup, shard_config
+from nanovllm.features.parallel.layers import ParallelDecoder, RowParallelLinear
 from nanovllm.files import tensor_files
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import RotaryEmbedding, RowParallelLinear
+from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
 T = TypeVar("T")
-OURS = [(RowParallelLinear, "forward"), (Decoder, "embed"), (tensor_files, "open_file"), (Group, "share")]
+OURS = [(RowParallelLinear, "forward"), (ParallelDecoder, "embed"), (tensor_files, "open_file"), (RankGroup, "share")]
 OUR_CODE = [(owner, name, getattr(owner, name)) for owner, name in OURS]
 CPU = torch.device("cpu")
 
@@ -103,7 +104,7 @@ def small_checkpoint() -> tuple[Path, ModelConfig]:
     return folder, config
 
 
-def load_small(group: Group) -> Decoder:
+def load_small(group: RankGroup) -> Decoder:
     folder, config = small_checkpoint()
     return load_model(folder, config, torch.float32, CPU, group)
 
@@ -114,13 +115,13 @@ def logits_of(model: Decoder) -> Tensor:
     seq.block_table = [0, 1]
     batch = Batch.from_scheduler_output(SchedulerOutput([ScheduledChunk(seq, 0, 6, 0)], [], 6), 4)
     rotary = RotaryEmbedding(config, 16, torch.float32, CPU)
-    return model(batch, rotary, KVCache(model.config, 2, 4, torch.float32, CPU), TORCH_KERNELS)
+    return model.logits(model(batch, rotary, KVCache(model.config, 2, 4, torch.float32, CPU), TORCH_KERNELS))
 
 
 @cache
 def expected_logits() -> Tensor:
     with ours(), torch.inference_mode():
-        return logits_of(load_small(Group()))
+        return logits_of(load_small(RankGroup()))
 
 
 def check_small_decoder(num_reduces: int | None = None) -> None:
@@ -209,7 +210,7 @@ def whole_numbers(*shape: int, seed: int = 0) -> Tensor:
 class WatchedLinear(RowParallelLinear):
     """The engine's layer; its product counts, and says what is wrong with its arguments."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, group: RankGroup) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias is not None, group)
         self.weight = nn.Parameter(weight.clone(), requires_grad=False)
         if bias is not None:
@@ -272,11 +273,11 @@ def compare_rows(function: Forward, size: int, with_bias: bool) -> None:
 
 # -- embed ------------------------------------------------------------------------------------------------------------
 
-Embed = Callable[[Decoder, Tensor], Tensor]
+Embed = Callable[[ParallelDecoder, Tensor], Tensor]
 
 
 def use_embed(function: Embed) -> AbstractContextManager[None]:
-    return replaced(Decoder, "embed", function)
+    return replaced(ParallelDecoder, "embed", function)
 
 
 def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[int]) -> None:
@@ -286,7 +287,7 @@ def compare_embed(function: Embed, size: int, num_words: int, input_ids: list[in
     expected = table[input_ids]
 
     def work(group: ThreadGroup) -> Tensor:
-        decoder = Decoder.__new__(Decoder)
+        decoder = ParallelDecoder.__new__(ParallelDecoder)
         nn.Module.__init__(decoder)
         decoder.config = ModelConfig(**vars(config) | {"vocab_size": num_words})
         decoder.group = group
@@ -340,7 +341,7 @@ class StudentSlice:
         self.file, self.name, self.part = file, name, CountedSlice(file.file.get_slice(name))
         self.get_shape, self.get_dtype = self.part.get_shape, self.part.get_dtype
 
-    def __getitem__(self, shares: tuple[tuple[slice, Group], ...]) -> Tensor:
+    def __getitem__(self, shares: tuple[tuple[slice, RankGroup], ...]) -> Tensor:
         group, config = shares[0][1], self.file.config
         got = self.file.function(self.part, self.name, config, group.rank, group.size)
         # copy_() would stretch a tensor of another shape without a word.
@@ -352,10 +353,13 @@ class StudentSlice:
 
 @contextmanager
 def use_read_share(function: ReadShare) -> Iterator[None]:
-    def share(group: Group, whole_size: int, size: int) -> tuple[slice, Group]:
+    def share(group: RankGroup, whole_size: int, size: int) -> tuple[slice, RankGroup]:
         return OUR_CODE[3][2](group, whole_size, size), group
 
-    with replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)), replaced(Group, "share", share):
+    with (
+        replaced(tensor_files, "open_file", lambda path: StudentFile(path, function)),
+        replaced(RankGroup, "share", share),
+    ):
         yield
 
 
@@ -363,7 +367,7 @@ def use_read_share(function: ReadShare) -> Iterator[None]:
 def expected_shares(rank: int, size: int) -> dict[str, Tensor]:
     """What the engine's own loader gives to a rank, the merged weights included."""
     with ours():
-        model = load_small(Group(rank, size))
+        model = load_small(RankGroup(rank, size))
     shares = {name: tensor.detach() for name, tensor in model.checkpoint_tensors()}
     return shares | {
         f"model.{name}": p.detach() for name, p in model.named_parameters() if "qkv" in name or "_up" in name

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.layers import RowParallelLinear
-from nanovllm.worker.model import Decoder
+from nanovllm.features.parallel.layers import ParallelDecoder, RowParallelLinear
 
 
 def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
@@ -39,8 +38,8 @@ def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-def embed(decoder: Decoder, input_ids: Tensor) -> Tensor:
-    """The embeddings of all tokens of a step, with a table that is spread over the ranks. (Replaces Decoder.embed.)
+def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
+    """The embeddings of a step's tokens, with a table that is spread over the ranks. (Replaces ParallelDecoder.embed.)
 
     input_ids [T] are token ids of the whole vocabulary. decoder.embed_tokens [n, hidden_size] has this rank's rows of
     the embedding table, n = decoder.config.vocab_size of them: rank 0 has the words 0 to n - 1, rank 1 the words n to

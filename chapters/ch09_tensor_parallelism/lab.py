@@ -30,11 +30,12 @@ from chapters.patching import replaced
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.group import RankGroup, shard_config
+from nanovllm.features.parallel.layers import RowParallelLinear
 from nanovllm.files import tensor_files
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.kernels import silu_and_mul
-from nanovllm.worker.layers import Linear, RowParallelLinear
+from nanovllm.worker.layers import Linear
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.model import Decoder
 
@@ -122,7 +123,7 @@ def decode_s(llm: LLM) -> float:
     return min(seconds)
 
 
-def load_share(directory: Path, config: ModelConfig, group: Group) -> tuple[Decoder, dict[str, CountedSlice]]:
+def load_share(directory: Path, config: ModelConfig, group: RankGroup) -> tuple[Decoder, dict[str, CountedSlice]]:
     """A rank's model, loaded in this process, and what was read of each tensor."""
     files: list[CountedFile] = []
 
@@ -235,7 +236,7 @@ def tell_shares(story: Story, world: World) -> None:
     table = make_table("rank", "query heads", "KV heads", "MLP columns", "words", "MB of weights", "MB of KV")
     for rank, usage in enumerate(world.ranks.usage()):
         shares = [
-            span(Group(rank, size).share(getattr(config, name), getattr(local, name)), 10**9)
+            span(RankGroup(rank, size).share(getattr(config, name), getattr(local, name)), 10**9)
             for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
         ]
         table.add_row(str(rank), *shares, *(f"{usage[key] / 1e6:.1f}" for key in ("weights", "kv_cache")))
@@ -257,7 +258,7 @@ def tell_shares(story: Story, world: World) -> None:
 def tell_reading(story: Story, world: World) -> list[Decoder]:
     """Returns the ranks' models, loaded once more in this process."""
     story.part("Who reads what")
-    groups = [Group(rank, world.size) for rank in range(world.size)]
+    groups = [RankGroup(rank, world.size) for rank in range(world.size)]
     models, reads = zip(*(load_share(world.directory, world.config, group) for group in groups), strict=True)
     story.say(
         "The loader of each rank, run in this process with a file that keeps what it is asked for. No tensor is cut "

@@ -1,6 +1,6 @@
 """Ranks as threads of one process, so that whatever is put into the engine here is in every rank.
 
-The engine's own ranks are processes (features/parallel/ranks.py). Nothing but that is replaced: Group, ModelRunner,
+The engine's own ranks are processes (features/parallel/ranks.py). Nothing but that is replaced: RankGroup, RankRunner,
 Decoder, the loader and the driver's ParallelRunner are the real ones. Only the last step of a group operation, the call
 of torch.distributed, becomes a meeting of threads, which adds for real.
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 from chapters.patching import replaced
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.group import RankGroup, shard_config
+from nanovllm.features.parallel.rank_runner import RankRunner
 from nanovllm.features.parallel.ranks import ParallelRunner
-from nanovllm.worker.model_runner import ModelRunner
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ class Meeting:
 
 
 @dataclass
-class ThreadGroup(Group):
-    """The engine's Group, meeting other threads instead of other processes."""
+class ThreadGroup(RankGroup):
+    """The engine's RankGroup, meeting other threads instead of other processes."""
 
     meeting: Meeting = field(default_factory=lambda: Meeting(1))
     num_reduces: int = 0
@@ -126,7 +126,7 @@ class ThreadRunner(ParallelRunner):
     def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
         self.config, self.model_config, self.size = config, model_config, config.tensor_parallel_size
         self.groups = make_groups(self.size)
-        self.runners = together(self.groups, lambda group: ModelRunner(config, model_config, group))
+        self.runners = together(self.groups, lambda group: RankRunner(config, model_config, group))
 
     def load(self, directory: Path) -> None:
         self._ask("load", directory)

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.layers import RowParallelLinear
-from nanovllm.worker.model import Decoder
+from nanovllm.features.parallel.layers import ParallelDecoder, RowParallelLinear
 
 
 def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
@@ -17,7 +16,7 @@ def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
     return layer.group.all_reduce(layer.product(x, layer.weight, bias))
 
 
-def embed(decoder: Decoder, input_ids: Tensor) -> Tensor:
+def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
     num_words = decoder.config.vocab_size
     rows = input_ids - decoder.group.rank * num_words
     elsewhere = (rows < 0) | (rows >= num_words)

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
 
 CONTEXT = 256  # tokens of a sequence when its decode steps begin to be timed

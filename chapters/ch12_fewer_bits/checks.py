@@ -20,18 +20,27 @@ from chapters.expect import cases, expect, expect_form, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import LLM
-from nanovllm.features.quantization.formats import Q4_0, Q4_1, Q8_0, Format, Groups, MergedWeight, merge, quantize_rows
+from nanovllm.features.quantization.formats import (
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Format,
+    MergedWeight,
+    QuantizedRows,
+    merge,
+    quantize_rows,
+)
 from nanovllm.features.quantization.formats import quantized_linear as our_linear
 from nanovllm.worker.layers import Linear
 
 Quantize = Callable[[Tensor, Format], tuple[Tensor, Tensor, Tensor | None]]
-Restore = Callable[[Groups], Tensor]
+Restore = Callable[[QuantizedRows], Tensor]
 GroupDot = Callable[..., float]
-QuantizedLinear = Callable[[Tensor, Groups, Tensor | None], Tensor]
+QuantizedLinear = Callable[[Tensor, QuantizedRows, Tensor | None], Tensor]
 Product = Callable[[Tensor, MergedWeight, Tensor | None], Tensor]
 
 SCALE, FOUR_BITS = "A group and its scale", "Four bits, and a minimum"  # headings
-OUR_DEQUANTIZE = Groups.dequantize
+OUR_DEQUANTIZE = QuantizedRows.dequantize
 
 
 class Float32Bench(Bench):
@@ -51,16 +60,16 @@ class Float32Bench(Bench):
 @cache
 def float32_bench(model: str) -> Float32Bench:
     bench = Float32Bench(model)
-    with replaced(Groups, "dequantize", OUR_DEQUANTIZE):  # what is expected comes without the student's code
+    with replaced(QuantizedRows, "dequantize", OUR_DEQUANTIZE):  # what is expected comes without the student's code
         _ = bench.expected_tokens
     return bench
 
 
-def pack(codes: Tensor, scales: Tensor, minimums: Tensor | None, format: Format, k: int) -> Groups:
+def pack(codes: Tensor, scales: Tensor, minimums: Tensor | None, format: Format, k: int) -> QuantizedRows:
     """codes: uint8 [n, num_groups, 32], a byte each."""
     if format.bits == 4:
         codes = codes[..., :16] | codes[..., 16:] << 4
-    return Groups(format, k, codes, scales, minimums)
+    return QuantizedRows(format, k, codes, scales, minimums)
 
 
 @contextmanager
@@ -187,15 +196,15 @@ QUANTIZE_CHECKS = (
 
 def use_restore(function: Restore) -> AbstractContextManager[None]:
     """Wherever the engine restores weights, it does so with the student's function."""
-    return replaced(Groups, "dequantize", function)
+    return replaced(QuantizedRows, "dequantize", function)
 
 
-def random_groups(format: Format, n: int = 5, k: int = 72, scale: float = 1.0) -> Groups:
+def random_groups(format: Format, n: int = 5, k: int = 72, scale: float = 1.0) -> QuantizedRows:
     numbers = random_numbers(n, k, seed=format.zero) * scale
     return pack(*solution.quantize(in_groups_of(numbers, 32), format), format, k)
 
 
-def compare_restore(function: Restore, groups: Groups, hint: str) -> None:
+def compare_restore(function: Restore, groups: QuantizedRows, hint: str) -> None:
     given = [x for x in (groups.codes, groups.scales, groups.minimums) if x is not None]
     with unchanged("the groups, which you were given, have been changed", *given):
         got: Any = function(groups)
@@ -230,9 +239,11 @@ RESTORE_CHECKS = (
         compare_restore,
         {
             ("8 bits: code 128 stands for 0", SCALE): [
-                (Groups(Q8_0, 32, CODES, torch.full((1, 1), 0.5).half()), IN_UINT8)
+                (QuantizedRows(Q8_0, 32, CODES, torch.full((1, 1), 0.5).half()), IN_UINT8)
             ],
-            "4 bits: two codes in a byte": [(Groups(Q4_0, 32, NIBBLES[None, None], torch.ones(1, 1).half()), HALVES)],
+            "4 bits: two codes in a byte": [
+                (QuantizedRows(Q4_0, 32, NIBBLES[None, None], torch.ones(1, 1).half()), HALVES)
+            ],
             "4 bits with a minimum, several groups in a row": [
                 (random_groups(Q4_1, k=96), "each group has its own scale and its own minimum")
             ],
@@ -340,7 +351,12 @@ def check_dot_generates(function: GroupDot, bench: Bench) -> None:
 
 
 def compare_linear(
-    function: QuantizedLinear, x: Tensor, groups: Groups, hint: str, bias: Tensor | None = None, tolerance: float = 1e-3
+    function: QuantizedLinear,
+    x: Tensor,
+    groups: QuantizedRows,
+    hint: str,
+    bias: Tensor | None = None,
+    tolerance: float = 1e-3,
 ) -> None:
     with unchanged("x, which you were given, has been changed", x):
         got: Any = function(x, groups, bias)
@@ -357,7 +373,13 @@ def compare_linear(
 
 
 def _why_linear(
-    function: QuantizedLinear, x: Tensor, groups: Groups, bias: Tensor | None, got: Tensor, row: int, tolerance: float
+    function: QuantizedLinear,
+    x: Tensor,
+    groups: QuantizedRows,
+    bias: Tensor | None,
+    got: Tensor,
+    row: int,
+    tolerance: float,
 ) -> str:
     """The likely mistake; empty where none of these explains it."""
     plain = x.float() @ OUR_DEQUANTIZE(groups).T + (0 if bias is None else bias)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
-from nanovllm.features.quantization.formats import Format, Groups
+from nanovllm.features.quantization.formats import Format, QuantizedRows
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 
@@ -38,8 +38,8 @@ def quantize(groups: Tensor, format: Format) -> tuple[Tensor, Tensor, Tensor | N
     raise NotImplementedError
 
 
-def restore(groups: Groups) -> Tensor:
-    """The weight [n, k] that a Groups stands for, in float32.
+def restore(groups: QuantizedRows) -> Tensor:
+    """The weight [n, k] that a QuantizedRows stands for, in float32.
 
         groups.codes     uint8 [n, num_groups, code_bytes]. With 8 bits a byte is a code. With 4 bits byte i of a group
                          holds two: code i in its low half (byte & 15), code i + 16 in its high half (byte >> 4)
@@ -81,7 +81,7 @@ def group_dot(
     raise NotImplementedError
 
 
-def quantized_linear(x: Tensor, weight: Groups, bias: Tensor | None) -> Tensor:
+def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
     """y = x W^T + b for a weight in groups, with activations that are rounded to 8 bits first.
 
         x       [T, k], float32, bfloat16 or float16

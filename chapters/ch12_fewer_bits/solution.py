@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.features.quantization.formats import GROUP_SIZE, Format, Groups
+from nanovllm.features.quantization.formats import GROUP_SIZE, Format, QuantizedRows
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 
@@ -26,7 +26,7 @@ def quantize(groups: Tensor, format: Format) -> tuple[Tensor, Tensor, Tensor | N
     return codes.to(torch.uint8), scales, minimums
 
 
-def restore(groups: Groups) -> Tensor:
+def restore(groups: QuantizedRows) -> Tensor:
     """See exercise.py."""
     codes = groups.codes
     if groups.format.bits == 4:
@@ -54,7 +54,7 @@ def group_dot(
     return activation_scale * (scale * (total - zero * activation_sum) + minimum * activation_sum)
 
 
-def quantized_linear(x: Tensor, weight: Groups, bias: Tensor | None) -> Tensor:
+def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
     """See exercise.py."""
     groups = F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))  # [T, num_groups, 32]
     activation_scales = groups.abs().amax(-1) / 127  # [T, num_groups]

@@ -23,7 +23,7 @@ from nanovllm.features.speculation import choose as speculation_module
 from nanovllm.features.speculation.choose import Speculation
 
 Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
-TakeTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
+AcceptTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
 ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
 
 CACHE_SECTION = "What a cache must not keep"
@@ -232,17 +232,17 @@ GUESS_CHECKS = (
 )
 
 
-# -- take_tokens ------------------------------------------------------------------------------------------------------
+# -- accept_tokens ----------------------------------------------------------------------------------------------------
 
 BLOCK_SIZE = 4
 EOS = 99
 
 
-def use_take_tokens(function: TakeTokens) -> AbstractContextManager[None]:
-    def take_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+def use_accept_tokens(function: AcceptTokens) -> AbstractContextManager[None]:
+    def accept_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
         return function(self, chunk, token_ids)
 
-    return replaced(Scheduler, "take_tokens", take_tokens)
+    return replaced(Scheduler, "accept_tokens", accept_tokens)
 
 
 def make(num_blocks: int = 40, **options: Any) -> Scheduler:
@@ -251,7 +251,7 @@ def make(num_blocks: int = 40, **options: Any) -> Scheduler:
 
 
 def one_step(
-    function: TakeTokens, guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
+    function: AcceptTokens, guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
 ) -> Scheduler:
     """A prompt 0, 1, 2, ..., a first token 20, then a step with these guesses in which this is sampled. Compares."""
     scheduler = make()
@@ -285,7 +285,7 @@ def one_step(
 
 
 @read_again(CACHE_SECTION)
-def check_ends(function: TakeTokens, bench: Bench) -> None:
+def check_ends(function: AcceptTokens, bench: Bench) -> None:
     """The sequence ends within an accepted run"""
     hint = "EOS ends the sequence, even where the guesses behind it hold"
     one_step(function, [21, EOS, 23], [21, EOS, 23, 24], hint)
@@ -295,7 +295,7 @@ def check_ends(function: TakeTokens, bench: Bench) -> None:
 
 
 @read_again(CACHE_SECTION)
-def check_blocks_back(function: TakeTokens, bench: Bench) -> None:
+def check_blocks_back(function: AcceptTokens, bench: Bench) -> None:
     """A sequence that ends gives its blocks back, and what was right can be found"""
     scheduler = one_step(function, [21, 22, 23, 24, EOS], [21, 22, 23, 24, EOS, 1], "it ends", num_prompt=5)
     expect(False, scheduler.has_unfinished(), "the sequence has ended: call scheduler.finish")
@@ -338,7 +338,7 @@ class Cache:
 
 
 @read_again(CACHE_SECTION)
-def check_many(function: TakeTokens, bench: Bench) -> None:
+def check_many(function: AcceptTokens, bench: Bench) -> None:
     """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
     scheduler, cache_model = make(num_blocks=20), Cache()
@@ -369,10 +369,10 @@ def check_many(function: TakeTokens, bench: Bench) -> None:
 
 
 @read_again("Why the output is exactly the same")
-def check_take_generates(function: TakeTokens, bench: Bench) -> None:
+def check_take_generates(function: AcceptTokens, bench: Bench) -> None:
     """The engine generates: the same tokens with guesses as without"""
     with engine_of(bench) as other:
-        with replaced(Scheduler, "take_tokens", OUR_TAKE_TOKENS):
+        with replaced(Scheduler, "accept_tokens", OUR_ACCEPT_TOKENS):
             expected = other.expected
         with guessing(other.llm, remembers(other), 4), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
@@ -380,7 +380,7 @@ def check_take_generates(function: TakeTokens, bench: Bench) -> None:
             raise Wrong("hardly a guess was taken, although three of four are right")
 
 
-OUR_TAKE_TOKENS = Scheduler.take_tokens
+OUR_ACCEPT_TOKENS = Scheduler.accept_tokens
 
 
 def remembers(other: Float32Bench) -> Proposes:
@@ -474,7 +474,7 @@ class GivenTimes:
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds = seconds
 
-    def note(self, num_rows: int, seconds: float, guesses: bool) -> None:
+    def add(self, num_rows: int, seconds: float, guesses: bool) -> None:
         pass
 
     def plain(self, num_rows: int) -> float:
@@ -539,6 +539,6 @@ SHARE_CHECKS = (
 
 TASKS = [
     Task("guess", "Where guesses come from", nullcontext, GUESS_CHECKS),
-    Task("take_tokens", "A guess is checked by doing the work", use_take_tokens, TAKE_CHECKS),
+    Task("accept_tokens", "A guess is checked by doing the work", use_accept_tokens, TAKE_CHECKS),
     Task("share_guesses", "How many guesses?", nullcontext, SHARE_CHECKS),
 ]

@@ -35,7 +35,7 @@ def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: 
     raise NotImplementedError
 
 
-def take_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
     """Take in what a step has sampled for one sequence, as far as it holds. Returns: has the sequence ended?
 
         chunk.seq      the sequence. Its tokens do not have the guesses in them

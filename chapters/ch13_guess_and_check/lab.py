@@ -269,7 +269,7 @@ def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budg
     return chunks
 
 
-OUR_EXTEND = Speculation.extend
+OUR_EXTEND = Speculation.add_guesses
 
 
 def tell_names(story: Story, world: World) -> None:

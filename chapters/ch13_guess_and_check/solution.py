@@ -23,7 +23,7 @@ def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: 
     return []
 
 
-def take_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
     """See exercise.py."""
     seq, reason, stop_reason = chunk.seq, None, None
     seq.status = SequenceStatus.DECODE

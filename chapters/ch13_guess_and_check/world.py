@@ -64,7 +64,7 @@ class Always(Speculation):
         counts: list[int] = []
         for chunk in chunks:
             room = min(budget - sum(counts), scheduler.num_tokens_left(chunk.seq) - 1)
-            is_decode = chunk.samples and chunk.end - chunk.start == 1
+            is_decode = chunk.reaches_end and chunk.end - chunk.start == 1
             counts.append(max(0, min(self.num_speculative_tokens, room)) if is_decode else 0)
         return counts
 
@@ -77,7 +77,7 @@ def steps_watched(llm: LLM) -> Iterator[list[Step]]:
 
     def update(output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
         finished = ours(output, token_ids)
-        chunks = [chunk for chunk in output.chunks if chunk.samples]
+        chunks = [chunk for chunk in output.chunks if chunk.reaches_end]
         steps.extend(Step(chunk.guesses, chunk.seq.tokens[chunk.known_end :]) for chunk in chunks)
         return finished
 

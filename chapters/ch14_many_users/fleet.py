@@ -137,7 +137,7 @@ class Replica:
         self._in_flight, self.now = None, end_s
         self.num_steps += 1
         self.num_computed_tokens += output.num_tokens
-        sampling = [chunk.seq for chunk in output.chunks if chunk.samples]
+        sampling = [chunk.seq for chunk in output.chunks if chunk.reaches_end]
         finished = self.scheduler.update(output, [TOKEN] * len(sampling))
         for seq in sampling:
             job = self.jobs[seq.seq_id]

@@ -34,7 +34,7 @@ from chapters.draw import make_table
 from chapters.story import Story
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.quantization.convert import BYTES_PER_NUMBER
+from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
 
 TEXT_LEN = 240
 NUMS_RANKS = (2, 4, 8)

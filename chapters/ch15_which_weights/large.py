@@ -12,9 +12,9 @@ from torch import nn
 from chapters.ch15_which_weights.sparse import expected_met
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts
-from nanovllm.features.lora.adapter_rows import RowGroups, Weights, group_rows, grouped_linear
-from nanovllm.worker.kernels import Kernels
+from nanovllm.features.experts.rows import ExpertRows, ExpertWeights, expert_linear, kernels_for, sort_by_expert
 from nanovllm.worker.cpu.reorder import reorder_weights
+from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import MLP, Linear
 from nanovllm.worker.model import Decoder
 
@@ -46,7 +46,7 @@ QWEN3_30B_A3B = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Weights, in numbers. expert: one of them; embedding: a token reads one row of it."""
+    """ExpertWeights, in numbers. expert: one of them; embedding: a token reads one row of it."""
 
     total: int
     embedding: int
@@ -81,27 +81,27 @@ def sizes_of(config: ModelConfig) -> Sizes:
 NUM_EXPERTS, NUM_CHOSEN, IN_SIZE, OUT_SIZE = 128, 8, 1024, 512  # 1 MiB of bf16 an expert
 
 
-def make_experts(kernels: Kernels) -> Weights:
+def make_experts(kernels: Kernels) -> ExpertWeights:
     linears = [Linear(IN_SIZE, OUT_SIZE, bias=False).bfloat16() for _ in range(NUM_EXPERTS)]
     for linear in linears:
         nn.init.uniform_(linear.weight, -0.1, 0.1)
     reorder_weights(nn.ModuleList(linears), kernels)
-    return Weights(linears)
+    return ExpertWeights(linears)
 
 
 def choose_at_random(num_rows: int, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(num_rows, NUM_EXPERTS, generator=generator).topk(NUM_CHOSEN).indices
 
 
-def in_one_pass(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
-    return kernels.grouped_linear(x[groups.rows], weights, groups)
+def in_one_pass(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights, groups: ExpertRows) -> torch.Tensor:
+    return kernels_for(kernels).expert_linear(x[groups.rows], weights, groups)
 
 
-def one_after_another(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
-    return grouped_linear(x[groups.rows], weights, groups)
+def one_after_another(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights, groups: ExpertRows) -> torch.Tensor:
+    return expert_linear(x[groups.rows], weights, groups)
 
 
-def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: Weights, groups: RowGroups) -> torch.Tensor:
+def pair_by_pair(kernels: Kernels, x: torch.Tensor, weights: ExpertWeights, groups: ExpertRows) -> torch.Tensor:
     """Every row for itself, in the order of rows: an expert is read anew for each of them."""
     order = groups.places.flatten()
     counts = groups.ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
@@ -122,7 +122,7 @@ def time_products(kernels: Kernels, nums_rows: tuple[int, ...], repeats: int) ->
         best, num_met = dict.fromkeys(WAYS, float("inf")), 0.0
         for _ in range(repeats):
             x = torch.randn(num_rows, IN_SIZE, generator=generator).bfloat16()
-            groups = group_rows(choose_at_random(num_rows, generator), NUM_EXPERTS)
+            groups = sort_by_expert(choose_at_random(num_rows, generator), NUM_EXPERTS)
             num_met += len(groups.met) / repeats
             for name, way in WAYS.items():
                 started = time.perf_counter()

@@ -3,7 +3,6 @@
 import io
 
 import pytest
-from tests.course.course_text import CHAPTERS, for_each_chapter
 
 from chapters import quiz
 from chapters.__main__ import main

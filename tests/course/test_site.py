@@ -8,8 +8,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
-from tests.site_browser import assert_accessible
 
 from chapters import quiz
 from chapters.__main__ import main
@@ -21,6 +19,7 @@ from chapters.site.stories import story_of
 from chapters.site.text import Place, render_text
 from chapters.story import WIDTH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+from tests.site_browser import assert_accessible
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.course.course_text import CHAPTERS, ROOT
-from tests.site_browser import assert_accessible
-from tests.course.wrong_solutions import Edit
 
 from chapters.grading import BenchWithoutModel, grade
 from chapters.site import build, runtime
@@ -19,6 +16,7 @@ from chapters.site.player import Move, Player, write_moves
 from chapters.site.server import served
 from tests.course.course_text import CHAPTERS, ROOT
 from tests.course.wrong_solutions import Edit
+from tests.site_browser import assert_accessible
 
 LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
 for_each_lab = pytest.mark.parametrize("chapter", LABS, ids=lambda chapter: chapter.folder.name)

@@ -6,7 +6,7 @@ import torch
 from chapters.ch15_which_weights import large
 from chapters.ch15_which_weights.lab_experts import large_config
 from chapters.ch15_which_weights.sparse import busiest_rank, expected_met, shares_of
-from nanovllm.features.lora.adapter_rows import group_rows
+from nanovllm.features.experts.rows import sort_by_expert
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 
@@ -14,7 +14,7 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 40])
 def test_experts_met(num_rows):
     generator = torch.Generator().manual_seed(num_rows)
-    met = [len(group_rows(large.choose_at_random(num_rows, generator), large.NUM_EXPERTS).met) for _ in range(300)]
+    met = [len(sort_by_expert(large.choose_at_random(num_rows, generator), large.NUM_EXPERTS).met) for _ in range(300)]
     expected = expected_met(num_rows, large.NUM_EXPERTS, large.NUM_CHOSEN)
     assert sum(met) / len(met) == pytest.approx(expected, rel=0.02)
 
@@ -47,7 +47,7 @@ def test_three_ways_to_one_product(in_c, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         weights = large.make_experts(kernels)
-        groups = group_rows(large.choose_at_random(9, generator), 12)
+        groups = sort_by_expert(large.choose_at_random(9, generator), 12)
         x = torch.randn(9, 64, generator=generator).bfloat16()
         by_row, by_expert, one_pass = (way(kernels, x, weights, groups).float() for way in large.WAYS.values())
     torch.testing.assert_close(by_expert, one_pass, atol=0.05, rtol=0.02)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.group import Group
+from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.quantization.formats import MergedWeight, quantize_q8_0
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import CORPUS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
@@ -105,7 +105,7 @@ def test_every_rank_has_its_share_of_the_groups(tmp_path_factory, tmp_path, kind
     path = write_gguf(folder, tmp_path / "model.gguf", of_type(kind))
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     config = ModelConfig.from_directory(path)
-    ranks = [load_model(path, config, torch.float32, CPU, Group(rank, size)) for rank in range(size)]
+    ranks = [load_model(path, config, torch.float32, CPU, RankGroup(rank, size)) for rank in range(size)]
 
     def expected(name: str) -> torch.Tensor:
         whole = torch.from_numpy(gguf.dequantize(stored[name].data, stored[name].tensor_type))
@@ -125,7 +125,7 @@ def test_a_share_is_whole_groups(checkpoint, tmp_path):
     for folder, quantization in ((path, None), (checkpoint(), "int8")):
         config = ModelConfig.from_directory(folder)
         text = "tensor_parallel_size=2 gives each rank 48 of the inputs of a layer, which is no multiple of the 32"
-        expect(text, load_model, folder, config, torch.float32, CPU, Group(0, 2), quantization)
+        expect(text, load_model, folder, config, torch.float32, CPU, RankGroup(0, 2), quantization)
 
 
 def test_k_quants_are_held_as_int8(tmp_path, caplog):

@@ -22,7 +22,9 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 class RowParallelLinear(Linear):
     """A rank holds some columns of the weight, for the columns of x that it has. The ranks add up what they get."""
 
-    group: "RankGroup"
+    def __init__(self, in_size: int, out_size: int, bias: bool, group: "RankGroup") -> None:
+        super().__init__(in_size, out_size, bias)
+        self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
@@ -40,7 +42,7 @@ class ParallelDecoder(Decoder):
         layer = super().make_layer(config, index)
         for name, module in layer.named_modules():
             if name.split(".")[-1] in ROW_PARALLEL:
-                module.__class__, module.group = RowParallelLinear, self.group
+                module.__class__, module.group = RowParallelLinear, self.group  # it has its weight already
         if (
             index in config.expert_layers
         ):  # each rank has a slice of every expert, which multiplies without its forward()

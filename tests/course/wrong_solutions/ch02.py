@@ -15,7 +15,7 @@ WRONG = {
         Edit("returns_one_output", "return outputs", "return outputs[0] if outputs else []", "a step returns a list"),
         Edit("forgets_a_counter", "engine.stats.num_output_tokens += len(sampling)", "", "the counters of two"),
         Edit("finishes_once_a_sample", "[request.request_id] =", "[chunk.seq.seq_id] =", "make one output"),
-        Edit("forgets_logprobs", "[token_logprobs], now", "[None], now", "go through request.take_tokens"),
+        Edit("forgets_logprobs", "[token_logprobs], now", "[None], now", "go through request.add_tokens"),
         Edit("forgets_streams", EACH, EACH.replace(" or request.stream", ""), "what the steps returned"),
         Edit("shows_all_streams", EACH, EACH.replace("progressed", "engine.requests"), "only requests that got one"),
         Edit("ignores_stop_strings", 'engine.scheduler.finish(chunk.seq, "stop", stop)', "pass", "after its stop"),

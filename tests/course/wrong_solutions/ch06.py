@@ -3,7 +3,7 @@
 from tests.course.wrong_solutions import Edit
 
 LAYERS, POSITIONS = "config.num_hidden_layers * (attention", "range(chunk.start, chunk.end)"
-SAMPLED, WEIGHTS = "sum(chunk.samples for chunk in chunks)", "weights * itemsize"
+SAMPLED, WEIGHTS = "sum(chunk.reaches_end for chunk in chunks)", "weights * itemsize"
 KEYS, END = "sum(chunk.end for chunk in chunks)", "append(chunk.end)"
 
 WRONG = {
@@ -27,7 +27,7 @@ WRONG = {
         Edit("row_behind_the_last", "append(end_row - 1)", "append(end_row)", "that row is the next chunk's first"),
         Edit("lengths_instead_of_sums", "append(end_row)", "append(chunk.end - chunk.start)", "running sum, from 0 on"),
         Edit("keys_of_this_chunk_only", END, "append(chunk.end - chunk.start)", "also to those of earlier steps"),
-        Edit("samples_in_a_prompt", "if chunk.samples:", "if True:", "inside a prompt does not sample"),
+        Edit("samples_in_a_prompt", "if chunk.reaches_end:", "if True:", "inside a prompt does not sample"),
     ],
     "token_budget": [
         Edit("rounds_up", "fits = int(limit_s", "fits = 1 + int(limit_s", "with that many it takes longer"),

@@ -20,7 +20,7 @@ guess
         ~ if len(tokens) < memory.get("num_tokens", 0): => if False:
     shortest_not_noted: the newest counts
         ~ for n in range(shortest, min(longest, place) + 1): => for n in range(shortest + 1, min(longest, place) + 1):
-take_tokens
+accept_tokens
     takes_all: the tokens appended
         - if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
         -     break

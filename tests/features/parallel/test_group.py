@@ -5,7 +5,7 @@ import torch
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.group import Group, shard_config
+from nanovllm.features.parallel.group import RankGroup, shard_config
 from nanovllm.files import tensor_files
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import SIZES
@@ -41,7 +41,7 @@ def test_each_rank_reads_its_share_and_together_they_have_all(checkpoint, varian
     parts = []
     for rank in (0, 1):
         Recorder.num_read = 0
-        parts.append(dict(load_model(folder, config, torch.float32, CPU, Group(rank, 2)).checkpoint_tensors()))
+        parts.append(dict(load_model(folder, config, torch.float32, CPU, RankGroup(rank, 2)).checkpoint_tensors()))
         assert Recorder.num_read == sum(tensor.numel() for tensor in parts[rank].values())
     for name, tensor in whole.items():
         dim = next((d for d, n in enumerate(parts[0][name].shape) if n != tensor.shape[d]), None)

@@ -15,7 +15,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.quantization import importance as calibration
 from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
-from nanovllm.features.quantization.formats import Q4_1, Q8_0, Groups, in_groups
+from nanovllm.features.quantization.formats import Q4_1, Q8_0, QuantizedRows, in_groups
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, RotaryEmbedding
@@ -36,7 +36,7 @@ def search(request):
     return search_q4_1 if request.param == "PyTorch" else kernels_for(kernels(torch.float32)).search_q4_1
 
 
-def errors(groups: Groups, weight: Tensor, importance: Tensor) -> Tensor:
+def errors(groups: QuantizedRows, weight: Tensor, importance: Tensor) -> Tensor:
     """Weighted squared error of each group."""
     return in_groups((groups.dequantize().double() - weight).square() * importance).sum(-1)
 
@@ -129,7 +129,7 @@ def test_weights_that_have_4_bits_come_back(search):
     torch.manual_seed(0)
     codes = torch.randint(0, 256, (64, 8, 16), dtype=torch.uint8)
     codes[..., 0], codes[..., 1] = 0x0F, 0xF0  # both ends are there, as in every file
-    groups = Groups(Q4_1, 256, codes, torch.rand(64, 8).half() / 100 + 0.001, torch.randn(64, 8).half() / 30)
+    groups = QuantizedRows(Q4_1, 256, codes, torch.rand(64, 8).half() / 100 + 0.001, torch.randn(64, 8).half() / 30)
     weight = groups.dequantize()
     again = search(weight.bfloat16(), torch.rand(256) + 0.1)
     assert (again.dequantize() - weight).square().mean() < (weight.bfloat16() - weight).square().mean()

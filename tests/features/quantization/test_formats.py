@@ -13,8 +13,8 @@ from nanovllm.features.quantization.formats import (
     Q4_0,
     Q4_1,
     Q8_0,
-    Groups,
     MergedWeight,
+    QuantizedRows,
     QuantizedWeight,
     merge,
     quantize_q8_0,
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 MAX_ROWS = 70
 
 
-def random_groups(form, n: int, k: int) -> Groups:
+def random_groups(form, n: int, k: int) -> QuantizedRows:
     """Every code, scales of both signs, some 0 and some denormal in float16."""
     num_groups = -(-k // 32)
     codes = torch.randint(0, 256, (n, num_groups, form.code_bytes), dtype=torch.uint8)
@@ -39,7 +39,7 @@ def random_groups(form, n: int, k: int) -> Groups:
     scales[::5] = 0
     scales[1::5] = 2e-6
     minimums = (torch.randn(n, num_groups) / 10).half() if form.has_minimum else None
-    return Groups(form, k, codes, scales.half(), minimums)
+    return QuantizedRows(form, k, codes, scales.half(), minimums)
 
 
 def random_weight(n: int, k: int, *forms) -> MergedWeight:
@@ -122,7 +122,7 @@ def test_activations_are_quantized_by_the_rule(in_c):
     linear = kernels_for(kernels(torch.float32) if in_c else TORCH_KERNELS).quantized_linear
     codes = torch.full((32, 1, 32), 128, dtype=torch.uint8)
     codes[torch.arange(32), 0, torch.arange(32)] += 1
-    identity = merge([Groups(Q8_0, 32, codes, torch.ones(32, 1, dtype=torch.float16))])
+    identity = merge([QuantizedRows(Q8_0, 32, codes, torch.ones(32, 1, dtype=torch.float16))])
     ties = torch.cat([torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5]), torch.zeros(25)])
     torch.manual_seed(0)
     numbers = torch.randn(3000, 32) * 10.0 ** torch.randint(-25, 25, (3000, 1))

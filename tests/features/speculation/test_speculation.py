@@ -60,7 +60,7 @@ def let_guess(scheduler: Scheduler, proposer, rng: random.Random, most: int = 6)
     def choose(scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
         counts = []
         for chunk in chunks:
-            room = scheduler.max_model_len - len(chunk.seq.tokens) - 1 if chunk.samples else 0
+            room = scheduler.max_model_len - len(chunk.seq.tokens) - 1 if chunk.reaches_end else 0
             counts.append(max(0, min(rng.randrange(most + 1), room, budget - sum(counts))))
         return counts
 
@@ -216,7 +216,11 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
     engine = llm.engine
 
     runner = engine.model_runner
-    for owner, name, after in ((engine, "take_tokens", True), (engine, "take_tokens", False), (runner, "run", True)):
+    for owner, name, after in (
+        (engine, "process_outputs", True),
+        (engine, "process_outputs", False),
+        (runner, "run", True),
+    ):
         plant(monkeypatch, owner, name, lambda n: rng.random() < 0.1, InterruptedError, after=after)
     made = [engine.make_request(prompt, params) for prompt, params in requests]
     doomed = [engine.make_request([9, 8, 7], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
@@ -241,7 +245,7 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
     llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
     hostile(llm, expected, seed=6)
     engine = llm.engine
-    fault = plant(monkeypatch, engine, "take_tokens", lambda n: rng.random() < 0.3, InterruptedError, after=True)
+    fault = plant(monkeypatch, engine, "process_outputs", lambda n: rng.random() < 0.3, InterruptedError, after=True)
     engine.add_request("x", prompt, params, stream=False)
     metrics, stats = run_to_end(engine, InterruptedError)["x"].metrics, engine.stats
     assert fault.num_failures > 2 and stats.num_accepted_tokens > 5
@@ -285,7 +289,7 @@ def wrong_row(monkeypatch):
 
 def one_too_many_taken(monkeypatch):
     """The token behind the first wrong guess is kept."""
-    take = Scheduler.take_tokens
+    take = Scheduler.accept_tokens
 
     def late(self, chunk, token_ids):
         guesses = [*chunk.guesses]
@@ -295,12 +299,12 @@ def one_too_many_taken(monkeypatch):
                 break
         return take(self, replace(chunk, guesses=guesses), token_ids)
 
-    monkeypatch.setattr(Scheduler, "take_tokens", late)
+    monkeypatch.setattr(Scheduler, "accept_tokens", late)
 
 
 def refused_kv_counts(monkeypatch):
     """Positions of refused guesses count as computed: their K/V stays."""
-    take = Scheduler.take_tokens
+    take = Scheduler.accept_tokens
 
     def kept(self, chunk, token_ids):
         ended = take(self, chunk, token_ids)
@@ -308,12 +312,12 @@ def refused_kv_counts(monkeypatch):
             chunk.seq.num_computed_tokens = min(chunk.end, len(chunk.seq.tokens)) - 1 + bool(chunk.guesses)
         return ended
 
-    monkeypatch.setattr(Scheduler, "take_tokens", kept)
+    monkeypatch.setattr(Scheduler, "accept_tokens", kept)
 
 
 def named_too_early(monkeypatch):
     """Blocks get their names when the guesses in them are computed, not when they hold."""
-    extend = Speculation.extend
+    extend = Speculation.add_guesses
 
     def naming(self, scheduler, chunks, budget):
         chunks = extend(self, scheduler, chunks, budget)
@@ -333,7 +337,7 @@ def shown_behind_the_stop(monkeypatch):
     """Tokens behind a stop string stay in the output."""
     from nanovllm.request import Request
 
-    take = Request.take_tokens
+    take = Request.add_tokens
 
     def kept(self, chunk, logprobs, now):
         tokens = list(chunk.seq.tokens)
@@ -341,7 +345,7 @@ def shown_behind_the_stop(monkeypatch):
         chunk.seq.tokens[:] = tokens
         return stop
 
-    monkeypatch.setattr(Request, "take_tokens", kept)
+    monkeypatch.setattr(Request, "add_tokens", kept)
 
 
 MISTAKES = [seeds_mixed, guesses_not_in_penalties, wrong_row, one_too_many_taken, refused_kv_counts, named_too_early]
@@ -534,17 +538,17 @@ def test_chosen_numbers_make_the_most_tokens_a_second(sequences, base, slope, dr
 def test_step_times_are_learned_and_forgotten():
     times = StepTimes()
     assert times.plain(1) is None
-    times.note(30, 0.5, guesses=False)  # a prompt
+    times.add(30, 0.5, guesses=False)  # a prompt
     assert times.plain(1) is None and times.plain(40) == 0.5, "what is smaller than all that was measured is not known"
     for seconds in (0.9, 0.1, 0.1, 0.12, 0.1):  # one slow step does not count
-        times.note(1, seconds, guesses=False)
+        times.add(1, seconds, guesses=False)
     assert times.plain(1) == 0.1 and times.plain(11) == pytest.approx(0.1 + 0.4 * 10 / 29)
     assert times.guessing()(11) == times.plain(11), "as without guesses, while nothing else is known"
-    times.note(5, 0.4, guesses=True)
+    times.add(5, 0.4, guesses=True)
     assert times.guessing()(5) == 0.4 and times.guessing()(3) == pytest.approx(0.25)
     assert times.plain(5) == pytest.approx(0.1 + 0.4 * 4 / 29), "guesses count apart"
     for _ in range(200):
-        times.note(1, 0.1, guesses=False)
+        times.add(1, 0.1, guesses=False)
     assert times.guessing()(5) == 0.1, "what is old is forgotten"
 
 
@@ -555,11 +559,11 @@ def decide(speculation: Speculation, num_seqs: int, seconds, hold) -> list[int]:
     for _ in range(300):
         chunks = [ScheduledChunk(seq, len(seq.tokens) - 1, len(seq.tokens), len(seq.tokens) - 1) for seq in seqs]
         chosen = speculation.choose(scheduler, chunks, 4000)
-        speculation.times.note(num_seqs + sum(chosen), seconds(num_seqs + sum(chosen)), any(chosen))
+        speculation.times.add(num_seqs + sum(chosen), seconds(num_seqs + sum(chosen)), any(chosen))
         for seq, n in zip(seqs, chosen, strict=True):
             if seq in speculation._asked:
                 for record in speculation._asked[seq]:
-                    record.note(min(n, hold(n)), n)
+                    record.add(min(n, hold(n)), n)
         counts.append(sum(chosen))
     return counts
 

@@ -1,10 +1,10 @@
 """The server's page in a real browser: the chat, and the engine beside it."""
 
 import pytest
-from tests.servers import PATIENCE_S, serving
-from tests.site_browser import assert_accessible
 
 from nanovllm.serving.http.options import ServeOptions
+from tests.servers import PATIENCE_S, serving
+from tests.site_browser import assert_accessible
 
 ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
 
