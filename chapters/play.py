@@ -26,7 +26,7 @@ def act(world: Any, method: str, *args: str) -> str:
 
 
 def explorer(title: str, *face: Any, **more: Any) -> Any:
-    """The terminal app of these (explorer.py). It needs textual, which is imported here and nowhere else."""
+    """The terminal app of these (explorer.py). Only now is textual needed."""
     from chapters.explorer import Explorer
 
     return Explorer(title, *face, **more)
