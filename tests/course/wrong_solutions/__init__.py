@@ -1,6 +1,6 @@
 """Wrong solutions of the exercises, by chapter: typical mistakes, and a piece of what the student must be told.
 
-One for each thing that a check can say, and no second one that is told the same.
+They are few: each is told something else, or told it by another check.
 
 WRONG of chNN.py lists them for each task. Nearly all are an Edit of the chapter's solution.py, so that one reads what
 the mistake is and nothing else. Where no edit fits, a pair (function, hint) takes its place.
