@@ -38,11 +38,12 @@ class EngineConfig(metaclass=Named):
     optimizations: tuple[str, ...] = option(
         OPTIMIZATIONS, "which to use; on a CPU the first two (layers.py, cpu/c_kernels.py), on a GPU the others (cuda/)"
     )
-    enable_lora: bool = option(False, "requests may choose adapters (lora/request.py)")
+    enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
     max_lora_rank: int = option(16, "the largest rank of an adapter")
     speculative_config: dict[str, Any] | Any = option(  # checked: a SpeculativeConfig
-        None, 'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (speculative_config.py)'
+        None,
+        'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (nanovllm/features/README.md)',
     )
     seed: int = option(0, "requests without a seed of their own derive theirs from it")
 

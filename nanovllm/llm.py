@@ -13,13 +13,11 @@ from nanovllm.checks.values import make_all
 from nanovllm.checks.vllm_names import accepted, refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
+from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
-from nanovllm.serving.shared_engine import SharedEngine
-from nanovllm.stats import snapshot
-from nanovllm.tools.progress import progress_bar
 
 if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
@@ -73,8 +71,7 @@ class LLM:
         requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
 
         done: dict[str, RequestOutput] = {}
-        counters = self.engine.stats, self.engine.block_manager.stats
-        with self._shared.aborted_if_interrupted(requests), progress_bar(*counters, len(requests), use_tqdm) as advance:
+        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
             ours = self._shared.enqueue(requests)
             while len(done) < len(requests) and self.engine.has_unfinished_requests():
                 done.update((output.request_id, output) for output in self._shared.step(ours))
@@ -137,8 +134,7 @@ class LLM:
         prefix_cache counts blocks; recent_hit_rate is that of the last 1,000 requests, utilization the share of the
         pool that is cached. For an interval, subtract two engine.block_manager.stats.snapshot().
         """
-        with self._shared.turns:
-            return snapshot(self.engine)
+        return self._shared.stats()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""

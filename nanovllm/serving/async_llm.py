@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from threading import Thread
 from typing import Any, TypeVar
 
+from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput
@@ -21,7 +22,6 @@ from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.serving.engine_thread import EngineThread, Reader
-from nanovllm.stats import snapshot
 
 Result = TypeVar("Result")
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.features.logits_processors.top_k_top_p import NUM_CANDIDATES, logit_threshold
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
 
@@ -90,44 +89,6 @@ def test_distribution(name):
     # Wilson-Hilferty: the 99.99 % quantile of chi-square, without scipy.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 0.0
     assert statistic <= limit
-
-
-def test_a_vocabulary_larger_than_the_candidates():
-    """A flat distribution over many tokens: top_p must look past the candidates, and min_p or top_k must not."""
-    torch.manual_seed(0)
-    vocab = 3 * NUM_CANDIDATES
-    logits = torch.randn(vocab) * 0.01
-    for options in (dict(top_p=0.9), dict(top_p=0.9, min_p=0.98), dict(top_k=5), dict(top_k=2000, top_p=0.5)):
-        params = SamplingParams(**options)
-        allowed = {i for i, p in enumerate(exact_probs(logits.tolist(), params)) if p > 0}
-        seqs = [Sequence([1], params) for _ in range(3000)]
-        found = set(draw(logits.repeat(3000, 1), seqs))
-        # float32 and float64 may disagree on the one token at the border.
-        assert len(found - allowed) <= 1
-        assert len(found) > 0.5 * min(len(allowed), 1800)
-
-
-@pytest.mark.parametrize("spread", [0.01, 1.0, 2.5, 6.0])
-def test_threshold_wherever_the_filters_end(spread):
-    """Each filter may end among the candidates, behind them, or not at all, beside each way of the others."""
-    torch.manual_seed(1)
-    vocab = 3 * NUM_CANDIDATES
-    logits = torch.randn(vocab) * spread
-    top_ks = (0, 5, NUM_CANDIDATES, NUM_CANDIDATES + 1, 2 * NUM_CANDIDATES, vocab - 1)
-    settings = [
-        SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-        for top_k in top_ks
-        for top_p in (0.05, 0.5, 0.9, 0.999, 1.0)
-        for min_p in (0.0, 1e-4, 0.1, 0.98)
-    ]
-    batch = SamplingBatch.from_sequences([Sequence([0], params) for params in settings])
-    top_k = torch.where(batch.top_k > 0, batch.top_k, vocab)
-    thresholds = logit_threshold(logits.repeat(len(settings), 1), top_k, batch.top_p, batch.min_p)
-    for params, threshold in zip(settings, thresholds, strict=True):
-        num_kept = int((logits >= threshold).sum())
-        num_right = sum(p > 0 for p in exact_probs(logits.tolist(), params))
-        # float32 and float64 may disagree at the border, the more so the flatter it is there.
-        assert abs(num_kept - num_right) <= max(1, 2e-3 * num_right), f"{params}: {num_kept}, right is {num_right}"
 
 
 def test_greedy_and_top_k_1_take_the_most_likely_token():

@@ -1,4 +1,4 @@
-"""The invariants of block manager and scheduler, as assertions: what check_integrity() runs (tests, labs)."""
+"""The invariants of block manager and scheduler, as assertions: what check_integrity() runs (chapters 4, 5 and 7)."""
 
 from typing import TYPE_CHECKING
 

@@ -23,7 +23,6 @@ WRONG = {
         Edit("eats_the_table", "return slots", "block_table.clear()\nreturn slots", "changed block_table"),
     ],
     "write_kv": [
-        Edit("divides_by_num_blocks", "// k_cache.shape[1]", "// k_cache.shape[0] % 4", "slot 17 is k_cache[2, 1]"),
         Edit("writes_a_copy", "k_cache[block_ids", "k_cache = k_cache.clone()\nk_cache[block_ids", "that was given"),
         Edit("k_in_both", "= v[wanted]", "= k[wanted]", "v_cache is wrong at slots"),
         Edit("minus_one_is_last", "slots >= 0", "slots >= -1", "In Python and PyTorch the index -1 is the last one"),

@@ -26,9 +26,7 @@ WRONG = {
         Edit("counts_the_new_token_twice", "seq.num_computed_tokens +", "len(seq.tokens) +", "3 computed, 1 more"),
         Edit("counts_no_references", "block.ref_count = 1", "pass", "its ref_count must be 1"),
         Edit("at_the_front", ".append(block.block_id)", ".insert(0, block.block_id)", "must stay, in their order"),
-        Edit(
-            "one_at_a_time", "_take(manager, seq, num_needed)", "_take(manager, seq, num_needed > 0)", "10 more are 16"
-        ),
+        Edit("one_at_a_time", "seq, num_needed)", "seq, num_needed > 0)", "10 more are 16"),
         Edit("asks_the_pool_first", "if num_needed", "if not manager.free_blocks or num_needed", "and none is free"),
         Edit("never_fails", "return False", "return True", "when the table is full and no block is free"),
         Edit("append_forgets_no_names", NAME, "pass", "still bears the name of its old content"),

@@ -41,12 +41,7 @@ WRONG = {
         Edit("returns_chunks", "return SchedulerOutput(", "return (", "must answer with a SchedulerOutput"),
         Edit("counts_chunks_as_tokens", f"{LIMIT} - budget)", "len(chunks))", "must be the number of tokens"),
         Edit("forgets_the_state", "seq.status = SequenceStatus.PREFILL", "pass", "gets status PREFILL"),
-        Edit(
-            "prefill_only_steps",
-            "budget > 0 and len",
-            "budget > 0 and not scheduler.waiting and len",
-            "newcomers in the same",
-        ),
+        Edit("prefill_only_steps", "> 0 and len", "> 0 and not scheduler.waiting and len", "newcomers in the same"),
         Edit("whole_prompt_after_a_hit", FOUND, FOUND.replace(" - seq.num_computed_tokens", ""), "is computed already"),
         Edit("budget_for_prompts_only", FOUND, FOUND.replace("budget", LIMIT), "the decodes of A and B included"),
         Edit("ignores_max_num_seqs", " and len(scheduler.running) < scheduler.max_num_seqs", "", "two may run"),

@@ -89,12 +89,7 @@ WRONG = {
     ],
     "take_fresh": [
         Edit("up_to", "range(num_blocks)", "range(num_blocks - len(seq.block_table))", "new ones go behind those"),
-        Edit(
-            "counts_every_block",
-            "if block.block",
-            "manager.stats.evictions += 1\nif block.block",
-            "nothing was evicted",
-        ),
+        Edit("counts_every_block", "if block.b", "manager.stats.evictions += 1\nif block.b", "nothing was evicted"),
         Edit("from_the_tail", POP, f"manager.blocks[list(manager.free_blocks)[-1]]\n{REMOVE}", "its head is taken"),
         Edit("without_references", "block.ref_count = 1", "pass", "each block that is taken has one reference"),
         Edit("keeps_names", "if block.block_hash is not None:", "if False:", "is still in hash_to_block under its old"),

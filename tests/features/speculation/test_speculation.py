@@ -330,7 +330,7 @@ def named_too_early(monkeypatch):
             seq.num_computed_tokens = known
         return chunks
 
-    monkeypatch.setattr(Speculation, "extend", naming)
+    monkeypatch.setattr(Speculation, "add_guesses", naming)
 
 
 def shown_behind_the_stop(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from nanovllm import SamplingParams
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.serving.fair_lock import FairLock
+from nanovllm.features.callers.fair_lock import FairLock
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 

@@ -1,13 +1,15 @@
 """SharedEngine: several threads use one LLM; whoever steps does it for all of them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from nanovllm.engine import LLMEngine
+from nanovllm.features.callers.fair_lock import FairLock
+from nanovllm.features.callers.progress import ctrl_c_after_step, progress_bar
+from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
-from nanovllm.serving.fair_lock import FairLock
-from nanovllm.tools.progress import ctrl_c_after_step
 
 
 class SharedEngine:
@@ -28,6 +30,15 @@ class SharedEngine:
             if self.outputs.keys().isdisjoint(ours):
                 self.outputs.update((output.request_id, output) for output in self.engine.step())
             return [self.outputs.pop(request_id) for request_id in self.outputs.keys() & ours]
+
+    def stats(self) -> dict[str, Any]:
+        """See LLM.stats."""
+        with self.turns:
+            return snapshot(self.engine)
+
+    def progress(self, num_requests: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
+        """See progress_bar."""
+        return progress_bar(self.engine.stats, self.engine.block_manager.stats, num_requests, show)
 
     @contextmanager
     def aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:

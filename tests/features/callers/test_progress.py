@@ -9,8 +9,8 @@ import pytest
 
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
+from nanovllm.features.callers.progress import progress_bar
 from nanovllm.stats import EngineStats
-from nanovllm.tools.progress import progress_bar
 from tests.test_llm import TEXT, sampled
 
 
