@@ -1,5 +1,6 @@
 """Patching: labs and checks put other code into the engine for a while."""
 
+import builtins
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import isfunction
@@ -16,6 +17,7 @@ _OURS = [(owner, vars(owner).copy()) for owner in (Scheduler, BlockManager, Bloc
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """owner.name is `value` for a while. The owner is a class, a module or an object of the engine."""
+    assert hasattr(owner, name) or hasattr(builtins, name), f"{owner!r} has no {name}"
     is_own = name in vars(owner)
     ours = vars(owner).get(name)  # as it is stored: getattr() would bind a classmethod
     setattr(owner, name, value)

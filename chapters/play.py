@@ -17,6 +17,11 @@ class Action(NamedTuple):
     method: str
 
 
+def actions(text: str) -> list[Action]:
+    """From "key|label|method, key|label|method"."""
+    return [Action(*each.split("|")) for each in text.split(", ")]
+
+
 def act(world: Any, method: str, *args: str) -> str:
     """Do it. Returns what the world says of it, or why it cannot be done."""
     try:

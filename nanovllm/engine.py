@@ -77,7 +77,7 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None  # told of every step that succeeds
         self.scheduled: SchedulerOutput | None = None  # the newest step's work; None before schedule() has returned
         self._num_requests = 0
-        # What _settle() finds after an exception: a step was not finished, or these requests were not forgotten.
+        # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
 
@@ -194,7 +194,7 @@ class LLMEngine:
         reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
         """
         self._settle()
-        if reset_running_requests:
+        if reset_running_requests:  # as if a step had failed before anything was scheduled
             self.scheduled, self._in_step = None, True
             self._settle()
         return self.block_manager.reset_prefix_cache()

@@ -39,7 +39,7 @@ class Sample:
 
     @property
     def ended_by_token(self) -> bool:
-        """Its last token ended it, and is not part of the text."""
+        """Its last token is the EOS or stop token that ended it."""
         seq = self.seq
         if seq.finish_reason != "stop" or seq.stop_reason is not None:
             return isinstance(seq.stop_reason, int)
@@ -81,6 +81,11 @@ class Request:
     def finished(self) -> bool:
         return all(sample.seq.status is SequenceStatus.FINISHED for sample in self.samples)
 
+    @property
+    def text_grows(self) -> bool:
+        """Is its text made token by token: for somebody who reads it, or to find stop strings?"""
+        return bool((self.stream and self.params.detokenize) or self.params.stop)
+
     def note_scheduled(self, seq: Sequence, now: float) -> None:
         """A step is about to work on this sequence. now: seconds of time.perf_counter()."""
         if seq.sample_index == 0 and self.num_cached_tokens is None:
@@ -95,7 +100,7 @@ class Request:
         """
         seq, sample, stop = chunk.seq, self.samples[chunk.seq.sample_index], None
         # A text that nobody reads before its end is decoded once, at its end.
-        if (self.stream and self.params.detokenize) or self.params.stop:
+        if self.text_grows:
             stop = sample.detokenizer.append(seq.tokens[chunk.known_end : -1 if sample.ended_by_token else None])
             if stop is not None:
                 del seq.tokens[seq.num_prompt_tokens + len(sample.detokenizer.token_ids) :]
@@ -125,8 +130,10 @@ class Request:
         if seq.sample_index == 0 and num_lost > 0:
             self.metrics.count(len(chunk.guesses), num_lost, sign=-1)
         del sample.logprobs[seq.num_generated_tokens :]
-        if self.stream or self.params.stop:
+        if self.text_grows:
             sample.detokenizer.restart(seq.generated_token_ids)
+        if seq.sample_index == 0 and not seq.num_generated_tokens:
+            self.metrics.first_token_time = None
 
     def output(self) -> RequestOutput:
         """What there is so far."""

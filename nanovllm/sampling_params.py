@@ -34,7 +34,7 @@ class SamplingParams:
     min_p: float = option(0.0, "least probability to keep, as a share of the largest")
     seed: int | None = option(None, "same seed, same tokens, whatever else is in the batch; -1: the engine chooses")
     max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len")
-    min_tokens: int = option(0, "what ends the sequence comes after so many tokens")
+    min_tokens: int = option(0, "before so many tokens neither EOS nor a stop ends the sequence")
     stop: str | Iterable[str] | None = option(None, "strings that end the text (they are not part of it)")
     stop_token_ids: Iterable[int] | None = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
@@ -50,7 +50,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
     structured_outputs: "StructuredOutputsParams | None" = option(
-        None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar (grammar.py)"
+        None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")

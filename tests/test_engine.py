@@ -1,9 +1,13 @@
 """LLMEngine: seeds, salts, the order of admission, counters, and a step that fails."""
 
 import random
+import time
+
+import pytest
 
 from nanovllm import LLM, SamplingParams
 from tests.errors import expect
+from tests.faults import plant
 from tests.test_llm import TEXT, sampled
 
 
@@ -91,3 +95,14 @@ def test_request_id_in_use(llm):
     expect("request id 'x' is already in use", llm.engine.add_request, "x", "b", SamplingParams())
     assert len(llm.engine.scheduler.waiting) == 1
     llm.abort("x")
+
+
+def test_a_token_that_was_taken_back_was_not_the_first(llm, monkeypatch):
+    [request_id] = llm.engine.enqueue([request := llm.engine.make_request([5, 6, 7], sampled(max_tokens=2))])
+    plant(monkeypatch, llm.engine, "process_outputs", [1], after=True)
+    with pytest.raises(RuntimeError):
+        llm.engine.step()
+    failed = time.perf_counter()
+    while request_id in llm.engine.requests:
+        llm.engine.step()
+    assert request.metrics.first_token_time > failed

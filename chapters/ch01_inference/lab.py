@@ -98,9 +98,10 @@ def rows_of(cache: Tensor, batch: Batch, b: int) -> Tensor:
 
 @contextmanager
 def model_watched(llm: LLM) -> Iterator[list[Tensor]]:
-    """Collects what the model returns in each step: logits [R, vocab_size]."""
+    """Collects what the model makes of each step: logits [R, vocab_size]."""
     found: list[Tensor] = []
-    hook = llm.engine.model_runner.model.register_forward_hook(lambda module, inputs, logits: found.append(logits))
+    head = llm.engine.model_runner.model.lm_head
+    hook = head.register_forward_hook(lambda module, inputs, logits: found.append(logits))
     try:
         yield found
     finally:

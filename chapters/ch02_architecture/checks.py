@@ -179,8 +179,8 @@ def chunked_prompt(step: Any, bench: Bench) -> None:
     add(bench, "A", list(range(5, 15)), 2, stream=True)
     num_output_tokens = engine.stats.num_output_tokens
     hint = (
-        "a prompt of 10 tokens, 4 in a step: only chunks whose samples is True give a token, and only requests that "
-        "got one have an output"
+        "a prompt of 10 tokens, 4 in a step: only chunks whose reaches_end is True give a token, and only requests "
+        "that got one have an output"
     )
     with replaced(engine.scheduler, "max_num_batched_tokens", 4):
         expect_steps(bench, [[], [], ["A"], ["A finished"]], hint)

@@ -59,6 +59,7 @@ class Step:
     spans: list[str] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     batch: Any = None
+    packed: str = ""
     sampling: Any = None
     logits: Any = None  # [R, vocab_size], before the sampler changes them
     token_ids: list[int] = field(default_factory=list)
@@ -95,6 +96,8 @@ class Tap:
 
         def after_pack(work: Any) -> None:
             seen.batch, seen.sampling, _ = work
+            # As pack() leaves it: kernels note their plans in it later.
+            seen.packed = pretty_repr(seen.batch, max_width=WIDTH).replace(",\n    plans={}", "")
 
         def before_sample(logits: Any, sampling: Any) -> None:
             seen.logits = logits.clone()
@@ -218,7 +221,7 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
         f"chunk.reaches_end is {step.samples[0]}: it ends where the known tokens end, so a token will come of it."
     )
     story.say("[bold]b. pack()[/] turns that into arrays. From here on nobody knows a request or a sequence:")
-    story.say(escape(pretty_repr(step.batch, max_width=WIDTH)))
+    story.say(escape(step.packed))
     story.say(escape(pretty_repr(step.sampling, max_width=WIDTH)))
     shape = list(step.logits.shape)
     story.say(
@@ -322,7 +325,7 @@ def show_two_requests(story: Story, llm: LLM) -> None:
     story.show(steps_table(llm, tap.steps, 1))
     both = tap.steps[1]
     story.say("Step 2 has a decode of A and the whole prompt of B, one after another in the same arrays:")
-    story.say(escape(pretty_repr(both.batch, max_width=WIDTH)))
+    story.say(escape(both.packed))
     story.say(
         f"Two rows are sampled, of these row {spaced(both.sampling.random_rows.tolist())} at random, with the number "
         f"{both.sampling.noise.item():.4f}, which follows from seed, sample and position alone. B ended before A, "

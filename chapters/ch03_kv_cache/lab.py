@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.draw import color_of, draw_sequences
-from chapters.play import Action, explorer
+from chapters.play import actions, explorer
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -339,13 +339,8 @@ def _listed(slots: list[int]) -> str:
 
 
 def make_app(model: str | None) -> Any:
-    actions = [
-        Action("s", "step", "step"),
-        Action("p", "another prompt", "prompt"),
-        Action("r", "reset", "reset"),
-        Action("t", "time it", "measure"),
-    ]
-    return explorer("The KV cache", load_world(Story(model).load), CacheWorld.panels, actions)
+    buttons = actions("s|step|step, p|another prompt|prompt, r|reset|reset, t|time it|measure")
+    return explorer("The KV cache", load_world(Story(model).load), CacheWorld.panels, buttons)
 
 
 def tell(story: Story) -> None:

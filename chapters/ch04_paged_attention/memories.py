@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chapters.play import Action
+from chapters.play import actions
 from chapters.stage import Stage, compute
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence, SequenceStatus
@@ -18,15 +18,10 @@ from nanovllm.core.sequence import Sequence, SequenceStatus
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 32, 32
 SYSTEM_PROMPT = list(range(1, 9))  # every prompt begins with these 8 tokens: two full blocks
 COLUMNS = ("running", "refused", "stalls", "tokens", "taken", "empty", "free", "fits")
-ACTIONS = [
-    Action("a", "admit", "admit"),
-    Action("g", "grow", "grow"),
-    Action("f", "end", "end_oldest"),
-    Action("p", "limit", "switch_reservation"),
-    Action("c", "share", "switch_caching"),
-    Action("m", "less", "shrink"),
-    Action("r", "new", "reset"),
-]
+ACTIONS = actions(
+    "a|admit|admit, g|grow|grow, f|end|end_oldest, p|limit|switch_reservation, c|share|switch_caching, "
+    "m|less|shrink, r|new|reset"
+)
 
 
 @dataclass(frozen=True)

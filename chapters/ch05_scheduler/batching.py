@@ -6,21 +6,14 @@ pictures are in lab.py.
 
 from typing import Any
 
-from chapters.play import Action
+from chapters.play import actions
 from chapters.stage import Stage, Step
 from nanovllm.core.block_manager import BlockEvent
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
 # (tokens of the prompt, tokens that the stage will answer, EOS included)
 REQUESTS = [(6, 3), (4, 12), (9, 5), (5, 2), (7, 9), (3, 4), (8, 10), (5, 3)]
-ACTIONS = [
-    Action("s", "step", "step"),
-    Action("a", "add", "add"),
-    Action("x", "abort", "abort"),
-    Action("m", "take", "take"),
-    Action("M", "give", "give"),
-    Action("r", "reset", "reset"),
-]
+ACTIONS = actions("s|step|step, a|add|add, x|abort|abort, m|take|take, M|give|give, r|reset|reset")
 
 
 class StaticStage(Stage):

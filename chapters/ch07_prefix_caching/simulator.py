@@ -15,7 +15,7 @@ import xxhash
 from chapters.ch07_prefix_caching import faults
 from chapters.ch07_prefix_caching.faults import Fault
 from chapters.ch07_prefix_caching.workloads import ANSWER, WORKLOADS, prompts
-from chapters.play import Action
+from chapters.play import actions
 from chapters.stage import compute
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -31,17 +31,10 @@ FAULTS: dict[str, Fault] = {
     "names stay": faults.names_stay,
     "nothing is left to compute": faults.nothing_left,
 }
-ACTIONS = [
-    Action("n", "send", "send"),
-    Action("g", "word", "grow"),
-    Action("e", "end", "end_oldest"),
-    Action("x", "demo", "example"),
-    Action("w", "kind", "next_workload"),
-    Action("s", "salt", "next_salt"),
-    Action("m", "less", "shrink"),
-    Action("f", "trap", "next_fault"),
-    Action("r", "new", "reset"),
-]
+ACTIONS = actions(
+    "n|send|send, g|word|grow, e|end|end_oldest, x|demo|example, w|kind|next_workload, s|salt|next_salt, "
+    "m|less|shrink, f|trap|next_fault, r|new|reset"
+)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.markup import escape
@@ -20,15 +20,13 @@ from chapters.ch08_sampling.masking import CAPITAL, tell_choice, tell_grammar, t
 from chapters.ch08_sampling.sliders import DOOR, NUM_DRAWS, PRESETS, World, draw
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
 from chapters.patching import replaced
+from chapters.play import actions, explorer
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.logits_processors import top_k_top_p
 from nanovllm.worker import sampler
 from nanovllm.worker.sampler import SamplingBatch, sample, uniform_noise
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 SHARP, OPEN = CAPITAL, "Once upon a time there was a"
 OTHERS = (OPEN, SHARP, "My favourite colour is", "The opposite of hot is", "The weather today is", "I", "In the end")
@@ -40,23 +38,16 @@ def load_world(load: Any) -> World:
     return World(load(dtype="float32", max_model_len=128, max_num_seqs=8, num_gpu_blocks_override=24, block_size=8))
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+ACTIONS = actions(
+    "down|slider|select, left|less|less, right|more|more, up||select_previous, minus||less, "
+    "plus,equals_sign||more, s|sample|draw, p|preset|preset, r|reset|reset"
+)
 
-    actions = [
-        Action("down", "slider", "select"),
-        Action("left", "less", "less"),
-        Action("right", "more", "more"),
-        Action("up", "", "select_previous"),
-        Action("minus", "", "less"),
-        Action("plus,equals_sign", "", "more"),
-        Action("s", "sample", "draw"),
-        Action("p", "preset", "preset"),
-        Action("r", "reset", "reset"),
-    ]
+
+def make_app(model: str | None) -> Any:
     world = load_world(Story(model).load)
-    return Explorer(
-        "8. Sampling: a distribution to reshape", world, World.panels, actions, ask="the beginning of a text"
+    return explorer(
+        "8. Sampling: a distribution to reshape", world, World.panels, ACTIONS, ask="the beginning of a text"
     )
 
 

@@ -61,7 +61,7 @@ def embed(decoder: ParallelDecoder, input_ids: Tensor) -> Tensor:
 
 
 def read_share(part: Any, name: str, config: ModelConfig, rank: int, size: int) -> Tensor:
-    """Read this rank's share of one tensor of a checkpoint's file. (Replaces the slicing in load_model.)
+    """Read this rank's share of one tensor of a checkpoint's file. (Replaces the slicing in WeightFiles.read.)
 
     part is the tensor in the file, of which nothing is read yet:
 

@@ -1,8 +1,8 @@
 """Ranks as threads of one process, so that whatever is put into the engine here is in every rank.
 
 The engine's own ranks are processes (features/parallel/ranks.py). Nothing but that is replaced: RankGroup, RankRunner,
-Decoder, the loader and the driver's ParallelRunner are the real ones. Only the last step of a group operation, the call
-of torch.distributed, becomes a meeting of threads, which adds for real.
+ParallelDecoder, the loader and the driver's ParallelRunner are the real ones. Only the last step of a group operation,
+the call of torch.distributed, becomes a meeting of threads, which adds for real.
 """
 
 import os

@@ -390,7 +390,7 @@ ATTEND_CHECKS = (
 # -- pad_decode -------------------------------------------------------------------------------------------------------
 
 Pad = Callable[[Batch, int], Batch]
-BATCH_FIELDS = [field.name for field in fields(Batch)]
+BATCH_FIELDS = [field.name for field in fields(Batch) if field.init]
 
 
 def use_pad(function: Pad) -> AbstractContextManager[None]:
@@ -445,7 +445,7 @@ def compare_pad(batch: Batch, size: int, got: Batch, what: str) -> None:
     cu_seqlens_q = torch.arange(size + 1, dtype=torch.int32)
     why = "every sequence has one row, the padding ones too: 0, 1, 2, ... up to size"
     _compare_field("cu_seqlens_q", cu_seqlens_q, got.cu_seqlens_q, num_seqs + 1, why, what)
-    why = "a graph computes the logits of all its rows, 0 to size - 1; the caller drops the rest"
+    why = "a graph computes all its rows, 0 to size - 1; the caller drops the rest"
     _compare_field("logits_rows", torch.arange(size), got.logits_rows, num_seqs, why, what)
     for name in ("max_query_len", "max_key_len"):
         if getattr(got, name) != getattr(batch, name):

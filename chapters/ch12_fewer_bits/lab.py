@@ -6,7 +6,7 @@ Everything is computed in float32, on one core.
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from chapters.ch12_fewer_bits.drawing import histogram, levels
 from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, rounded
 from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
 from chapters.draw import make_table
+from chapters.play import actions, explorer
 from chapters.story import Story, one_core
 from nanovllm import LLM
 from nanovllm.features.quantization.c_kernels import kernels_for
@@ -26,9 +27,6 @@ from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q4_0, Q4
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 NUM_SHOWN = 8  # numbers of a group in a table
 NUM_ROWS = (1, 16, 128)
@@ -107,23 +105,15 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     ]
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+ACTIONS = actions(
+    "k|kind|next_kind, l|layer|next_layer, L||previous_layer, f|format|next_format, s|size|next_size, "
+    "g|group|next_group, o|outlier|next_outlier, m|measure|measure, a|all|measure_kind, h|shuffle|shuffle, "
+    "r|reset|reset"
+)
 
-    actions = [
-        Action("k", "kind", "next_kind"),
-        Action("l", "layer", "next_layer"),
-        Action("L", "", "previous_layer"),
-        Action("f", "format", "next_format"),
-        Action("s", "size", "next_size"),
-        Action("g", "group", "next_group"),
-        Action("o", "outlier", "next_outlier"),
-        Action("m", "measure", "measure"),
-        Action("a", "all", "measure_kind"),
-        Action("h", "shuffle", "shuffle"),
-        Action("r", "reset", "reset"),
-    ]
-    return Explorer("Fewer bits", load_world(Story(model).load), panels, actions, ask="a text to predict")
+
+def make_app(model: str | None) -> Any:
+    return explorer("Fewer bits", load_world(Story(model).load), panels, ACTIONS, ask="a text to predict")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

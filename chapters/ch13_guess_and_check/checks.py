@@ -76,7 +76,7 @@ def compare_answers(other: Float32Bench, expected: list[list[int]]) -> None:
 
 
 class Proposes:
-    """A Proposer (core/speculation.py) that asks this function for so many guesses for a sequence."""
+    """A Proposer (features/speculation/choose.py) that asks this function for so many guesses for a sequence."""
 
     first_acceptance, draft_s = 0.5, 0.0
 
@@ -369,7 +369,7 @@ def check_many(function: AcceptTokens, bench: Bench) -> None:
 
 
 @read_again("Why the output is exactly the same")
-def check_take_generates(function: AcceptTokens, bench: Bench) -> None:
+def check_accept_generates(function: AcceptTokens, bench: Bench) -> None:
     """The engine generates: the same tokens with guesses as without"""
     with engine_of(bench) as other:
         with replaced(Scheduler, "accept_tokens", OUR_ACCEPT_TOKENS):
@@ -395,7 +395,7 @@ def remembers(other: Float32Bench) -> Proposes:
     return Proposes(guesses_for)
 
 
-TAKE_CHECKS = (
+ACCEPT_CHECKS = (
     *cases(
         one_step,
         {
@@ -418,7 +418,7 @@ TAKE_CHECKS = (
     check_ends,
     check_blocks_back,
     check_many,
-    check_take_generates,
+    check_accept_generates,
 )
 
 
@@ -539,6 +539,6 @@ SHARE_CHECKS = (
 
 TASKS = [
     Task("guess", "Where guesses come from", nullcontext, GUESS_CHECKS),
-    Task("accept_tokens", "A guess is checked by doing the work", use_accept_tokens, TAKE_CHECKS),
+    Task("accept_tokens", "A guess is checked by doing the work", use_accept_tokens, ACCEPT_CHECKS),
     Task("share_guesses", "How many guesses?", nullcontext, SHARE_CHECKS),
 ]

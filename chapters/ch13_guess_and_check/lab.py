@@ -6,7 +6,7 @@ Tokens are computed in float32, so that they come out the same on every machine;
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -28,14 +28,12 @@ from chapters.ch13_guess_and_check.world import (
 )
 from chapters.draw import make_table
 from chapters.patching import replaced
+from chapters.play import actions, explorer
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.speculation.choose import Speculation, choose_num_guesses
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 NUM_SHOWN = 14  # steps in a panel
 NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
@@ -79,19 +77,14 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     ]
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+ACTIONS = actions(
+    "n|step|step, e|20 steps|many_steps, g|guesses|next_number, w|who|next_guesser, h|heat|next_temperature, "
+    "x|text|next_text, r|reset|reset"
+)
 
-    actions = [
-        Action("n", "step", "step"),
-        Action("e", "20 steps", "many_steps"),
-        Action("g", "guesses", "next_number"),
-        Action("w", "who", "next_guesser"),
-        Action("h", "heat", "next_temperature"),
-        Action("x", "text", "next_text"),
-        Action("r", "reset", "reset"),
-    ]
-    return Explorer("Guess and check", load_world(Story(model)), panels, actions, ask="a text to continue")
+
+def make_app(model: str | None) -> Any:
+    return explorer("Guess and check", load_world(Story(model)), panels, ACTIONS, ask="a text to continue")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
@@ -258,7 +251,7 @@ def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
 
 def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budget: int) -> list[ScheduledChunk]:
     """A mistake: blocks get their names when the guesses in them are computed, not when they hold."""
-    chunks = OUR_EXTEND(self, scheduler, chunks, budget)
+    chunks = OUR_ADD_GUESSES(self, scheduler, chunks, budget)
     for chunk in chunks:
         seq, known_end = chunk.seq, chunk.known_end
         seq.tokens += chunk.guesses
@@ -269,7 +262,7 @@ def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budg
     return chunks
 
 
-OUR_EXTEND = Speculation.add_guesses
+OUR_ADD_GUESSES = Speculation.add_guesses
 
 
 def tell_names(story: Story, world: World) -> None:
@@ -278,8 +271,8 @@ def tell_names(story: Story, world: World) -> None:
     prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
     table = make_table("blocks get their names", "goes on with", first=24)
     table.columns[1].justify = "left"
-    for name, extend in (("when their tokens hold", OUR_EXTEND), ("when they are computed", naming_too_early)):
-        with replaced(Speculation, "extend", extend):
+    for name, add in (("when their tokens hold", OUR_ADD_GUESSES), ("when they are computed", naming_too_early)):
+        with replaced(Speculation, "add_guesses", add):
             seq = begin(world, prompt)
             for number in range(1, 21):
                 with guessing(world.llm, Fixed(guesses), 4 if number == 2 else 0):

@@ -2,7 +2,7 @@
 
 from itertools import islice
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -23,10 +23,8 @@ from chapters.ch14_many_users.workload import (
 )
 from chapters.ch14_many_users.world import World, result_of
 from chapters.draw import make_table
+from chapters.play import actions, explorer
 from chapters.story import Story
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 NUM_TOKENS = 300, 60  # prompt and answer, in the mean
 DEADLINE_S = 1.0
@@ -45,20 +43,14 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     ]
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+ACTIONS = actions(
+    "n|request|send, e|200 requests|send_many, b|burst|burst, p|router|next_policy, g|replicas|next_number, "
+    "k|skew|next_skew, l|load|next_rate, r|reset|reset"
+)
 
-    actions = [
-        Action("n", "request", "send"),
-        Action("e", "200 requests", "send_many"),
-        Action("b", "burst", "burst"),
-        Action("p", "router", "next_policy"),
-        Action("g", "replicas", "next_number"),
-        Action("k", "skew", "next_skew"),
-        Action("l", "load", "next_rate"),
-        Action("r", "reset", "reset"),
-    ]
-    return Explorer("Many users", World(), panels, actions)
+
+def make_app(model: str | None) -> Any:
+    return explorer("Many users", World(), panels, ACTIONS)
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

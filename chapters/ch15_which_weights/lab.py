@@ -3,7 +3,7 @@
 Tokens and choices are computed in float32; times are those of the engine's bf16.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Group, RenderableType
 
@@ -31,10 +31,8 @@ from chapters.ch15_which_weights.lab_experts import (
     tell_visits,
 )
 from chapters.ch15_which_weights.world import World, load_adapters
+from chapters.play import actions, explorer
 from chapters.story import Story, one_core
-
-if TYPE_CHECKING:
-    from chapters.explorer import Explorer
 
 NUM_SHOWN = 8  # requests
 
@@ -52,20 +50,15 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     ]
 
 
-def make_app(model: str | None) -> "Explorer":
-    from chapters.explorer import Action, Explorer
+ACTIONS = actions(
+    "n|step|step, s|send|send, e|send all|send_all, a|adapter|next_adapter, l|layer|next_layer, "
+    "k|kind|next_kind, r|reset|reset"
+)
 
-    actions = [
-        Action("n", "step", "step"),
-        Action("s", "send", "send"),
-        Action("e", "send all", "send_all"),
-        Action("a", "adapter", "next_adapter"),
-        Action("l", "layer", "next_layer"),
-        Action("k", "kind", "next_kind"),
-        Action("r", "reset", "reset"),
-    ]
+
+def make_app(model: str | None) -> Any:
     world = World(*load_adapters(Story(model).model), load_sparse_model())
-    return Explorer("Which weights", world, panels, actions, ask="a text")
+    return explorer("Which weights", world, panels, ACTIONS, ask="a text")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------

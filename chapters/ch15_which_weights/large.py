@@ -46,7 +46,7 @@ QWEN3_30B_A3B = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """ExpertWeights, in numbers. expert: one of them; embedding: a token reads one row of it."""
+    """Weights, in numbers. expert: one of them; embedding: a token reads one row of it."""
 
     total: int
     embedding: int

@@ -246,8 +246,8 @@ class BlockManager:
         """Undo a step: take back the names that it gave, and all references.
 
         An exception may have come between any two lines, so map and queue are built anew from the blocks. A name is set
-        after its content and cleared before it, so a block that has a name has its content, too. When blocks were
-        released is lost: those deepest in their sequences go first, so that no block outlives its parent.
+        after its content and cleared before it, so a block that has a name has its content, too. The order of
+        release is lost: the deepest blocks are taken first, so that no block outlives its parent.
         """
         for block_id in self._uncommitted:
             self.blocks[block_id].block_hash = None
@@ -328,7 +328,7 @@ class BlockManager:
                 break
             hits.append(block)
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
-        # Hits that nobody references are in the free queue: the fresh blocks must be beside them.
+        # Unreferenced hits are in the free queue, too: it must hold the fresh blocks beside them.
         num_free_hits = sum(block.ref_count == 0 for block in hits)
         if num_fresh + num_free_hits > len(self.free_blocks):
             return None

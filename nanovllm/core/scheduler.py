@@ -39,7 +39,7 @@ class ScheduledChunk:
     write_start   exceeds start only for the last token of a fully cached prompt: its K/V is in a shared block already,
                   and the row is computed for its logits
     guesses       tokens that may come after the known ones (features/speculation); mostly none
-    samples       known_end is the end of the known tokens. So the row before it gives the next token, and the row of
+    reaches_end   known_end is the end of the known tokens. So the row before it gives the next token, and the row of
                   each guess the token after that guess. False for a chunk that ends inside a prompt.
     """
 
@@ -55,8 +55,8 @@ class ScheduledChunk:
         object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
 
     @classmethod
-    def next_of(cls, seq: Sequence, num_tokens: int, block_manager: BlockManager) -> "ScheduledChunk":
-        """The next num_tokens tokens of a sequence that has blocks for them. They count as computed from now on."""
+    def advance(cls, seq: Sequence, num_tokens: int, block_manager: BlockManager) -> "ScheduledChunk":
+        """Let the next num_tokens tokens of a sequence, which has blocks for them, count as computed. Their chunk."""
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         seq.num_computed_tokens = end
         return cls(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
@@ -76,9 +76,10 @@ class ScheduledChunk:
 
     def sampled_seqs(self) -> list[Sequence]:
         """What each of those rows samples for: the sequence, then copies of it, each with one guess more."""
-        seqs = [self.seq, *(copy(self.seq) for _ in self.guesses)][: self.num_logits]
-        for n, guessed in enumerate(seqs[1:], 1):
-            guessed.tokens = self.seq.tokens + self.guesses[:n]
+        seqs = [self.seq] * self.reaches_end
+        for n in range(1, self.num_logits):
+            seqs.append(copy(self.seq))
+            seqs[n].tokens = self.seq.tokens + self.guesses[:n]
         return seqs
 
 
@@ -152,7 +153,7 @@ class Scheduler:
             self.block_manager.free(seq)
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a running sequence and give its blocks back. Of one that has ended already, only the reason changes."""
+        """End a running sequence and free its blocks. If update() has ended it already, only the reason changes."""
         seq.finish_reason, seq.stop_reason = reason, stop_reason
         if seq.status is not SequenceStatus.FINISHED:
             seq.status = SequenceStatus.FINISHED
@@ -181,7 +182,7 @@ class Scheduler:
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        # A step that preempted admits nobody: the sequence that it preempted was admitted first.
+        # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             if not self.may_run(seq, self.running) or not self.block_manager.allocate_with_prefix(seq):
@@ -199,7 +200,7 @@ class Scheduler:
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
         """Append the sampled tokens. Returns the sequences that ended.
 
-        token_ids: num_logits of each chunk, in order: one for a chunk that samples, and one more for each guess.
+        token_ids: num_logits for each chunk, in order: none for a chunk inside a prompt, otherwise 1 and its guesses.
         """
         assert len(token_ids) == sum(chunk.num_logits for chunk in output.chunks), "a token for each row"
         finished, rows = [], iter(token_ids)
@@ -241,12 +242,12 @@ class Scheduler:
             schedule:  A gets tokens 0..31, registers blocks 0 and 1     B finds 0 and 1, gets tokens 32..39
             layer 1:   write K/V of A 0..31 and B 32..39   then   attention of A and B        layer 2: the same ...
         """
-        chunk = ScheduledChunk.next_of(seq, num_tokens, self.block_manager)
+        chunk = ScheduledChunk.advance(seq, num_tokens, self.block_manager)
         self.block_manager.register_prefix(seq)
         return chunk
 
     def accept_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
-        """Append the token sampled, and after each guess that it confirms the next one. True if the sequence ended.
+        """Append the sampled tokens, up to the first that differs from its guess. True if the sequence has ended.
 
         token_ids: what each row with logits sampled. A guess is accepted if it is the token sampled in its place; the
         token after the last accepted guess is appended, too, and those after it were computed for nothing.

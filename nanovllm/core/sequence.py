@@ -67,7 +67,7 @@ class Sequence:
         self.num_registered_blocks = 0
         self.hash_collision = False
 
-        # What the engine adds to some requests; the wings know what it means.
+        # What the engine adds for some requests, each for one feature.
         self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
         self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)

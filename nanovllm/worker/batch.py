@@ -43,7 +43,7 @@ class Batch:
     logits_rows: Tensor
     max_query_len: int
     max_key_len: int
-    plans: dict[str, Any] = field(default_factory=dict, init=False)
+    plans: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, block_size: int) -> "Batch":

@@ -63,7 +63,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, kv_layer: Tensors, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """Both [T, hidden_size]. hidden: what the half before has computed; the norm adds it to the residual stream."""
+        """Both tensors [T, hidden_size]. hidden: the output of the layer before, which the norm adds to residual."""
         hidden, residual = self.input_layernorm(hidden, residual, context)
         hidden = self.self_attn(hidden, kv_layer, context)
         hidden, residual = self.post_attention_layernorm(hidden, residual, context)

@@ -24,6 +24,7 @@ from nanovllm.worker.loader import load_model
 from nanovllm.worker.sampler import Sampled, SamplingBatch, sample
 
 if TYPE_CHECKING:
+    from nanovllm.features.logprobs.scores import PromptLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
 
 logger = logging.getLogger("nanovllm")
@@ -36,8 +37,8 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
     batch, adapters = Batch.from_scheduler_output(output, block_size), None
     sampling = SamplingBatch.from_scheduler_output(output, eos_token_ids)
-    if sampling.prompt is not None:
-        batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt.rows]))
+    if sampling.prompt_rows is not None:
+        batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
     if any(chunk.seq.adapter is not None for chunk in output.chunks):
         from nanovllm.features.lora.slots import BatchAdapters
 
@@ -69,6 +70,7 @@ class ModelRunner:
         self.kernels, block_size = self.platform.choose_kernels(self)
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self._graphs: Any = None
+        self.prompt_logprobs: PromptLogprobs = []
         self._logits = torch.empty(0)
         self.platform.begin_pool(self)
 
@@ -78,7 +80,7 @@ class ModelRunner:
         how = config.quantization, self.kernels, config.load_format == "dummy"
         self.model = load_model(directory, self.model_config, *kind, *how)
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
-        self._threads = self.platform.finish_load(self)
+        self._step_context = self.platform.finish_load(self)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self.adapters = None
         if config.enable_lora:
@@ -87,7 +89,7 @@ class ModelRunner:
             self.adapters = Adapters(self.model, config, self.model_config, self.kernels, *kind)
 
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
-        """Get ready for the first step."""
+        """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
         self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
         num_bytes = self.kv_cache.num_bytes
         size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.dtype}"
@@ -103,15 +105,16 @@ class ModelRunner:
     def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> Sampled:
         """run() on what pack() has made of a step."""
         num_sampled = len(sampling.num_logprobs)
-        with self._threads():
+        with self._step_context():
             if self.adapters is not None:
                 self.adapters.begin_step(adapters, batch)
             batch = batch.to(self.device)
-            recorded = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
-            hidden = self.forward(batch) if recorded is None else recorded  # [num_sampled + prompt rows, hidden_size]
+            hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
+            if hidden is None:
+                hidden = self.forward(batch)  # [num_sampled + prompt rows, hidden_size]
             sampled = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
-            asked = sampling.prompt
-            self.prompt_logprobs = asked.score(self.model.logits, hidden[num_sampled:]) if asked is not None else []
+            rows = sampling.prompt_rows
+            self.prompt_logprobs = [] if rows is None else rows.score(self.model.logits, hidden[num_sampled:])
             return sampled
 
     def usage(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Sampler: logits -> token ids (chapter 8).
 
 One uniform number chooses each token: the first one, in vocabulary order, whose cumulative probability exceeds it. The
-number is a hash of (seed, sample index, position in the output), so the same
-request draws the same numbers whatever else is in the batch and however often it was preempted.
+number is a hash of (seed, sample index, position in the output), so a request draws the same numbers whatever else is
+in the batch and however often it was preempted.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class SamplingBatch:
     processors          what happens to the logits before a token is chosen
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
-    prompt              PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
+    prompt_rows         PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
     """
 
     num_logprobs: list[int | None]
@@ -52,7 +52,7 @@ class SamplingBatch:
     top_p: Tensor
     min_p: Tensor
     noise: Tensor
-    prompt: Any = None
+    prompt_rows: Any = None
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, eos_token_ids: frozenset[int]) -> "SamplingBatch":
@@ -62,7 +62,7 @@ class SamplingBatch:
         if any(chunk.seq.skips_cache for chunk in output.chunks):
             from nanovllm.features.logprobs.scores import PromptRows
 
-            batch.prompt = PromptRows.from_scheduler_output(output)
+            batch.prompt_rows = PromptRows.from_scheduler_output(output)
         return batch
 
     @classmethod

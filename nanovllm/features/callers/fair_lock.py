@@ -14,9 +14,8 @@ class FairLock:
 
     def __init__(self) -> None:
         self._mutex = Lock()
-        self._queue: deque[Lock] = (
-            deque()
-        )  # one for each thread that asked; the first has the turn, the others are locked
+        # One for each thread that asked; the first has the turn, the others are locked.
+        self._queue: deque[Lock] = deque()
 
     def __enter__(self) -> None:
         check_process()  # the turn may be a thread's that only the parent has

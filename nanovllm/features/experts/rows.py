@@ -88,7 +88,6 @@ def kernels_for(kernels: Kernels) -> ExpertKernels:
 def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
     first = weights.linears[0]
     is_quantized = isinstance(first.weight, MergedWeight)
-    quantized_products = quantized_kernels_for(kernels).products
     if first.product is not kernels.linear and not is_quantized:
         return expert_linear(x, weights, sorted_rows)
     if weights.kernel_args is None:
@@ -96,8 +95,8 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
         weights.kernel_args = torch.tensor([address_of(layer.weight) for layer in weights.linears])
     met = weights.kernel_args[sorted_rows.met]
     pointers = met.data_ptr(), sorted_rows.ends.data_ptr(), len(met)
-    if is_quantized and quantized_products is not None:
-        return quantized_products(x, *pointers, None, first.weight)
+    if is_quantized:
+        return quantized_kernels_for(kernels).products(x, *pointers, None, first.weight)
     return products(kernels.library, x, *pointers, None, *first.weight.shape)
 
 

@@ -1,8 +1,8 @@
 """Structured outputs: text that fits a JSON schema, a regular expression, a list of choices or a grammar (chapter 8).
 
-llguidance says which tokens may come next; masks.py takes the others' logits away. A state belongs to a sequence
-and is brought up to its tokens whenever it is asked, forwards or backwards: a step that failed, a preemption or a
-rejected guess need no word from anybody. `pip install nanovllm[structured]`.
+llguidance says which tokens may come next; features/logits_processors takes the others' logits away. A state belongs to
+a sequence and is brought up to its tokens whenever it is asked, forwards or backwards: a step that failed, a preemption
+or a rejected guess need no word from anybody. `pip install nanovllm[structured]`.
 """
 
 import ctypes

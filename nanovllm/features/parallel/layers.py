@@ -43,9 +43,8 @@ class ParallelDecoder(Decoder):
         for name, module in layer.named_modules():
             if name.split(".")[-1] in ROW_PARALLEL:
                 module.__class__, module.group = RowParallelLinear, self.group  # it has its weight already
-        if (
-            index in config.expert_layers
-        ):  # each rank has a slice of every expert, which multiplies without its forward()
+        # A rank has a slice of every expert. Rows are sorted by expert, so the experts' own forward() is not called.
+        if index in config.expert_layers:
             layer.mlp.register_forward_hook(lambda experts, inputs, y: self.group.all_reduce(y))
         return layer
 

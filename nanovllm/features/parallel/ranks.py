@@ -97,7 +97,7 @@ class ParallelRunner:
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
         sampled = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
-        self.prompt_logprobs = self._ask("get_prompt_logprobs")[0] if sampling.prompt is not None else []
+        self.prompt_logprobs = self._ask("get_prompt_logprobs")[0] if sampling.prompt_rows is not None else []
         return sampled
 
     def usage(self) -> list[dict[str, int]]:

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,12 @@ from nanovllm.worker.kernels import Kernels
 
 @dataclass(frozen=True)
 class QuantizedKernels:
-    """The same functions in PyTorch, see formats.py and q4_1_search.py, or in C. products: of several weights, in C."""
+    """The same functions in PyTorch, see formats.py and q4_1_search.py, or in C. products: of rows that meet
+    one of several weights each, in C only."""
 
     quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
     search_q4_1: Callable[[Tensor, Tensor], QuantizedRows] = search_q4_1
-    products: Callable[[Tensor, int, int, int, Tensor | None, MergedWeight], Tensor] | None = None
+    products: Any = None
 
 
 def kernels_for(kernels: Kernels) -> QuantizedKernels:

@@ -77,7 +77,7 @@ def quantize_weights(
     if files.are_quantized and quantization is not None:
         found = f"{files.directory} holds quantized weights already"
         raise ValueError(f"{found}; leave quantization={quantization!r} out")
-    read, ours, importance = files.read, kernels_for(kernels), dict[Linear, Tensor]()
+    read, quantized, importance = files.read, kernels_for(kernels), dict[Linear, Tensor]()
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
         importance = measure_importance(model, read, whole, make_decoder)
@@ -92,12 +92,12 @@ def quantize_weights(
         for name, part in zip(names, stored, strict=True):
             check_numbers(name, part)
             if isinstance(part, Tensor) and quantization == "int4" and name not in in_8_bits:
-                part = concatenate(ours.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
+                part = concatenate(quantized.search_q4_1(rows, importance[layer]) for rows in in_chunks(part))
             elif isinstance(part, Tensor):
                 part = concatenate(map(quantize_q8_0, in_chunks(part)))
             parts.append(part)
         del layer.weight  # no longer a parameter
-        layer.weight, layer.product = merge(parts), ours.quantized_linear
+        layer.weight, layer.product = merge(parts), quantized.quantized_linear
         for name in names:
             del places[name]
     if kernels.library is None and any(isinstance(layer.weight, MergedWeight) for layer in layers):

@@ -177,7 +177,7 @@ class DraftModel:
             draft = self.drafts[seq]
             num_tokens = min(len(draft.tokens) - draft.num_computed_tokens, budget)
             if num_tokens > 0:
-                chunks.append(ScheduledChunk.next_of(draft, num_tokens, self.manager))
+                chunks.append(ScheduledChunk.advance(draft, num_tokens, self.manager))
                 if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be named
                     self.manager.register_prefix(draft)
             budget -= num_tokens

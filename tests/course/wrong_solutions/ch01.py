@@ -7,22 +7,13 @@ WRONG = {
         Edit("heads_flattened", "weights, v)", "weights, v).flatten(1)", "the shape of q"),
         Edit("no_scale", " * q.shape[2] ** -0.5", "", "is each dot product divided by sqrt(head_dim)"),
         Edit("mask_of_first_positions", "position[m - n :, None]", "position[:n, None]", "that of the last position"),
-        Edit(
-            "does_not_see_itself",
-            "position > position[m - n :, None]",
-            "(position >= position[m - n :, None]) & (position > 0)",  # position 0 has nothing else to see
-            "a position sees itself",
-        ),
         Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions behind its own"),
-        Edit("divides_by_num_kv_heads", "// group_size", "// k.shape[1]", "not h // num_kv_heads"),
         Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
         Edit("softmax_by_hand", ".softmax(-1)", ".exp()\nweights /= weights.sum(-1, keepdim=True)", "infinite"),
         Edit("scales_in_place", "q, k) * q.shape[2] ** -0.5", "q.mul_(q.shape[2] ** -0.5), k)", "changed in place"),
     ],
     "greedy_loop": [
         Edit("never_ends", "len(generated) < max_tokens", "True", "what ends the loop"),
-        Edit("largest_magnitude", ".argmax()", ".abs().argmax()", "the index of the largest logit"),
-        Edit("counts_the_prompt", "len(generated) <", "len(token_ids) <", "counts generated tokens"),
         Edit("tensors", "int(next_logits(token_ids).argmax())", "next_logits(token_ids).argmax()", "Python ints"),
         Edit("only_the_last_token", "token_ids.append(token_id)", "token_ids = [token_id]", "remembers nothing"),
         Edit("one_call_too_many", "return generated", "next_logits([1])\nreturn generated", "need not go through"),

@@ -3,9 +3,7 @@
 from tests.course.wrong_solutions import Edit
 
 TOKENS = "-(-len(seq.tokens) // manager.block_size)"
-COMPUTED = "-(-(seq.num_computed_tokens + num_tokens) // manager.block_size)"
 TAKE_ALL = "_take(manager, seq, len(manager.free_blocks))\nreturn False"
-LEAVES = "manager.blocks[list(manager.free_blocks)[len(seq.block_table)]]"
 NAME = "manager.remove_name(block)"
 RESET = "seq.num_computed_tokens = seq.num_cached_tokens = seq.num_registered_blocks = 0"
 ADD = "manager.free_blocks.append(block)"
@@ -13,8 +11,6 @@ ADD = "manager.free_blocks.append(block)"
 WRONG = {
     "allocate": [
         Edit("says_nothing", "return True", "return None", "it returned nothing"),
-        Edit("rounds_down", TOKENS, "len(seq.tokens) // manager.block_size", "6 tokens need 2 blocks of 4"),
-        Edit("leaves_them", "manager.free_blocks.popleft()", LEAVES, "must leave the free queue"),
         Edit("always_one_more", TOKENS, "len(seq.tokens) // manager.block_size + 1", "need no further one"),
         Edit("resets_nothing", RESET, "pass", "num_computed_tokens must be 0"),
         Edit("leaks", "return False", TAKE_ALL, "before you take the first one"),
@@ -22,22 +18,18 @@ WRONG = {
         Edit("forgets_no_names", NAME, "pass", "still bear the names of their old content"),
     ],
     "append_slots": [
-        Edit("a_block_a_token", f"{COMPUTED} - len(seq.block_table)", "num_tokens", "7 tokens fit into the 2 blocks"),
         Edit("counts_the_new_token_twice", "seq.num_computed_tokens +", "len(seq.tokens) +", "3 computed, 1 more"),
         Edit("counts_no_references", "block.ref_count = 1", "pass", "its ref_count must be 1"),
-        Edit("at_the_front", ".append(block.block_id)", ".insert(0, block.block_id)", "must stay, in their order"),
         Edit("one_at_a_time", "seq, num_needed)", "seq, num_needed > 0)", "10 more are 16"),
         Edit("asks_the_pool_first", "if num_needed", "if not manager.free_blocks or num_needed", "and none is free"),
         Edit("never_fails", "return False", "return True", "when the table is full and no block is free"),
         Edit("append_forgets_no_names", NAME, "pass", "still bears the name of its old content"),
     ],
     "free": [
-        Edit("leaks", ADD, "pass", "a block without references belongs into the free queue"),
         Edit("keeps_the_table", "seq.block_table = []", "pass", "its block_table must be empty"),
         Edit("first_block_first", "reversed(seq.block_table)", "seq.block_table", "then 4, 3, 2"),
         Edit("all_at_the_tail", ".appendleft(block)", ".append(block)", "has no name, so it must be at the head"),
         Edit("takes_all_references", "block.ref_count -= 1", "block.ref_count = 0", "one reference goes, one stays"),
-        Edit("queues_what_others_hold", "elif block.ref_count == 0:", "else:", "only a block that nobody holds"),
         Edit("forgets_names", ADD, f"{NAME}\n{ADD}", "free must leave names alone"),
     ],
 }

@@ -2,28 +2,19 @@
 
 from tests.course.wrong_solutions import Edit
 
-LAYERS, POSITIONS = "config.num_hidden_layers * (attention", "range(chunk.start, chunk.end)"
+POSITIONS, END = "range(chunk.start, chunk.end)", "append(chunk.end)"
 SAMPLED, WEIGHTS = "sum(chunk.reaches_end for chunk in chunks)", "weights * itemsize"
-KEYS, END = "sum(chunk.end for chunk in chunks)", "append(chunk.end)"
 
 WRONG = {
     "step_cost": [
-        Edit("fractions", "linear_flops=2 * (", "linear_flops=2.0 * (", "are whole"),
         Edit("one_flop_a_weight", "linear_flops=2 * ", "linear_flops=", "two FLOPs for each weight"),
-        Edit("one_layer", LAYERS, "(attention", "one layer"),
-        Edit("mlp_of_two_matrices", "mlp = 3 * ", "mlp = 2 * ", "an MLP has three matrices"),
-        Edit("scores_only", "attention_flops=4 * ", "attention_flops=2 * ", "two for adding up the weighted v"),
-        Edit("keys_only", "num_keys * 2 * ", "num_keys * ", "K and V both count"),
         Edit("keys_of_this_chunk_only", POSITIONS, "range(chunk.end - chunk.start)", "that earlier steps computed"),
-        Edit("every_row_samples", SAMPLED, "num_rows", "only the row that samples, the last, meets the output matrix"),
         Edit("weights_for_each_row", WEIGHTS, f"{WEIGHTS} * num_rows", "read once a step"),
         Edit("every_chunk_samples", SAMPLED, "len(chunks)", "the chunk does not sample"),
         Edit("kv_shared", "sum(chunk.end for", "max(chunk.end for", "each sequence has K and V of its own"),
         Edit("always_bf16", WEIGHTS, "weights * 2", "itemsize 4"),
     ],
     "pack": [
-        Edit("no_leading_zero", "return cu_seqlens_q,", "return cu_seqlens_q[1:],", "it lacks the leading 0"),
-        Edit("not_its_own_key", END, "append(chunk.end - 1)", "attends to itself"),
         Edit("row_behind_the_last", "append(end_row - 1)", "append(end_row)", "that row is the next chunk's first"),
         Edit("lengths_instead_of_sums", "append(end_row)", "append(chunk.end - chunk.start)", "running sum, from 0 on"),
         Edit("keys_of_this_chunk_only", END, "append(chunk.end - chunk.start)", "also to those of earlier steps"),
@@ -33,9 +24,6 @@ WRONG = {
         Edit("rounds_up", "fits = int(limit_s", "fits = 1 + int(limit_s", "with that many it takes longer"),
         Edit("reading_then_computing", "int(limit_s * ", "int((limit_s - 0.04) * ", "both happen at the same time"),
         Edit("zero_when_nothing_fits", "max(fits, num_decodes + 1)", "fits", "the engine stands still"),
-        Edit("prompts_stand_still", "num_decodes + 1", "max(num_decodes, 1)", "or the prompt stands still"),
-        Edit("forgets_the_reading", "machine.weight_bytes / machine.bytes_per_s", "0", "no number of tokens fits"),
-        Edit("counts_everybody", "sum(len(seq.tokens) - seq.num_computed_tokens == 1", "sum(1", "in the middle of its"),
         Edit("counts_who_waits", "scheduler.running)", "[*scheduler.running, *scheduler.waiting])", "who waits does"),
         Edit("over_the_limit", ", scheduler.max_num_batched_tokens)", ", 2048)", "it has the last word"),
         Edit("budget_for_the_prompt_alone", "max(fits,", "max(fits + num_decodes,", "until its first token"),

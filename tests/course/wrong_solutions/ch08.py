@@ -6,14 +6,11 @@ WRONG = edits("""
 keep_top_p
     drops_the_token_that_crosses: the token that reaches or crosses the border is missing
         ~ probs >= values[ => probs > values[
-    adds_up_unsorted: in the order of the ids: sort first
-        + return (probs.cumsum(0) - probs < top_p * probs.sum()) & (probs > 0)
-        = values = probs.sort(descending=True).values
+    one_too_many_at_the_border: when the mass is reached exactly, the next token is not kept
+        ~ mass_before < top_p => mass_before <= top_p
     mask_in_sorted_order: do the places in your mask belong to the ids?
         - return (probs >= values[max(num_kept, 1) - 1]) & (probs > 0)
         + return (mass_before < top_p * probs.sum()) & (values > 0)
-    one_too_many_at_the_border: when the mass is reached exactly, the next token is not kept
-        ~ mass_before < top_p => mass_before <= top_p
     arbitrary_among_equals: exactly as likely as the last one kept are kept, too
         - return (probs >= values[max(num_kept, 1) - 1]) & (probs > 0)
         + kept = torch.zeros_like(probs, dtype=torch.bool)
@@ -21,19 +18,14 @@ keep_top_p
         + return kept
     mass_of_the_whole_vocabulary: top_p is a share of what is there
         ~ top_p * probs.sum() => top_p
-    zeros_come_back: it must not come back
-        ~ & (probs > 0) => | (probs == 0)
-    as_a_threshold: not with the probability of a single one
-        ~ values[max(num_kept, 1) - 1] => min(top_p, float(probs.max()))
-    gives_ids: return a tensor of bools
-        - (probs >= values[max(num_kept, 1) - 1]) & (probs > 0)
-        + (probs >= values[max(num_kept, 1) - 1]).nonzero().flatten()
     scales_the_callers_row: probs must stay as it is
         + probs /= probs.sum()
         = values = probs.sort(descending=True).values
 min_p_probs
     absolute: min_p is a share of the largest probability
         ~ min_p * probs.max() => min(min_p, float(probs.max()))
+    multiplies_by_temperature: the logits are divided by the temperature, then softmax
+        ~ logits / temperature => logits * temperature
     larger_only: too few tokens are left: exactly min_p times
         ~ probs < min_p => probs <= min_p
     not_renormalised: scale what is left to 1
@@ -42,14 +34,8 @@ min_p_probs
         = probs = (logits / temperature).softmax(-1)
         + cold = logits.softmax(-1)
         + return (logits / temperature).masked_fill(cold < min_p * cold.max(), -torch.inf).softmax(-1)
-    multiplies_by_temperature: the logits are divided by the temperature, then softmax
-        ~ logits / temperature => logits * temperature
     exp_of_large_numbers: not a number
         ~ .softmax(-1) => .exp()
-    share_of_the_largest_logit: compared with probabilities, and not with logits?
-        = probs = (logits / temperature).softmax(-1)
-        + scaled = logits / temperature
-        + return scaled.masked_fill(scaled < min_p * scaled.max(), -torch.inf).softmax(-1)
 draw
     row_in_the_key: does the row's place in the batch enter the number?
         ~ {seq.sample_index} => {len(token_ids)}
@@ -58,55 +44,27 @@ draw
         + u = float(torch.rand(()))
     without_position: differ only in the position
         ~ ,{seq.num_generated_tokens} =>
-    without_seed: all get the same token: what does u depend on?
-        ~ {seq.seed}, =>
-    seed_of_the_params: seq.sampling_params.seed is None
-        ~ {seq.seed} => {seq.sampling_params.seed}
     sum_of_the_three: are the three told apart?
         - f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}"
         + str(seq.seed + seq.sample_index + seq.num_generated_tokens)
-    seq_id_in_the_key: what else enters, its seq_id?
-        ~ {seq.seed} => {seq.seq_id}
     python_hash: Python's hash() of a text is another one in each process
         - (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
         + hash(key.decode()) % 2**53 / 2**53
-    counts_its_calls: called twice with the same rows
-        - key = f"{seq.seed},{seq.sample_index},{seq.num_generated_tokens}".encode()
-        + draw.calls = getattr(draw, "calls", 0) + 1
-        + key = f"{seq.seed},{seq.sample_index},{draw.calls}".encode()
     takes_the_sum_for_1: the sum may be below 1
         ~ u * cumulative[-1] => u
     among_the_possible: the likeliest token comes too rarely
         ~ row.cumsum(0) => (row > 0).double().cumsum(0)
-    places_of_a_sorted_row: probability 0 was taken
-        ~ row.cumsum(0) => row.sort(descending=True).values.cumsum(0)
 allowed_tokens
-    never_ends: Where a choice is complete, EOS may come
-        - [choice[at] if len(choice) > at else eos_token_id for choice in fitting]
-        + [choice[at] for choice in fitting if len(choice) > at]
     ends_only_where_nothing_else_comes: the output is a whole choice and may end: EOS is missing
         - return [choice[at] if len(choice) > at else eos_token_id for choice in fitting]
         + return [choice[at] for choice in fitting if len(choice) > at] or [eos_token_id]
-    ends_as_soon_as_it_can: the output may also go on
-        + if generated in choices:
-        +     return [eos_token_id]
-        = fitting = [choice for choice in choices if choice[:at] == generated]
     may_always_end: in the middle of
         ~ for choice in fitting] => for choice in fitting] + [eos_token_id]
-    the_first_that_fits: several choices begin
-        ~ for choice in fitting] => for choice in fitting[:1]]
     the_newest_token_alone: in a choice that begins otherwise
         ~ if choice[:at] == generated => if choice[at - 1 : at] == generated[-1:] or not generated
-    the_tokens_in_any_order: in a choice that begins otherwise
-        ~ choice[:at] == generated => sorted(choice[:at]) == sorted(generated)
-    behind_the_first_such_token: and not next in it
-        - choice[at] if len(choice) > at else eos_token_id
-        + (choice + [eos_token_id])[choice.index(generated[-1]) + 1 if generated else 0]
     skips_token_0: several choices begin
         - return [choice[at] if len(choice) > at else eos_token_id for choice in fitting]
         + return [token_id for choice in fitting if (token_id := (choice + [eos_token_id])[at])]
-    two_things: return a list of token ids
-        ~ for choice in fitting] => for choice in fitting], None
     throws_choices_away: choices and generated must stay as they are
         - fitting = [choice for choice in choices if choice[:at] == generated]
         + for choice in list(choices):

@@ -7,9 +7,6 @@ guess
     shortest_first: counts more than
         - for n in range(min(longest, len(tokens)), shortest - 1, -1):
         + for n in range(shortest, min(longest, len(tokens)) + 1):
-    oldest_place: the newest
-        - followers[tuple(tokens[place - n : place])] = place
-        + followers.setdefault(tuple(tokens[place - n : place]), place)
     stops_at_the_end: again and again
         ~ [tokens[place + i % period] for i in range(num_guesses)] => tokens[place : place + num_guesses]
     begins_one_late: was followed by
@@ -18,8 +15,6 @@ guess
         ~ range(memory.get("num_tokens", 0), len(tokens)): => range(len(tokens)):
     ignores_failed_steps: forget what was noted
         ~ if len(tokens) < memory.get("num_tokens", 0): => if False:
-    shortest_not_noted: the newest counts
-        ~ for n in range(shortest, min(longest, place) + 1): => for n in range(shortest + 1, min(longest, place) + 1):
 accept_tokens
     takes_all: the tokens appended
         - if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
@@ -30,26 +25,14 @@ accept_tokens
         @ What a cache must not keep
         - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
         + seq.num_computed_tokens = min(chunk.end, len(seq.tokens))
-    count_stays: num_computed_tokens
-        @ What a cache must not keep
-        ~ seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last =>
     no_names: blocks that have a name
         @ What a cache must not keep
         ~ scheduler.block_manager.register_prefix(seq) =>
-    goes_on_behind_the_end: EOS ends the sequence
-        - if reason is not None:
-        -     break
     never_finishes: the finish reason
         ~ scheduler.finish(seq, reason, stop_reason) => pass
-    status_stays: status
-        ~ seq.status = SequenceStatus.DECODE =>
-    returns_nothing: returned nothing
-        ~ return reason is not None => return None
     blocks_back_first: named before the sequence gives them back
         ~ if chunk.guesses: => if chunk.guesses and reason is None:
 share_guesses
-    counts_guesses_alone: expected tokens
-        ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0
     stops_at_the_first_fall: look at all
         - if num_tokens / step_s[num] > best_rate:
         + if num_tokens / step_s[num] <= best_rate:
@@ -57,6 +40,8 @@ share_guesses
         + if True:
     one_after_another: take the largest of these first
         ~ chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before =>
+    counts_guesses_alone: expected tokens
+        ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0
     equally_good: as good with fewer guesses
         ~ num] > best_rate => num] >= best_rate
     ignores_limits: above its limit
