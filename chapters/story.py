@@ -1,7 +1,8 @@
 """Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all."""
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +52,13 @@ class Story:
         """A table, a panel, whatever rich can draw."""
         self.console.print(renderable)
         self.console.print()
+
+
+def stopwatch(work: Callable[[], object]) -> float:
+    """Seconds that this takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Everything runs in float32, so that the probabilities come out the same on every
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from chapters.patching import replaced
-from chapters.story import Story
+from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker import attention
@@ -51,27 +50,12 @@ def published_config(name: str) -> ModelConfig:
 
 def config_of(*sizes: int, is_qwen3: bool = False) -> ModelConfig:
     """A ModelConfig from these sizes, in the order of PUBLISHED; fields that change no size get ordinary values."""
-    vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, tied = sizes
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLM",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=131_072,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        rope_scaling={"rope_type": "default"},
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=is_qwen3,
-        tie_word_embeddings=bool(tied),
-        dtype="bfloat16",
-    )
+    names = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    fields: dict[str, Any] = dict(zip([*names.split(), "head_dim"], sizes[:-1], strict=True))
+    fields |= dict(tie_word_embeddings=bool(sizes[-1]), qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=is_qwen3)
+    fields |= dict(max_position_embeddings=131_072, rope_theta=1e6, rope_scaling={"rope_type": "default"})
+    architecture = "Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLM"
+    return ModelConfig(architecture=architecture, rms_norm_eps=1e-6, dtype="bfloat16", **fields)
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
@@ -148,9 +132,8 @@ def attend(query: list[float], keys: list[list[float]], values: list[list[float]
 def piece(llm: LLM, token_id: int) -> str:
     """The text of one token, in quotes; the name of one that is not text."""
     tokenizer = llm.get_tokenizer()
-    return escape(
-        repr(tokenizer.decode([token_id], skip_special_tokens=True) or tokenizer.convert_ids_to_tokens(token_id))
-    )
+    text = tokenizer.decode([token_id], skip_special_tokens=True)
+    return escape(repr(text or tokenizer.convert_ids_to_tokens(token_id)))
 
 
 def table(*columns: str, left: int = 1) -> Table:
@@ -279,9 +262,8 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     engines: tuple[tuple[str, Tensor, int], ...] = (("attention.py", by_torch, 3), ("the engine, here", by_engine, 4))
     for by, out, index in engines:
         gap = float((torch.stack([layer[index][last] for layer in layers]).cpu() - mixes).abs().max())
-        shown.add_row(
-            by, *(f"{x:.3f}" for x in out[last, head, :3].tolist()), "below 0.0001" if gap < 1e-4 else f"{gap:.4f}"
-        )
+        first = (f"{x:.3f}" for x in out[last, head, :3].tolist())
+        shown.add_row(by, *first, "below 0.0001" if gap < 1e-4 else f"{gap:.4f}")
     story.show(shown)
 
 
@@ -314,7 +296,7 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
     vocab_size, num_head = config.vocab_size, config.vocab_size * config.hidden_size
     for num_tokens in BATCH_SIZES:
         prompt = [(i * 7919 + 11) % vocab_size for i in range(num_tokens)]
-        step_ms = min(_milliseconds(lambda: llm.generate([prompt], ONE_TOKEN, False)) for _ in range(2))  # noqa: B023
+        step_ms = 1e3 * min(stopwatch(lambda: llm.generate([prompt], ONE_TOKEN, False)) for _ in range(2))  # noqa: B023
         sizes = f"{num_read * 4 / 1e6:,.0f}", f"{2 * ((num_read - num_head) * num_tokens + num_head) / 1e9:,.1f}"
         times = f"{step_ms:8.1f} ms (measured)", f"{step_ms / num_tokens:.2f} ms"
         shown.add_row(str(num_tokens), *sizes, *times)
@@ -347,17 +329,16 @@ def tell_context(story: Story, llm: LLM, name: str, config: ModelConfig) -> None
         f"that it made has {pool['num_bytes']:,} bytes. In bf16 a token takes half of that. In GB:"
     )
     shown = table("model", "bytes/token", *(f"{context // 1024}k" for context in CONTEXTS), "weights", "equal at")
-    configs = {name: config, **{n: published_config(n) for n in PUBLISHED}}
-    for other, sizes_of in configs.items():
+    for other, sizes_of in {name: config, **{n: published_config(n) for n in PUBLISHED}}.items():
         per_token, weights = sizes_of.kv_bytes_per_token(BF16), sum(count_parameters(sizes_of).values()) * BF16
         cells = (f"{context * per_token / 1e9:.2f}" for context in CONTEXTS)
         shown.add_row(other, f"{per_token:,}", *cells, f"{weights / 1e9:.2f}", f"{weights // per_token:,}")
     story.show(shown)
     story.say(
         "Equal at: the number of tokens, of one user or of many, whose keys and values weigh as much as the model. "
-        "Whether a model has learned to use so long a text is another matter."
+        "Whether a model has learned to use so long a text is another matter.\n\n"
+        f"{name}, one conversation that grows (█ weights, ▒ keys and values):"
     )
-    story.say(f"{name}, one conversation that grows (█ weights, ▒ keys and values):")
     per_token, weights = config.kv_bytes_per_token(BF16), sum(count_parameters(config).values()) * BF16
     unit = (weights + CONTEXTS[-1] * per_token) / (BAR + 30)
     shown = table("tokens", "MB", "", left=0)
@@ -367,9 +348,3 @@ def tell_context(story: Story, llm: LLM, name: str, config: ModelConfig) -> None
         bar = "█" * max(1, round(weights / unit)) + "▒" * round(kv_bytes / unit)
         shown.add_row(f"{context:,}", f"{(weights + kv_bytes) / 1e6:,.0f}", bar)
     story.show(shown)
-
-
-def _milliseconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return (time.perf_counter() - started) * 1e3

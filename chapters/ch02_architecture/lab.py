@@ -59,7 +59,6 @@ class Step:
     spans: list[str] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     batch: Any = None
-    packed: str = ""
     sampling: Any = None
     logits: Any = None  # [R, vocab_size], before the sampler changes them
     token_ids: list[int] = field(default_factory=list)
@@ -96,8 +95,6 @@ class Tap:
 
         def after_pack(work: Any) -> None:
             seen.batch, seen.sampling, _ = work
-            # As pack() leaves it: kernels note their plans in it later.
-            seen.packed = pretty_repr(seen.batch, max_width=WIDTH).replace(",\n    plans={}", "")
 
         def before_sample(logits: Any, sampling: Any) -> None:
             seen.logits = logits.clone()
@@ -155,14 +152,11 @@ def show_layers(story: Story, llm: LLM) -> None:
     engine, manager, runner = llm.engine, llm.engine.block_manager, llm.engine.model_runner
     config = engine.model_config
     table = Table("layer", "object", "its file", "what it holds", show_edge=False)
+    queues = f"waiting: {len(engine.scheduler.waiting)}, running: {len(engine.scheduler.running)}"
     layers = (
         ("1 API", llm, f"outputs that wait for their caller: {len(llm._shared.outputs)}"),
         ("2 engine loop", engine, f"requests: {len(engine.requests)}; a tokenizer"),
-        (
-            "3 scheduler",
-            engine.scheduler,
-            f"waiting: {len(engine.scheduler.waiting)}, running: {len(engine.scheduler.running)}",
-        ),
+        ("3 scheduler", engine.scheduler, queues),
         ("  block manager", manager, f"{len(manager.blocks)} blocks of {manager.block_size} tokens, as numbers"),
         ("4 model runner", runner, f"{config.num_hidden_layers} layers, a vocabulary of {config.vocab_size:,}"),
     )
@@ -192,10 +186,9 @@ def show_request(story: Story, llm: LLM) -> Request:
     seq = sample.seq
     story.say(
         f"The Request has {len(request.samples)} Sample, which has a Sequence and a Detokenizer (one of each for "
-        f"every sample, n={params.n}):"
+        f"every sample, n={params.n}):\n\n  {escape(repr(seq))}\n\n"
+        f"In the scheduler's queue so far: {len(engine.scheduler.waiting)} sequences."
     )
-    story.say(f"  {escape(repr(seq))}")
-    story.say(f"In the scheduler's queue so far: {len(engine.scheduler.waiting)} sequences.")
     [request_id] = engine.enqueue([request])
     story.say(
         f"enqueue() gives it the id {request_id!r}, notes whose sequence {seq.seq_id} is, and puts that into the "
@@ -221,7 +214,7 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
         f"chunk.reaches_end is {step.samples[0]}: it ends where the known tokens end, so a token will come of it."
     )
     story.say("[bold]b. pack()[/] turns that into arrays. From here on nobody knows a request or a sequence:")
-    story.say(escape(step.packed))
+    story.say(escape(pretty_repr(step.batch, max_width=WIDTH)))
     story.say(escape(pretty_repr(step.sampling, max_width=WIDTH)))
     shape = list(step.logits.shape)
     story.say(
@@ -235,18 +228,15 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     story.show(table)
     story.say(
         f"temperature is 0, so the sampler takes the highest. run() returns token ids: {escape(str(step.token_ids))}."
+        "\n\n[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end:"
     )
-    story.say("[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end:")
     story.say(f"  {escape(step.after_update[0])}")
     [sample] = request.samples
     seq = sample.seq
     story.say(
         f"Sequences that ended: {escape(str(step.ended))}. {len(seq.tokens)} tokens are known now and "
-        f"{seq.num_computed_tokens} are computed: one behind."
-    )
-    text = sample.detokenizer.text
-    story.say(
-        f"[bold]e. the detokenizer[/] turns the token into text, {escape(repr(text))}, and looks for the stop string."
+        f"{seq.num_computed_tokens} are computed: one behind.\n\n[bold]e. the detokenizer[/] turns the token into "
+        f"text, {escape(repr(sample.detokenizer.text))}, and looks for the stop string."
     )
     [output] = step.outputs
     story.say("[bold]f.[/] The request is streamed, so the step returns an output for it, with this CompletionOutput:")
@@ -316,16 +306,15 @@ def show_two_requests(story: Story, llm: LLM) -> None:
     story.say(
         f"Request A, {OTHER_PROMPT!r}, has made its first step. Now B, {PROMPT!r}, comes in, with temperature 0.8:"
     )
-    engine.add_request(
-        "B", PROMPT, SamplingParams(temperature=0.8, seed=1, max_tokens=2, ignore_eos=True), stream=False
-    )
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=2, ignore_eos=True)
+    engine.add_request("B", PROMPT, params, stream=False)
     while engine.has_unfinished_requests():
         tap.step()
     beside_b = tap.steps[-1].outputs[0].outputs[0].token_ids
     story.show(steps_table(llm, tap.steps, 1))
     both = tap.steps[1]
     story.say("Step 2 has a decode of A and the whole prompt of B, one after another in the same arrays:")
-    story.say(escape(both.packed))
+    story.say(escape(pretty_repr(both.batch, max_width=WIDTH)))
     story.say(
         f"Two rows are sampled, of these row {spaced(both.sampling.random_rows.tolist())} at random, with the number "
         f"{both.sampling.noise.item():.4f}, which follows from seed, sample and position alone. B ended before A, "
@@ -342,10 +331,8 @@ def show_errors(story: Story, llm: LLM) -> None:
     try:
         llm.generate(prompts, SamplingParams(max_tokens=4), use_tqdm=False)
     except ValueError as error:
-        story.say("generate() of four prompts, three of them wrong, raises one ValueError:")
-        story.say(escape(str(error)))
-    engine = llm.engine
-    story.say(f"Requests queued: {len(engine.requests)}, the good one included.")
+        story.say(f"generate() of four prompts, three of them wrong, raises one ValueError:\n\n{escape(str(error))}")
+    story.say(f"Requests queued: {len(llm.engine.requests)}, the good one included.")
 
 
 def show_failure(story: Story, llm: LLM) -> None:

@@ -112,14 +112,10 @@ class CacheWorld:
         before = self.cache.data.clone()
         with one_core():
             self.engine.step()
-        slots_first = (
-            (self.cache.data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1)
-        )  # [num_blocks, block_size]
-        changed = slots_first.flatten().nonzero().flatten().tolist()
-        batch, seqs = self._seen
-        self.steps.append(
-            Step(len(self.steps) + 1, self._rows(batch, seqs, changed), self._tables(batch, seqs), changed)
-        )
+        differs = (self.cache.data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1)  # [num_blocks, block_size]
+        changed = differs.flatten().nonzero().flatten().tolist()
+        rows, tables = self._rows(*self._seen, changed), self._tables(*self._seen)
+        self.steps.append(Step(len(self.steps) + 1, rows, tables, changed))
         for row in self.last.rows:
             if row.slot >= 0:
                 self.token_at[row.slot] = row.token
@@ -145,9 +141,7 @@ class CacheWorld:
 
     def panels(self) -> list[tuple[str, RenderableType]]:
         tables = "   ".join(f"{self.names[seq.seq_id]} {seq.block_table}" for seq in self.seqs if seq.block_table)
-        step: RenderableType = Text("no step yet: press s")
-        if self.steps:
-            step = draw_step(self.last)
+        step: RenderableType = draw_step(self.last) if self.steps else Text("no step yet: press s")
         return [
             (f"KV pool, {BLOCK_SIZE} slots a block, * written last   {tables}", self.draw_slots()),
             (f"step {self.last.number}: {len(self.last.rows)} computed" if self.steps else "the step", step),
@@ -238,22 +232,12 @@ def draw_steps(steps: list[Step]) -> Table:
 def draw_bytes(config: ModelConfig, model: str) -> Table:
     """What kv_bytes_per_token of the real ModelConfig says of this model and of well-known ones, 2 bytes a number."""
     table = Table("", "layers", "heads", "MHA", "as it is", "MQA", "8,192 tokens", show_edge=False)
-    configs = {Path(model).name: config} | {
-        name: replace(
-            config, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
-        )
-        for name, (layers, heads, kv_heads, head_dim) in WELL_KNOWN.items()
-    }
-    for name, this in configs.items():
-        as_it_is = this.kv_bytes_per_token(2)
-        mha, mqa = (
-            replace(this, num_key_value_heads=kv_heads).kv_bytes_per_token(2)
-            for kv_heads in (this.num_attention_heads, 1)
-        )
-        heads = f"{this.num_attention_heads} : {this.num_key_value_heads}"
-        sizes = (f"{count:,}" for count in (mha, as_it_is, mqa))
-        context = f"{8192 * as_it_is / 2**30:.2f} GiB"
-        table.add_row(name.removesuffix("-Instruct")[:16], str(this.num_hidden_layers), heads, *sizes, context)
+    ours = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    for name, (layers, heads, kv_heads, head_dim) in {Path(model).name: ours, **WELL_KNOWN}.items():
+        this = replace(config, num_hidden_layers=layers, head_dim=head_dim)
+        sizes = [replace(this, num_key_value_heads=n).kv_bytes_per_token(2) for n in (heads, kv_heads, 1)]
+        shape, context = (str(layers), f"{heads} : {kv_heads}"), f"{8192 * sizes[1] / 2**30:.2f} GiB"
+        table.add_row(name.removesuffix("-Instruct")[:16], *shape, *(f"{size:,}" for size in sizes), context)
     return table
 
 
@@ -346,7 +330,7 @@ def make_app(model: str | None) -> Any:
 def tell(story: Story) -> None:
     world = load_world(story.load)
     config, data = world.engine.model_config, world.cache.data
-    k_cache = world.cache.layers[0][0]
+    k_cache, v_cache = world.cache.layers[0]
 
     story.part("One tensor")
     story.say(
@@ -354,7 +338,7 @@ def tell(story: Story) -> None:
         f"heads and {config.num_key_value_heads} key and value heads of {config.head_dim} numbers. The pool of this "
         f"lab has {NUM_BLOCKS} blocks of {BLOCK_SIZE} slots, and all of it is one tensor of {data.dtype}:"
     )
-    shapes = {"kv_cache.data": data, "layers[0], K": k_cache, "layers[0], V": world.cache.layers[0][1]}
+    shapes = {"kv_cache.data": data, "layers[0], K": k_cache, "layers[0], V": v_cache}
     story.show(Text("\n".join(f"{name}   {list(x.shape)} = {x.nbytes:,} bytes" for name, x in shapes.items())))
     per_token = config.kv_bytes_per_token(data.dtype.itemsize)
     story.say(
@@ -371,10 +355,9 @@ def tell(story: Story) -> None:
     story.say("What layer 0 made of these tokens, and what of it is found in the tensor afterwards:")
     story.show(Text("\n".join(f"{name}   {list(x.shape)}" for name, x in layer_0.items())))
     row = rows[-1]
-    block_id, offset = row.slot // BLOCK_SIZE, row.slot % BLOCK_SIZE
-    same = torch.equal(k_cache[block_id, offset], layer_0["k"][-1]) and torch.equal(
-        world.cache.layers[0][1][block_id, offset], layer_0["v"][-1]
-    )
+    block_id, offset = divmod(row.slot, BLOCK_SIZE)
+    stored = (cache[block_id, offset] for cache in (k_cache, v_cache))
+    same = all(torch.equal(x, layer_0[name][-1]) for name, x in zip("kv", stored, strict=True))
     story.say(
         f"k and v of {row.token!r} lie in slot {row.slot}, that is block {block_id}, offset {offset}, number for "
         f"number: {same}. q was used once and is gone."
@@ -385,9 +368,8 @@ def tell(story: Story) -> None:
         world.step()
     story.say("From here on each step computes the token that the step before it has sampled, and writes one slot:")
     story.show(draw_steps(world.steps[1:]))
-    story.say(
-        f"The last of them begins a block. The pool now, a line for each block (* written in step {world.last.number}):"
-    )
+    now = f"The pool now, a line for each block (* written in step {world.last.number}):"
+    story.say(f"The last of them begins a block. {now}")
     story.show(world.draw_slots())
 
     story.part("Another prompt with the same beginning")

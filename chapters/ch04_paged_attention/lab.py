@@ -26,6 +26,7 @@ from chapters.ch04_paged_attention.memories import (
     requests,
     run_contiguous,
     run_paged,
+    slots_of,
 )
 from chapters.draw import color_of, draw_free_queue, draw_pool, draw_sequences
 from chapters.play import explorer
@@ -69,17 +70,16 @@ def draw_paged(world: TwoMemories) -> Text:
     for block in world.manager.blocks:
         cells += [("=", "white on grey37") if block.block_hash else ("·", "dim")] * BLOCK_SIZE
     for name, seq in reversed(world.seqs.items()):
-        for index in range(len(seq.block_table) * BLOCK_SIZE):
-            slot = seq.block_table[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
+        for index, slot in enumerate(slots_of(seq)):
             cells[slot] = _cell(world, name, index < seq.num_computed_tokens)
     shared = [f"+{block.ref_count - 1}" if block.ref_count > 1 else "" for block in world.manager.blocks]
     return _draw_cells("block", 1, cells, shared)
 
 
 def draw_counters(world: TwoMemories) -> Table:
-    table = Table("", *COLUMNS, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table("", box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
     for name, numbers in world.counters().items():
         table.add_row(name, *(str(numbers[column]) for column in COLUMNS))
     return table
@@ -184,12 +184,11 @@ def tell_growing(story: Story) -> None:
             seq.append(1)
             assert manager.append_slots(seq)
         seq.num_computed_tokens = len(seq.tokens)
-        last = seq.num_computed_tokens - 1
-        block = seq.block_table[last // BLOCK_SIZE]
-        slot = f"{block} x {BLOCK_SIZE} + {last % BLOCK_SIZE} = {block * BLOCK_SIZE + last % BLOCK_SIZE}"
-        head = " ".join(map(str, manager.eviction_candidates(4)))
+        block, offset = divmod(slots_of(seq)[seq.num_computed_tokens - 1], BLOCK_SIZE)
+        slot = f"{block} x {BLOCK_SIZE} + {offset} = {block * BLOCK_SIZE + offset}"
+        blocks, head = (" ".join(map(str, ids)) for ids in (seq.block_table, manager.eviction_candidates(4)))
         what = "append_slots" if step else "allocate_with_prefix"
-        table.add_row(what, str(seq.num_computed_tokens), " ".join(map(str, seq.block_table)), slot, head)
+        table.add_row(what, str(seq.num_computed_tokens), blocks, slot, head)
     story.show(table)
 
 

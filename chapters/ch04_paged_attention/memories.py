@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from chapters.play import actions
 from chapters.stage import Stage, compute
@@ -64,6 +65,11 @@ class ContiguousMemory:
     @property
     def num_free(self) -> int:
         return self.num_slots - sum(map(len, self.reserved.values()))
+
+
+def slots_of(seq: Sequence) -> list[int]:
+    """Of all its blocks, in the order of its tokens."""
+    return [block_id * BLOCK_SIZE + offset for block_id in seq.block_table for offset in range(BLOCK_SIZE)]
 
 
 class TwoMemories:
@@ -151,11 +157,9 @@ class TwoMemories:
 
     def end_oldest(self) -> str:
         """The oldest request that runs anywhere comes to its end."""
-        oldest = [next(iter(running), None) for running in (self.lengths, self.seqs)]
-        names = [name for name in oldest if name is not None]
-        if not names:
+        name = next((name for name in self.arrivals if name in self.lengths or name in self.seqs), None)
+        if name is None:
             return "nothing is running: admit a request"
-        name = min(names, key=list(self.arrivals).index)
         if name in self.lengths:
             self._end_contiguous(name)
         if name in self.seqs:
@@ -193,11 +197,7 @@ class TwoMemories:
         contiguous = len(self.lengths), self.refused["contiguous"], 0, num_tokens, num_taken, num_taken - num_tokens
         num_free = len(self.manager.free_blocks) * BLOCK_SIZE
         num_taken = self.contiguous.num_slots - num_free
-        filled = {  # (block, offset) of every token
-            (seq.block_table[i // BLOCK_SIZE], i % BLOCK_SIZE)
-            for seq in self.seqs.values()
-            for i in range(seq.num_computed_tokens)
-        }
+        filled = {slot for seq in self.seqs.values() for slot in slots_of(seq)[: seq.num_computed_tokens]}
         num_tokens = sum(seq.num_computed_tokens for seq in self.seqs.values())
         paged = len(self.seqs), self.refused["paged"], self.num_stalls, num_tokens, num_taken, num_taken - len(filled)
         return {
@@ -265,8 +265,7 @@ def run_contiguous(jobs: list[tuple[Request, int]], size_of: Callable[[Request],
             index, (request, num_output) = waiting.popleft()
             running[str(index)] = [len(request.prompt), len(request.prompt) + num_output - 1]
         if waiting:
-            stored = sum(length for length, _ in running.values())
-            totals.add(len(running), stored, POOL_SLOTS - memory.num_free)
+            totals.add(len(running), sum(length for length, _ in running.values()), POOL_SLOTS - memory.num_free)
         totals.steps += 1
         for name, progress in [*running.items()]:
             if progress[0] == progress[1]:
@@ -277,15 +276,9 @@ def run_contiguous(jobs: list[tuple[Request, int]], size_of: Callable[[Request],
 
 def run_paged(jobs: list[tuple[Request, int]], block_size: int) -> Totals:
     """The engine's scheduler and block manager; only the model is missing: we say what it would have sampled."""
-    stage = Stage(
-        POOL_SLOTS // block_size,
-        block_size=block_size,
-        enable_prefix_caching=False,
-        max_num_seqs=len(jobs),
-        max_num_batched_tokens=POOL_SLOTS,
-        max_model_len=LONGEST,
-        checking=False,
-    )
+    limits: dict[str, Any] = dict(max_num_seqs=len(jobs), max_num_batched_tokens=POOL_SLOTS, max_model_len=LONGEST)
+    options: dict[str, Any] = dict(block_size=block_size, enable_prefix_caching=False, checking=False)
+    stage = Stage(POOL_SLOTS // block_size, **limits, **options)
     scheduler, totals = stage.scheduler, Totals()
     for request, num_output in jobs:
         stage.add(request.prompt, num_output, max_tokens=request.max_tokens)

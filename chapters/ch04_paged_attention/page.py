@@ -2,7 +2,7 @@
 
 from html import escape
 
-from chapters.ch04_paged_attention.memories import ACTIONS, BLOCK_SIZE, COLUMNS, TwoMemories
+from chapters.ch04_paged_attention.memories import ACTIONS, BLOCK_SIZE, COLUMNS, TwoMemories, slots_of
 from chapters.site.player import Scene
 from nanovllm.serving.http.html_pictures import color, draw_events, draw_queue, draw_table, label, marks
 
@@ -42,10 +42,7 @@ SCENES = [
         "and freed when its last holder ends.",
     ),
 ]
-
-
-def new_world() -> TwoMemories:
-    return TwoMemories()
+new_world = TwoMemories
 
 
 def panels(world: TwoMemories) -> list[tuple[str, str]]:
@@ -77,12 +74,10 @@ def draw_contiguous(world: TwoMemories) -> str:
 
 def draw_paged(world: TwoMemories) -> str:
     """The same for the pool. +1 behind a block says that one more shares it."""
-    cells = [
-        ("cached" if block.block_hash else "free", "") for block in world.manager.blocks for _ in range(BLOCK_SIZE)
-    ]
+    kinds = ["cached" if block.block_hash else "free" for block in world.manager.blocks]
+    cells = [(kind, "") for kind in kinds for _ in range(BLOCK_SIZE)]
     for name, seq in reversed(world.seqs.items()):
-        for index in range(len(seq.block_table) * BLOCK_SIZE):
-            slot = seq.block_table[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
+        for index, slot in enumerate(slots_of(seq)):
             cells[slot] = (f"{'stored' if index < seq.num_computed_tokens else 'empty'} {color(name)}", name)
     told = [f"{name} has blocks {' '.join(map(str, seq.block_table))}" for name, seq in world.seqs.items()]
     groups = []
@@ -131,13 +126,8 @@ def draw_numbers(world: TwoMemories) -> str:
 def draw_tables(world: TwoMemories) -> str:
     if not world.seqs:
         return '<p class="none">Nothing is running.</p>'
-    rows = (
-        [
-            label(name),
-            f"{seq.num_prompt_tokens}+{seq.num_generated_tokens}",
-            str(seq.num_cached_tokens),
-            " ".join(map(str, seq.block_table)),
-        ]
-        for name, seq in world.seqs.items()
-    )
+    rows = []
+    for name, seq in world.seqs.items():
+        tokens = f"{seq.num_prompt_tokens}+{seq.num_generated_tokens}"
+        rows.append([label(name), tokens, str(seq.num_cached_tokens), " ".join(map(str, seq.block_table))])
     return draw_table(("", "tokens", "found in cache", "block table"), rows)

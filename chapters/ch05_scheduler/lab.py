@@ -139,15 +139,8 @@ def _one_request(story: Story) -> None:
     table.add_row("", "", "", seq.status.name, str(len(seq.tokens)), str(seq.num_computed_tokens))
     while stage.has_unfinished():
         [chunk] = stage.step().chunks
-        samples = str(seq.tokens[-1]) if chunk.reaches_end else ""
-        row = (
-            f"{chunk.start}..{chunk.end}",
-            samples,
-            seq.status.name,
-            str(len(seq.tokens)),
-            str(seq.num_computed_tokens),
-        )
-        table.add_row(str(len(stage.steps)), *row)
+        work = f"{chunk.start}..{chunk.end}", str(seq.tokens[-1]) if chunk.reaches_end else "", seq.status.name
+        table.add_row(str(len(stage.steps)), *work, str(len(seq.tokens)), str(seq.num_computed_tokens))
     story.say("A prompt of 10 tokens, a budget of 6 tokens a step, an answer of 3 tokens (the last is EOS, id 0).")
     story.show(table)
     story.say(
@@ -171,9 +164,8 @@ def _static_and_continuous(story: Story) -> None:
         numbers = f"{idle_share(stage):.0%}", f"{num_computed_tokens(stage) / len(stage.steps):.1f}"
         table.add_row(title, str(len(stage.steps)), *numbers, f"{mean_num_steps(stage):.1f}")
     story.show(table)
-    computed = {num_computed_tokens(stage) for stage in stages.values()}
-    assert len(computed) == 1
-    story.say(f"Both computed the same {computed.pop()} tokens. What differs is how many steps they are spread over.")
+    [computed] = {num_computed_tokens(stage) for stage in stages.values()}
+    story.say(f"Both computed the same {computed} tokens. What differs is how many steps they are spread over.")
 
 
 def _budget(story: Story) -> None:
@@ -203,9 +195,8 @@ def _preemption(story: Story) -> None:
         stage.step()
     [victim] = stage.steps[-1].preempted
     name, number = stage.names[victim.seq_id], len(stage.steps)
-    story.say(
-        f"8 blocks of {stage.manager.block_size} tokens, three sequences of 7 prompt tokens. Before step {number}:"
-    )
+    size = stage.manager.block_size
+    story.say(f"8 blocks of {size} tokens, three sequences of 7 prompt tokens. Before step {number}:")
     story.show(before)
     story.say(f"After step {number}, which preempted {name}:")
     story.show(Group(draw_sequences(stage), draw_memory(stage)))

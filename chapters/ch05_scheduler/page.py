@@ -34,12 +34,9 @@ SCENES = [
         "The oldest request is given up in the middle of its answer. Its blocks go back to the queue at once.",
     ),
 ]
+new_world = Comparison
 MAX_STEPS = 40
 SIGNS = {"P": "prefill", "d": "decode", "x": "preempted", ".": "waits", "-": "has ended and keeps its seat"}
-
-
-def new_world() -> Comparison:
-    return Comparison()
 
 
 def panels(world: Comparison) -> list[tuple[str, str]]:
@@ -77,10 +74,8 @@ def draw_step(stage: Stage) -> str:
         for what, seqs in (("Preempted", step.preempted), ("Ended", step.finished))
         if seqs
     ]
-    return (
-        f'<ol class="budget">{"".join(parts)}</ol><p class="small">A 3..5* is positions 3 and 4 of A; * samples.</p>'
-        + ("".join(notes))
-    )
+    told = '<p class="small">A 3..5* is positions 3 and 4 of A; * samples.</p>'
+    return f'<ol class="budget">{"".join(parts)}</ol>{told}{"".join(notes)}'
 
 
 def draw_seats(stage: Stage) -> str:

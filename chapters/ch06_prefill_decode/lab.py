@@ -6,7 +6,6 @@ Every step is one of the engine's. Costs are counted from the checkpoint's Model
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -20,7 +19,7 @@ from chapters import draw
 from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
 from chapters.stage import Stage
-from chapters.story import Story
+from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -52,12 +51,6 @@ def prompt_chunk(start: int, end: int, num_prompt_tokens: int) -> ScheduledChunk
 # -- on this machine ------------------------------------------------------------------------------------------------
 
 
-def stopwatch(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
 def read_rate(device: torch.device) -> float:
     """Bytes per second that a sum over 512 MB reads, the best of up to eight."""
     data = torch.ones(128 << 20, device=device)
@@ -69,12 +62,12 @@ def compute_rate(device: torch.device, dtype: torch.dtype) -> float:
 
     Where a processor cannot multiply bf16, float32 is faster, and the C kernels compute with that.
     """
-    return max(product_rate(device, dtype), product_rate(device, torch.float32))
-
-
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    x, weight = torch.randn(1024, 2048).to(device, dtype), torch.randn(2048, 2048).to(device, dtype)
-    return 2 * 1024 * 2048 * 2048 / min(repeat(lambda: stopwatch(lambda: F.linear(x, weight)[0, 0].item()), 8))
+    rates = []
+    for kind in (dtype, torch.float32):
+        x, weight = torch.randn(1024, 2048).to(device, kind), torch.randn(2048, 2048).to(device, kind)
+        seconds = min(repeat(lambda: stopwatch(lambda: F.linear(x, weight)[0, 0].item()), 8))  # noqa: B023
+        rates.append(2 * 1024 * 2048 * 2048 / seconds)
+    return max(rates)
 
 
 def repeat(function: Callable[[], Any], times: int) -> list:
@@ -137,8 +130,12 @@ class World:
             steps.append((stats.num_prefill_tokens + stats.num_decode_tokens - before, seconds))
         return steps, outputs[-1].metrics
 
-    def newcomer(self, budget: int) -> "Arrival":
-        """A long prompt arrives while a short request is decoding, under a token budget."""
+    def newcomer(self, budget: int) -> tuple[list[int], tuple[float, float, float]]:
+        """A long prompt arrives while a short request is decoding, under a token budget.
+
+        Returns the newcomer's prompt tokens in each step until its first token; and in seconds its TTFT, the other's
+        longest gap between two tokens, and its usual one.
+        """
         scheduler = self.engine.scheduler
         before, scheduler.max_num_batched_tokens = scheduler.max_num_batched_tokens, budget
         runner = self.add(32, 100)
@@ -157,17 +154,7 @@ class World:
         self.abort([runner, guest])
         scheduler.max_num_batched_tokens = before
         longest_s = max(after - earlier for earlier, after in pairwise(times))
-        return Arrival(tokens_per_step, metrics.ttft_s or 0.0, longest_s, usual_s)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """prompt_tokens: of the newcomer, in each step until its first token. The gaps are between the other's tokens."""
-
-    prompt_tokens: list[int]
-    ttft_s: float
-    longest_gap_s: float
-    usual_gap_s: float
+        return tokens_per_step, (metrics.ttft_s or 0.0, longest_s, usual_s)
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
@@ -180,19 +167,12 @@ def draw_batch(output: SchedulerOutput, names: dict[int, str]) -> Text:
     """The packed tensors of a step in blocks of 4, a column for each row of the batch."""
     batch = Batch.from_scheduler_output(output, 4)
     owners = [chunk.seq.seq_id for chunk in output.chunks for _ in range(chunk.start, chunk.end)]
-    colors = dict(zip(names, COLORS, strict=False))
-    sampled = set(batch.logits_rows.tolist())
-    marks = ["*" if row in sampled else "" for row in range(len(owners))]
-    lines: list[tuple[str, list]] = [
-        ("row", list(range(len(owners)))),
-        ("sequence", [names[owner] for owner in owners]),
-        ("input_ids", batch.input_ids.tolist()),
-        ("positions", batch.positions.tolist()),
-        ("slot_mapping", batch.slot_mapping.tolist()),
-        ("logits wanted", marks),
-    ]
+    colors, sampled = dict(zip(names, COLORS, strict=False)), batch.logits_rows.tolist()
+    lines: dict[str, list] = {"row": [*range(len(owners))], "sequence": [names[owner] for owner in owners]}
+    lines |= {name: getattr(batch, name).tolist() for name in ("input_ids", "positions", "slot_mapping")}
+    lines["logits wanted"] = ["*" if row in sampled else "" for row in range(len(owners))]
     text = Text()
-    for name, values in lines:
+    for name, values in lines.items():
         text.append(f"{name:<14}")
         for owner, value in zip(owners, values, strict=True):
             text.append(f"{value:>5}", colors[owner] if name == "sequence" else "")
@@ -238,9 +218,9 @@ def tell_paper(story: Story, world: World) -> None:
         f"The weight matrices of all layers hold {layers // itemsize:,} numbers, the output matrix "
         f"{(whole - layers) // itemsize:,}: {whole / 1e6:.1f} MB at {itemsize} bytes each. The model runner says that "
         f"it holds {theirs / 1e6:.1f} MB (norms included). "
-        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes."
+        f"K and V of one token: {config.kv_bytes_per_token(itemsize):,} bytes.\n\n"
+        "FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:"
     )
-    story.say("FLOPs and bytes of a step, counted from the ModelConfig and the step's chunks:")
     table = make_table("step", "tokens", "GFLOP", "weights MB", "K/V MB", "FLOPs a byte", width=10)
     rows = [(f"{n} x decode, context {CONTEXT}", decode_chunks(n, CONTEXT)) for n in BATCH_SIZES]
     rows += [(f"16 x decode, context {n:,}", decode_chunks(16, n)) for n in (1024, 8192)]
@@ -305,18 +285,17 @@ def tell_rates(story: Story, world: World) -> dict[tuple[str, int], float]:
     story.part("The two phases, in tokens per second")
     seconds = {("prompt", n): world.prefill_s(n) for n in PROMPT_LENS}
     seconds |= {("decode", n): step_s for n, step_s in world.decode_s(BATCH_SIZES).items()}
-    story.say("A whole prompt in one step, the best of up to three:")
-    table = make_table("prompt", "ms a step", "tokens/s")
-    for n in PROMPT_LENS:
-        step_s = seconds["prompt", n]
-        table.add_row(str(n), f"{step_s * 1e3:.1f}", f"{n / step_s:,.0f}", "(measured)")
-    story.show(table)
-    story.say(f"Decode steps at a context of about {CONTEXT} tokens, the median of up to {NUM_DECODE_STEPS}:")
-    table = make_table("sequences", "ms a step", "tokens/s")
-    for n in BATCH_SIZES:
-        step_s = seconds["decode", n]
-        table.add_row(str(n), f"{step_s * 1e3:.1f}", f"{n / step_s:,.0f}", "(measured)")
-    story.show(table)
+    decodes = f"Decode steps at a context of about {CONTEXT} tokens, the median of up to {NUM_DECODE_STEPS}:"
+    for kind, column, told, sizes in (
+        ("prompt", "prompt", "A whole prompt in one step, the best of up to three:", PROMPT_LENS),
+        ("decode", "sequences", decodes, BATCH_SIZES),
+    ):
+        story.say(told)
+        table = make_table(column, "ms a step", "tokens/s")
+        for n in sizes:
+            step_s = seconds[kind, n]
+            table.add_row(str(n), f"{step_s * 1e3:.1f}", f"{n / step_s:,.0f}", "(measured)")
+        story.show(table)
     times = seconds["decode", 16] / seconds["decode", 1]
     story.say(
         f"Sixteen sequences take {times:.1f} times as long as one, and give 16 tokens instead of one.", measured=True
@@ -358,22 +337,18 @@ def tell_budgets(story: Story, world: World) -> None:
     arrivals = {budget: repeat(partial(world.newcomer, budget), 3) for budget in BUDGETS}
     table = make_table("budget", "steps", "tokens of B in each step", "A's tokens meanwhile")
     for budget, runs in arrivals.items():
-        sizes = runs[0].prompt_tokens
+        sizes, _ = runs[0]
         whole, last = len(sizes) - 1, sizes[-1]
         shape = f"{whole} x {sizes[0]}, then {last}" if whole else f"{last}"
         table.add_row(str(budget), str(len(sizes)), shape, str(len(sizes)))
     story.show(table)
     story.say("The steps under a budget of 256, 16 prompt tokens a cell:")
-    story.show(draw_steps(arrivals[256][0].prompt_tokens))
+    story.show(draw_steps(arrivals[256][0][0]))
     story.say("What the two users notice, the median of up to three runs:")
     table = make_table("budget", "B's TTFT, ms", "A waits at most, ms", "A waits usually, ms")
     for budget, runs in arrivals.items():
-        times = (
-            median(run.ttft_s for run in runs),
-            median(run.longest_gap_s for run in runs),
-            median(run.usual_gap_s for run in runs),
-        )
-        table.add_row(str(budget), *(f"{value * 1e3:.0f}" for value in times), "(measured)")
+        times = (f"{median(values) * 1e3:.0f}" for values in zip(*(seconds for _, seconds in runs), strict=True))
+        table.add_row(str(budget), *times, "(measured)")
     story.show(table)
     story.say(
         "The longest pause of A shrinks with the budget. The price is more steps: each reads all weights again, and "

@@ -5,16 +5,8 @@ from html import escape
 from chapters.ch07_prefix_caching.scenes import SCENES
 from chapters.ch07_prefix_caching.simulator import ACTIONS, BLOCK_SIZE, Simulator
 from nanovllm.core.block_manager import Block
-from nanovllm.serving.http.html_pictures import (
-    color,
-    draw_counters,
-    draw_events,
-    draw_pool,
-    draw_queue,
-    holders,
-    label,
-    marks,
-)
+from nanovllm.serving.http import html_pictures
+from nanovllm.serving.http.html_pictures import color, draw_counters, draw_events, draw_queue, holders, label, marks
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 
@@ -23,10 +15,7 @@ ASK = "a prompt of yours"
 KINDS = {"hit": "=", "miss": "+", "own": "·", "wrong": "!"}
 LEGEND = {"hit": "found", "miss": "computed, now findable", "own": "not full, its own", "wrong": "K/V of another text"}
 NUM_BARS = 24
-
-
-def new_world() -> Simulator:
-    return Simulator()
+new_world = Simulator
 
 
 def panels(world: Simulator) -> list[tuple[str, str]]:
@@ -76,9 +65,10 @@ def draw_requests(world: Simulator, last: int = 6) -> str:
 
 def _draw_pool(world: Simulator, held: dict[int, list[str]]) -> str:
     def words(block: Block) -> str:
-        return world.text(world.written.get(block.block_id, [])[-BLOCK_SIZE:]) if held.get(block.block_id) else ""
+        written = world.written.get(block.block_id, [])[-BLOCK_SIZE:] if held.get(block.block_id) else []
+        return world.text(written) or world.text(block.token_ids)
 
-    return draw_pool(world.manager, held, world.events, lambda block: words(block) or world.text(block.token_ids))
+    return html_pictures.draw_pool(world.manager, held, world.events, words)
 
 
 def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:
@@ -124,8 +114,7 @@ def draw_chart(world: Simulator) -> str:
     """Prompt tokens after each request, summed: computed below, saved above."""
     if not world.requests:
         return '<p class="none">The chart begins with the first request.</p>'
-    total, computed, bars = 0, 0, []
-    sums = []
+    total, computed, bars, sums = 0, 0, [], []
     for request in world.requests:
         total, computed = total + request.seq.num_prompt_tokens, computed + request.num_computed
         sums.append((request.name, total, computed))

@@ -159,11 +159,9 @@ class Simulator:
             self.salt, self.fault = None, ""
             self._example = self._play_example()
         steps = self._example
-        said = next(steps, None)
+        said = next(steps, "")
         self._example = steps if said else None  # its steps are actions, too
-        if said is None:
-            return "That was the example. Press x to see it again, r for a new pool."
-        return said
+        return said or "That was the example. Press x to see it again, r for a new pool."
 
     def _play_example(self) -> Iterator[str]:
         """Ten blocks of four, three requests. Yields what each step shows, after it was done.
@@ -211,27 +209,13 @@ class Simulator:
     def running(self) -> list[Request]:
         return [request for request in self.requests if request.running]
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(request.seq.num_prompt_tokens for request in self.requests)
-
-    @property
-    def prefill_saved(self) -> float:
-        """The part of all prompt tokens that was found."""
-        num_computed = sum(request.num_computed for request in self.requests)
-        return (self.num_prompt_tokens - num_computed) / max(self.num_prompt_tokens, 1)
-
     def counters(self) -> dict[str, object]:
-        stats = self.manager.stats
-        return {
-            "requests": len(self.requests),
-            "hits": stats.hits,
-            "misses": stats.misses,
-            "prompt tokens": self.num_prompt_tokens,
-            "prefill saved": f"{self.prefill_saved:.0%}",
-            "evictions": stats.evictions,
-            "refused": self.num_refused,
-        }
+        """Prefill saved: the part of all prompt tokens that was found."""
+        stats, num_tokens = self.manager.stats, sum(request.seq.num_prompt_tokens for request in self.requests)
+        saved = 1 - sum(request.num_computed for request in self.requests) / num_tokens if num_tokens else 0.0
+        found = {"requests": len(self.requests), "hits": stats.hits, "misses": stats.misses}
+        work = {"prompt tokens": num_tokens, "prefill saved": f"{saved:.0%}"}
+        return {**found, **work, "evictions": stats.evictions, "refused": self.num_refused}
 
     def ids(self, text: str) -> list[int]:
         """A word's token id is a hash of it: 32 bits, as large as an id may be."""

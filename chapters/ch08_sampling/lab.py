@@ -4,10 +4,10 @@ Everything runs in float32, so that the numbers come out the same on every machi
 """
 
 import math
-import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from rich.markup import escape
@@ -21,7 +21,7 @@ from chapters.ch08_sampling.sliders import DOOR, NUM_DRAWS, PRESETS, World, draw
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
 from chapters.patching import replaced
 from chapters.play import actions, explorer
-from chapters.story import Story, one_core
+from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.logits_processors import top_k_top_p
@@ -45,10 +45,8 @@ ACTIONS = actions(
 
 
 def make_app(model: str | None) -> Any:
-    world = load_world(Story(model).load)
-    return explorer(
-        "8. Sampling: a distribution to reshape", world, World.panels, ACTIONS, ask="the beginning of a text"
-    )
+    title, world = "8. Sampling: a distribution to reshape", load_world(Story(model).load)
+    return explorer(title, world, World.panels, ACTIONS, ask="the beginning of a text")
 
 
 # -- the same request in other company --------------------------------------------------------------------------------
@@ -59,19 +57,17 @@ def one_generator(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return torch.multinomial((logits / batch.temperature[:, None]).softmax(-1), 1).squeeze(1)
 
 
-class Run(NamedTuple):
-    token_ids: list[int]
-    num_preempted: int  # how often the request that is watched was
+def run_in_company(llm: LLM, before: int, after: int) -> tuple[list[int], int]:
+    """Generate for DOOR with SEED; so many others stand before it in the batch, and so many behind.
 
-
-def run_in_company(llm: LLM, before: int, after: int) -> Run:
-    """Generate for DOOR with SEED; so many others stand before it in the batch, and so many behind."""
+    Returns its tokens, and how often it was preempted.
+    """
     prompts = [*OTHERS[:before], DOOR, *OTHERS[before : before + after]]
     seeds = [100 + i if prompt != DOOR else SEED for i, prompt in enumerate(prompts)]
     params = [SamplingParams(temperature=0.9, seed=s, max_tokens=NUM_TOKENS, ignore_eos=True) for s in seeds]
     with preemptions_watched() as preempted:
         outputs = generate_in_order(llm, prompts, params)
-    return Run(outputs[before].outputs[0].token_ids, sum(seq.seed == SEED for seq in preempted))
+    return outputs[before].outputs[0].token_ids, sum(seq.seed == SEED for seq in preempted)
 
 
 # -- the story ---------------------------------------------------------------------------------------------------------
@@ -112,9 +108,8 @@ def tell_temperature(story: Story, world: World) -> None:
     story.say(f'"{SHARP}": each logit is divided by the temperature before the softmax.')
     world.typed(SHARP)
     best = world.best
-    shown = table(
-        "temperature", *(f"{world.piece(i)}" for i in best[:3]), "place 1,001 and on", "90% need", "effective"
-    )
+    pieces = (str(world.piece(i)) for i in best[:3])
+    shown = table("temperature", *pieces, "place 1,001 and on", "90% need", "effective")
     for temperature in (0.2, 0.5, 1.0, 1.5, 2.0):
         shape = world.reshaped(temperature=temperature)
         num = world.reshaped(temperature=temperature, top_p=0.9).num_left
@@ -133,20 +128,16 @@ def tell_filters(story: Story, world: World) -> None:
     story.say(
         "How many tokens does each filter leave, and which share of the probability do they have? (T: temperature)"
     )
-    filters: dict[str, dict[str, Any]] = {
-        "top_k=10": {"top_k": 10},
-        "top_p=0.9": {"top_p": 0.9},
-        "min_p=0.1": {"min_p": 0.1},
-    }
-    shown = table("beginning", "T", *filters)
+    filters = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
+    shown = table("beginning", "T", *(f"{name}={value}" for name, value in filters.items()))
     for prompt in (SHARP, OPEN):
         world.typed(prompt)
         for temperature in (1.0, 1.5, 2.0):
             whole = world.reshaped(temperature=temperature).after
             cells = []
-            for options in filters.values():
-                shape = world.reshaped(temperature=temperature, **options)
-                mass = sum(p for p, name in zip(whole, shape.cut_by, strict=True) if not name)
+            for name, value in filters.items():
+                shape = world.reshaped(temperature=temperature, **{name: value})
+                mass = sum(p for p, cut_by in zip(whole, shape.cut_by, strict=True) if not cut_by)
                 cells.append(f"{shape.num_left:,} {mass:>4.0%}")
             shown.add_row(escape(prompt), f"{temperature}", *cells)
     story.show(shown)
@@ -241,18 +232,14 @@ def tell_company(story: Story, world: World) -> None:
             torch.manual_seed(SEED)
             theirs[name] = run_in_company(world.llm, *others)
     shown = table("company", "times preempted", "the engine", "one global generator", left=1)
-
-    def verdict(run: Run, alone: Run) -> str:
-        return "-" if run is alone else "same tokens" if run.token_ids == alone.token_ids else "other tokens"
-
-    for name, run in ours.items():
-        cells = verdict(run, ours["alone"]), verdict(theirs[name], theirs["alone"])
-        shown.add_row(name, str(run.num_preempted), *cells)
+    for name, (_, num_preempted) in ours.items():
+        same = ("same tokens" if runs[name][0] == runs["alone"][0] else "other tokens" for runs in (ours, theirs))
+        shown.add_row(name, str(num_preempted), *(("-", "-") if name == "alone" else same))
     story.show(shown)
-    text = world.tokenizer.decode(ours["alone"].token_ids[:16])
+    text = world.tokenizer.decode(ours["alone"][0][:16])
+    params = SamplingParams(n=3, temperature=0.9, seed=SEED, max_tokens=8, ignore_eos=True)
+    [output] = generate_in_order(world.llm, [DOOR], [params])
     story.say(f"The engine's text begins, each time: {escape(repr(text))}")
-    llm_params = SamplingParams(n=3, temperature=0.9, seed=SEED, max_tokens=8, ignore_eos=True)
-    [output] = generate_in_order(world.llm, [DOOR], [llm_params])
     story.say("n=3, one seed: the sample index makes the difference.")
     story.show(Text("\n".join(f"sample {c.index}: {c.text!r}" for c in output.outputs)))
 
@@ -321,18 +308,14 @@ def tell_candidates(story: Story, world: World) -> None:
         kept = world.reshaped(temperature=temperature, top_p=0.9).num_left
         scaled = (world.logits / temperature).repeat(16, 1)
         args = torch.full((16,), vocab_size), torch.full((16,), 0.9), torch.zeros(16)
-        seconds, found = {}, {}
+        seconds, found = list[float](), list[Tensor]()
         for num_candidates in (top_k_top_p.NUM_CANDIDATES, vocab_size):
-            times = []
+            work = partial(top_k_top_p.logit_threshold, scaled, *args)
             with replaced(top_k_top_p, "NUM_CANDIDATES", num_candidates):
-                for _ in range(3):
-                    started = time.perf_counter()
-                    found[num_candidates] = top_k_top_p.logit_threshold(scaled, *args)
-                    times.append(time.perf_counter() - started)
-            seconds[num_candidates] = min(times)
-        ours, whole = found.values()
-        same = torch.allclose(ours, whole, atol=1e-3)
-        milliseconds = (f"{s * 1e3:.1f}" for s in seconds.values())
+                seconds.append(min(stopwatch(work) for _ in range(3)))
+                found.append(work())
+        same = torch.allclose(found[0], found[1], atol=1e-3)
+        milliseconds = (f"{s * 1e3:.1f}" for s in seconds)
         shown.add_row(escape(prompt), str(temperature), f"{kept:,}", *milliseconds, str(same), "(measured)")
     story.show(shown)
     story.say(

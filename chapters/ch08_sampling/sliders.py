@@ -179,10 +179,9 @@ class World:
             table.add_row(name, f"{p:.2%}", bars[0], f"{q:.2%}" if q else "", bars[1], *counted)
 
         for i in ids:
-            cut = (
-                Text(f"cut by {cut_by[i]}", CUT_STYLES[cut_by[i]]) if cut_by[i] else Text(_bar(after[i], unit), "green")
-            )
-            add(self.piece(i), before[i], after[i], (Text(_bar(before[i], unit)), cut), self.counts[i])
+            cut = Text(f"cut by {cut_by[i]}", CUT_STYLES[cut_by[i]]) if cut_by[i] else None
+            bars = Text(_bar(before[i], unit)), cut or Text(_bar(after[i], unit), "green")
+            add(self.piece(i), before[i], after[i], bars, self.counts[i])
         num_left = sum(not cut_by[i] for i in others)
         rest_before, rest_after = (math.fsum(probs[i] for i in others) for probs in (before, after))
         notes = Text(f"({len(others):,})", "dim"), Text(f"{num_left:,} left" if num_left else "all cut", "dim")

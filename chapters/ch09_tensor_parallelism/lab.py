@@ -7,7 +7,6 @@ real loader in this process.
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chapters.ch09_tensor_parallelism.ranks import (
-    CountedFile,
-    CountedSlice,
-    ThreadGroup,
-    make_groups,
-    on_the_cpu,
-    possible_sizes,
-    together,
-)
+from chapters.ch09_tensor_parallelism import ranks
+from chapters.ch09_tensor_parallelism.ranks import CountedFile, CountedSlice, ThreadGroup
 from chapters.draw import make_table
 from chapters.patching import replaced
-from chapters.story import Story
+from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup, shard_config
@@ -69,7 +61,7 @@ class World:
     def __init__(self, story: Story) -> None:
         self.directory = resolve_checkpoint(story.model)
         self.config = ModelConfig.from_directory(self.directory)
-        sizes = possible_sizes(self.config)
+        sizes = ranks.possible_sizes(self.config)
         if not sizes:
             raise ValueError(f"{story.model} cannot be split: its sizes have no common divisor")
         self.size = 3 if 3 in sizes else sizes[0]
@@ -81,9 +73,6 @@ class World:
     def ranks(self) -> Any:
         """The driver's side of the ranks: a ParallelRunner."""
         return self.several.engine.model_runner
-
-    def close(self) -> None:
-        self.ranks._end()
 
 
 def add(llm: LLM, prompt: str, num_tokens: int) -> str:
@@ -113,14 +102,11 @@ def counters(llm: LLM) -> tuple[int, int, int, int]:
 
 def decode_s(llm: LLM) -> float:
     """Seconds of a decode step of one request, the best of a few."""
-    request_id, seconds = add(llm, PROMPT, NUM_TIMED_STEPS + 2), []
+    request_id = add(llm, PROMPT, NUM_TIMED_STEPS + 2)
     llm.engine.step()
-    for _ in range(NUM_TIMED_STEPS):
-        started = time.perf_counter()
-        llm.engine.step()
-        seconds.append(time.perf_counter() - started)
+    seconds = min(stopwatch(llm.engine.step) for _ in range(NUM_TIMED_STEPS))
     llm.engine.abort_request(request_id)
-    return min(seconds)
+    return seconds
 
 
 def load_share(directory: Path, config: ModelConfig, group: RankGroup) -> tuple[Decoder, dict[str, CountedSlice]]:
@@ -162,7 +148,7 @@ def read_of(part: CountedSlice) -> str:
 
 
 def tell(story: Story) -> None:
-    with on_the_cpu():
+    with ranks.on_the_cpu():
         tell_pair(story)
         world = World(story)
         try:
@@ -174,7 +160,7 @@ def tell(story: Story) -> None:
             tell_time(story, world)
             tell_loss(story, world)
         finally:
-            world.close()
+            world.ranks._end()
 
 
 def tell_pair(story: Story) -> None:
@@ -199,31 +185,29 @@ def tell_pair(story: Story) -> None:
         h = columns(x)
         return h, h.relu(), rows(h.relu())
 
-    [(h, activated, y)] = together(make_groups(1), pair)
+    [(h, activated, y)] = ranks.together(ranks.make_groups(1), pair)
     story.show(f"x = {numbers(x)}    h = {numbers(h)}    max(0, h) = {numbers(activated)}    y = {numbers(y)}")
     story.say(
         "On two ranks. Rank 0 has rows 0 and 1 of the first weight, so it gets h's first two numbers, and columns 0 "
         "and 1 of the second, which is all that those two numbers meet. The bias (10 20) is in rank 0's part:"
     )
-    groups = make_groups(2)
-    answers = together(groups, pair)
+    groups = ranks.make_groups(2)
+    answers = ranks.together(groups, pair)
     table = make_table("rank", "its h", "its max(0, h)", "its partial sum", "after all_reduce")
     for group, (h, activated, y) in zip(groups, answers, strict=True):
         partial = group.meeting.last_round[group.rank]
         table.add_row(str(group.rank), *(numbers(each) for each in (h, activated, partial, y)))
     story.show(table)
-    story.say(
-        f"The same y, on both ranks. All-reduces for the two layers: {groups[0].num_reduces}. Between them nobody "
-        "needed a number of the other: the function works on each number alone."
-    )
     halves = [x[:, [i]] @ first[:, [i]].T for i in (0, 1)]
     early, late = halves[0].relu() + halves[1].relu(), (halves[0] + halves[1]).relu()
     story.say(
+        f"The same y, on both ranks. All-reduces for the two layers: {groups[0].num_reduces}. Between them nobody "
+        "needed a number of the other: the function works on each number alone.\n\n"
         "The other way round, with the first weight cut into columns, each rank would have a part of the sum for each "
         f"number of h: a = {numbers(halves[0])} and b = {numbers(halves[1])}. They would have to meet before the "
-        "function, too, since it cannot be applied to halves:"
+        "function, too, since it cannot be applied to halves:\n\n"
+        f"max(0, a) + max(0, b) is {numbers(early)}, but max(0, a + b) is {numbers(late)}."
     )
-    story.say(f"max(0, a) + max(0, b) is {numbers(early)}, but max(0, a + b) is {numbers(late)}.")
 
 
 def tell_shares(story: Story, world: World) -> None:
@@ -289,9 +273,7 @@ def tell_reading(story: Story, world: World) -> list[Decoder]:
 
 def tell_messages(story: Story, world: World) -> None:
     story.part("One step: what the ranks are told, and what they tell")
-    sent: list[tuple] = []
-    answers: list[list] = []
-    ask = world.ranks._ask
+    sent, answers, ask = list[tuple](), list[list](), world.ranks._ask
 
     def overhear(*message: Any, late: Any = None) -> list:
         sent.append(message)
@@ -315,37 +297,33 @@ def tell_messages(story: Story, world: World) -> None:
         "Every rank has computed the logits of its own words and handed them to rank 0. Rank 0 has sampled, and "
         "answers for the group. The other ranks only say that they are done."
     )
-    num_bytes = len(pickle.dumps(sent[0]))
-    story.say(f"The message was {num_bytes:,} bytes long.", measured=True)
+    story.say(f"The message was {len(pickle.dumps(sent[0])):,} bytes long.", measured=True)
 
 
 def tell_generation(story: Story, world: World) -> None:
     story.part("The same tokens, a small pool, and ranks that do not know about it")
-    config, size = world.config, world.size
-    num_reduces = 2 * config.num_hidden_layers + 1
-    row_bytes = config.hidden_size * 4
+    config, pool = world.config, world.several.engine.kv_pool
+    num_reduces, row_bytes = 2 * config.num_hidden_layers + 1, config.hidden_size * 4
     prompts = [f"{SHARED} {country}? Answer:" for country in COUNTRIES]
-    pool = f"{world.several.engine.kv_pool.num_blocks} blocks of {world.several.engine.kv_pool.block_size}"
     story.say(
-        f"Four prompts that begin alike, {NUM_TOKENS} tokens each, in a pool of {pool}. All-reduces in a step: one "
-        f"after the embedding, two in each of {config.num_hidden_layers} layers: {num_reduces}. Each adds up "
-        f"{row_bytes:,} bytes ({config.hidden_size} numbers) for every token of the step. The bytes in the third "
-        "column are those that rank 0 counted:"
+        f"Four prompts that begin alike, {NUM_TOKENS} tokens each, in a pool of {pool.num_blocks} blocks of "
+        f"{pool.block_size}. All-reduces in a step: one after the embedding, two in each of "
+        f"{config.num_hidden_layers} layers: {num_reduces}. Each adds up {row_bytes:,} bytes ({config.hidden_size} "
+        "numbers) for every token of the step. The bytes in the third column are those that rank 0 counted:"
     )
     steps, tokens = run(world.several, prompts)
-    table = make_table(
-        "step", "tokens", "bytes all-reduced", f"{num_reduces} x {row_bytes:,} x tokens", "hits", "preempted"
-    )
+    formula = f"{num_reduces} x {row_bytes:,} x tokens"
+    table = make_table("step", "tokens", "bytes all-reduced", formula, "hits", "preempted")
     for number, step in enumerate(steps, start=1):
-        formula = num_reduces * row_bytes * step.num_tokens
-        counts = (f"{count:,}" for count in (step.num_tokens, step.reduced_bytes, formula))
+        num_bytes = num_reduces * row_bytes * step.num_tokens
+        counts = (f"{count:,}" for count in (step.num_tokens, step.reduced_bytes, num_bytes))
         table.add_row(str(number), *counts, str(step.num_hits or ""), str(step.num_preempted or ""))
     story.show(table)
     alone_steps, alone_tokens = run(world.alone, prompts)
     decode = world.several.get_tokenizer().decode
     for prompt in prompts:
         same = "the same tokens" if tokens[prompt] == alone_tokens[prompt] else "OTHER TOKENS"
-        story.console.print(f"{same} on 1 and {size} ranks: {decode(tokens[prompt])!r}", markup=False)
+        story.console.print(f"{same} on 1 and {world.size} ranks: {decode(tokens[prompt])!r}", markup=False)
     story.console.print()
     alike = [step.num_tokens for step in steps] == [step.num_tokens for step in alone_steps]
     story.say(

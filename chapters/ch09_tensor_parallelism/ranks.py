@@ -13,6 +13,7 @@ from functools import reduce
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -172,15 +173,9 @@ class CountedFile:
 @contextmanager
 def on_the_cpu() -> Iterator[None]:
     """No GPU for a while, neither for this process nor for those it starts: three ranks would need three of them."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        with replaced(torch.cuda, "is_available", lambda: False), replaced(torch.cuda, "device_count", lambda: 0):
-            yield
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+    no_gpu = replaced(torch.cuda, "is_available", lambda: False), replaced(torch.cuda, "device_count", lambda: 0)
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""), no_gpu[0], no_gpu[1]:
+        yield
 
 
 def possible_sizes(config: ModelConfig) -> list[int]:

@@ -4,7 +4,6 @@ First what can be counted (bytes, operations, memory), then what has to be measu
 weights are laid out and its kernels swapped between steps (setups.py). The steps of attention are in tiles.py.
 """
 
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,22 +13,11 @@ from rich.text import Text
 from torch import Tensor
 
 from chapters import draw
-from chapters.ch10_optimization_stack import solution
-from chapters.ch10_optimization_stack.setups import (
-    BATCH,
-    CONTEXT,
-    MAX_ROUNDS,
-    NUM_OUTPUT,
-    NUM_OWN,
-    NUM_REQUESTS,
-    NUM_SHARED,
-    Setup,
-    Times,
-    World,
-    in_turn,
-)
+from chapters.ch06_prefill_decode.lab import read_rate
+from chapters.ch10_optimization_stack import setups, solution
+from chapters.ch10_optimization_stack.setups import BATCH, CONTEXT, NUM_REQUESTS, Setup, Times, World
 from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, paged_attention_by, rows_read
-from chapters.story import Story
+from chapters.story import Story, one_core, stopwatch
 from nanovllm import SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker import attention
@@ -141,8 +129,8 @@ def tell_ladder(story: Story) -> None:
     for name, cells in found.items():
         table.add_row(name, *cells, f"{rows_read(name, lengths[-1]):,}")
     story.show(table)
-    story.say("All agree to within 1e-5. (a) grows with n x n, (b) with n; (c), (d) and (e) do not grow.")
     story.say(
+        "All agree to within 1e-5. (a) grows with n x n, (b) with n; (c), (d) and (e) do not grow.\n\n"
         f"(b), (c) and (d) read K and V anew for each query row, (c) K even twice. (e) reads them once for {TILE_ROWS} "
         "rows: that is what the second kind of tile is for."
     )
@@ -159,17 +147,13 @@ def tell_paged(story: Story, world: World) -> None:
         return out.to(q.dtype)
 
     world.use(replace(world.in_order[0], kernels=replace(TORCH_KERNELS, paged_attention=both)))
-    outputs = world.llm.generate(
-        ["The capital of France is", "Once upon a time"], SamplingParams(temperature=0, max_tokens=4), False
-    )
+    prompts = ["The capital of France is", "Once upon a time"]
+    outputs = world.llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4), False)
     story.say(
         f"The same tiles, now for all heads, keys found through the block table, at most {TILE} of them at a time. "
         f"For two prompts and 4 steps each the engine ran with it: {len(differences)} calls, one a layer and step."
-    )
-    agree = max(differences) < 1e-4
-    story.say(
-        f"Compared in float32 with attention.paged_attention on the same cache: "
-        f"{'every number agrees to within 1e-4' if agree else f'{max(differences)} APART'}."
+        "\n\nCompared in float32 with attention.paged_attention on the same cache: "
+        f"{'every number agrees to within 1e-4' if max(differences) < 1e-4 else f'{max(differences)} APART'}."
     )
     story.say(f"Largest difference {max(differences):.1e}.", measured=True)
     story.say(f"The model said: {(outputs[0].prompt or '') + outputs[0].outputs[0].text!r}", measured=True)
@@ -179,42 +163,17 @@ def tell_paged(story: Story, world: World) -> None:
 # -- measured ---------------------------------------------------------------------------------------------------------
 
 
-def read_rates() -> list[tuple[str, float]]:
-    """(size of a tensor, GB a second) when one thread reads it over and over."""
-    rates, num_threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    for size in (2 << 20, 256 << 20):
-        matrix, vector = torch.ones(size // (4 << 10), 1 << 10), torch.ones(1 << 10)  # their product reads each once
-        times: list[float] = []
-        until = time.perf_counter() + 0.15
-        while time.perf_counter() < until or len(times) < 3:
-            started = time.perf_counter()
-            torch.mv(matrix, vector)
-            times.append(time.perf_counter() - started)
-        rates.append((f"{size >> 10:,} KiB", matrix.nbytes / min(times) / 1e9))
-    torch.set_num_threads(num_threads)
-    return rates
-
-
-def stream_rate() -> float:
-    """GB a second that all threads together read from memory."""
-    data = torch.ones(64 << 20)
-    times: list[float] = []
-    for _ in range(4):
-        started = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - started)
-    return data.nbytes / min(times) / 1e9
-
-
 def tell_hierarchy(story: Story) -> None:
     story.part("Measured: how far away is a number?")
     story.say(
         "One thread reads a tensor over and over. The first fits into the caches of most processors, the other not:"
     )
     table = make_table("size of the tensor", "GB/s")
-    for size, rate in read_rates():
-        table.add_row(size, f"{rate:.0f}", "(measured)")
+    for size, times in ((2 << 20, 500), (256 << 20, 5)):
+        matrix, vector = torch.ones(size // (4 << 10), 1 << 10), torch.ones(1 << 10)  # their product reads each once
+        with one_core():
+            best_s = min(stopwatch(lambda: torch.mv(matrix, vector)) for _ in range(times))  # noqa: B023
+        table.add_row(f"{size >> 10:,} KiB", f"{matrix.nbytes / best_s / 1e9:.0f}", "(measured)")
     story.show(table)
 
 
@@ -240,7 +199,7 @@ def tell_shares(story: Story, world: World) -> None:
     story.part("Measured: what each one saves")
     if not world.c_products and world.c_kernels is not None:
         story.say("cpu/linear.c leaves this dtype or this processor to oneDNN: C's matrix products are oneDNN's here.")
-    rate = stream_rate()
+    rate = read_rate(torch.device("cpu")) / 1e9
     story.say(f"All threads together read {rate:.0f} GB/s from memory here.", measured=True)
     times = {kind: world.decode_ms(num_seqs) for kind, num_seqs in DECODES.items()}
     rounds = ", ".join(f"{kind} {len(times[kind][world.all_on].rounds)}" for kind in DECODES)
@@ -256,8 +215,8 @@ def tell_shares(story: Story, world: World) -> None:
         "took away."
     )
     for kind in DECODES:
-        story.say(f"{kind}:")
         rows = [(setup.name, times[kind][setup]) for setup in world.in_order]
+        story.say(f"{kind}:")
         story.show(draw_waterfall(rows))
         say_noise(story, not_faster(rows))
     ratios = (f"{kind} {times[kind][world.in_order[0]].best / times[kind][world.all_on].best:.1f}" for kind in DECODES)
@@ -292,8 +251,8 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
 def tell_workload(story: Story, world: World) -> None:
     story.part("Measured: the control plane in the same picture")
     story.say(
-        f"{NUM_REQUESTS} requests about the same text: {NUM_SHARED} tokens in common, {NUM_OWN} of their own, "
-        f"{NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do:"
+        f"{NUM_REQUESTS} requests about the same text: {setups.NUM_SHARED} tokens in common, {setups.NUM_OWN} of "
+        f"their own, {setups.NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do:"
     )
     fast = world.all_on
     stages = {
@@ -309,7 +268,7 @@ def tell_workload(story: Story, world: World) -> None:
         milliseconds, computed[name] = world.workload_ms(setup, at_once=at_once, caching=caching)
         return milliseconds
 
-    rows = list(in_turn({name: partial(turn, name) for name in stages}, 2, MAX_ROUNDS).items())
+    rows = list(setups.in_turn({name: partial(turn, name) for name in stages}, 2, setups.MAX_ROUNDS).items())
     story.show(draw_waterfall(rows))
     say_noise(story, not_faster(rows))
     table = make_table("", "tokens computed")

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters.patching import replaced
+from chapters.story import stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.cpu.reorder import reorder_weights
@@ -137,9 +138,7 @@ class World:
         return self.engine.add_request(None, prompt, params, stream=False)
 
     def step_ms(self) -> float:
-        started = time.perf_counter()
-        self.engine.step()
-        return (time.perf_counter() - started) * 1e3
+        return stopwatch(self.engine.step) * 1e3
 
     @contextmanager
     def decoding(self, num_seqs: int) -> Iterator[None]:

@@ -19,7 +19,6 @@ from itertools import pairwise
 from statistics import mean, median
 from time import perf_counter
 
-from rich.table import Table
 from rich.text import Text
 
 import nanovllm.engine
@@ -309,11 +308,9 @@ def tell_arrivals(story: Story, world: World) -> Served:
         f"These limits are twice the usual values at a load of {LOADS[0]:.0%}. Well below the capacity a request waits "
         "for little more than its own work. Near it, those who come in a crowd wait for each other, and p99 leaves p50 "
         "behind. Above it the queue grows as long as requests come: with twice as many requests the waits would be "
-        "longer still. The closed loop never has more than "
-        f"{NUM_SEATS} requests in the system: the others wait politely outside, where nobody measures. (If the rows "
-        "contradict this, something else has used the machine in between: see the spread at the end of part 4.)"
-    )
-    story.say(
+        f"longer still. The closed loop never has more than {NUM_SEATS} requests in the system: the others wait "
+        "politely outside, where nobody measures. (If the rows contradict this, something else has used the machine "
+        "in between: see the spread at the end of part 4.)\n\n"
         "Little's law: the requests in the system, on average, are the requests per second times the seconds each "
         "stays. On the left the product of two numbers above; on the right somebody has counted before each step:"
     )
@@ -338,9 +335,8 @@ def tell_lies(story: Story, world: World, first: list[Measurement], loaded: Serv
     again = world.run(new_prompts=False)  # the prompts of the last run, which the cache still holds
     num_cached = cached_tokens(world)
     to_end, to_limit = (ask_questions(world, ignore_eos) for ignore_eos in (False, True))
-    table = Table(show_edge=False)
-    for name in ("the benchmark", "unit", "it says", "honest", "factor"):
-        table.add_column(name, justify="left" if name in ("the benchmark", "unit") else "right", min_width=7)
+    table = draw.make_table("the benchmark", "unit", "it says", "honest", "factor", width=7, first=7)
+    table.columns[1].justify = "left"
     with_loading = BATCH * OUTPUT_LEN / (world.start_s + first[0].latency_s)
     warm = mean(run.output_tokens_per_s for run in first[1:])
     with_prompts = honest * (LONG_INPUT + OUTPUT_LEN) / OUTPUT_LEN
@@ -360,9 +356,7 @@ def tell_lies(story: Story, world: World, first: list[Measurement], loaded: Serv
         "Honest is, in this order: the mean of the second and the third run of part 1; the run before, in which the "
         f"same prompts were new; the median of {NUM_RUNS} runs, output tokens only; the same questions, EOS ignored; "
         f"the median of the {NUM_RUNS} runs; the load of {LOADS[-1]:.0%} with clocks that start when a request is due."
-    )
-    story.say(
-        f"The same prompts twice: {num_cached} of {BATCH * LONG_INPUT} prompt tokens came from the prefix cache. "
+        f"\n\nThe same prompts twice: {num_cached} of {BATCH * LONG_INPUT} prompt tokens came from the prefix cache. "
         "The engine did nothing wrong, the second run had less to do. All prompts are random here and share nothing, "
         "and still a benchmark that is merely repeated is wrong."
     )
@@ -371,8 +365,7 @@ def tell_lies(story: Story, world: World, first: list[Measurement], loaded: Serv
         f"{len(QUESTIONS)} questions.",
         measured=True,
     )
-    shown = " ".join(f"{rate:.0f}" for rate in rates)
-    story.say(f"The {NUM_RUNS} runs, in output tokens/s: {shown}", measured=True)
+    story.say(f"The {NUM_RUNS} runs, in output tokens/s: {' '.join(f'{rate:.0f}' for rate in rates)}", measured=True)
     spread = (max(rates) - min(rates)) / honest
     story.say(f"From the slowest to the fastest: {spread:.0%} of the median.", measured=True)
     story.say("A difference between two engines that is smaller than this needs more runs before it is one.")
@@ -459,9 +452,7 @@ def tell_peers(story: Story) -> None:
     finally:
         for peer in peers.values():
             peer.close()
-    table = Table(show_edge=False)
-    for heading in ("engine", "output tokens/s, three pieces", "median"):
-        table.add_column(heading, justify="left" if heading == "engine" else "right", min_width=8)
+    table = draw.make_table("engine", "output tokens/s, three pieces", "median", width=8, first=8)
     for name, values in rates.items():
         table.add_row(name, "  ".join(f"{rate:.0f}" for rate in values), f"{median(values):.0f}", "(measured)")
     story.show(table)
@@ -485,4 +476,4 @@ def tell_vllm(story: Story) -> None:
             "its own; name that environment's Python:"
         )
         command = "python examples/bench_peers.py --vllm-python PATH --only nanovllm 'vLLM, compiled' 'vLLM, eager'"
-        story.show(Text(f"    {command}", no_wrap=False))
+        story.show(Text(f"    {command}"))

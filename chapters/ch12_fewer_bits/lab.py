@@ -3,8 +3,6 @@
 Everything is computed in float32, on one core.
 """
 
-import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +18,7 @@ from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, 
 from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
 from chapters.draw import make_table
 from chapters.play import actions, explorer
-from chapters.story import Story, one_core
+from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM
 from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
@@ -44,19 +42,13 @@ def load_world(load: Callable[..., LLM]) -> World:
 def draw_group(world: World, count: int = NUM_SHOWN) -> Group:
     """The first numbers of the chosen group: number, code, what comes back."""
     shown = world.shown()
-    table = Table("", *(str(i) for i in range(count)), show_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    rows = {
-        "number": [f"{x:.4f}" for x in shown.numbers[:count].tolist()],
-        "code": [str(x) for x in shown.codes[:count].tolist()],
-        "restored": [f"{x:.4f}" for x in shown.restored[:count].tolist()],
-        "error, in steps": [
-            f"{x / (shown.scale or 1):+.2f}" for x in (shown.restored - shown.numbers)[:count].tolist()
-        ],
-    }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    numbers, codes, restored = (x[:count].tolist() for x in (shown.numbers, shown.codes, shown.restored))
+    errors = ((shown.restored - shown.numbers) / (shown.scale or 1))[:count].tolist()
+    table = make_table("", *(str(i) for i in range(count)), first=1)
+    table.add_row("number", *(f"{x:.4f}" for x in numbers))
+    table.add_row("code", *map(str, codes))
+    table.add_row("restored", *(f"{x:.4f}" for x in restored))
+    table.add_row("error, in steps", *(f"{x:+.2f}" for x in errors))
     return Group(levels(shown.numbers, world.format, shown.scale, shown.minimum), table, Text(describe_group(world)))
 
 
@@ -175,9 +167,8 @@ def tell_outlier(story: Story, world: World) -> None:
         world.size = 32
         small = world.shown()
         world.size = ROW
-        large = world.shown()
         name = f"{world.outlier} times the largest" if world.outlier else "none"
-        table.add_row(name, *(f"{x:.2%}" for x in (small.group_error, small.row_error, large.row_error)))
+        table.add_row(name, *(f"{x:.2%}" for x in (small.group_error, small.row_error, world.shown().row_error)))
     story.show(table)
 
 
@@ -189,16 +180,13 @@ def tell_activations(story: Story, world: World) -> None:
         "How far does the largest number of a row stand out? Its magnitude over the root mean square of its row: the "
         "median of all rows, and the largest. Then the error in Q8_0."
     )
-    columns = ("median", "largest", "error, 32", "error, row")
-    table = make_table("", *columns, first=34, width=10)
+    table = make_table("", "median", "largest", "error, 32", "error, row", first=34, width=10)
     inputs = {name: model.inputs(name) for name in ("self_attn.qkv_proj", "mlp.down_proj")}
     for layer in (5, 20):
         for name, kind in (("self_attn.qkv_proj", "q_proj"), ("mlp.down_proj", "down_proj")):
             [weight_name] = model.names(kind, layer)
-            for what, x in (
-                (f"weights of {kind}", model.weights[weight_name]),
-                ("what goes into it", inputs[name][layer]),
-            ):
+            weight, x_in = model.weights[weight_name], inputs[name][layer]
+            for what, x in ((f"weights of {kind}", weight), ("what goes into it", x_in)):
                 ratio = x.abs().amax(-1) / x.square().mean(-1).sqrt()
                 errors = (error(x, rounded(x, Q8_0, size)) for size in (32, ROW))
                 cells = f"{ratio.median():.1f}", f"{ratio.max():.1f}", *(f"{e:.2%}" for e in errors)
@@ -282,12 +270,8 @@ def tell_speed(story: Story, world: World) -> None:
     for name, layers in products.items():
         times = []
         for num_rows in NUM_ROWS:
-            x, best = torch.randn(num_rows, config.hidden_size).bfloat16(), math.inf
-            for _ in range(3):
-                started = time.perf_counter()
-                for product, layer_weight in layers:
-                    product(x, layer_weight, None)
-                best = min(best, time.perf_counter() - started)
+            x = torch.randn(num_rows, config.hidden_size).bfloat16()
+            best = min(stopwatch(lambda: [product(x, w, None) for product, w in layers]) for _ in range(3))  # noqa: B023
             times.append(f"{1e3 * best:.1f}")
         table.add_row(name, *times, "(measured)")
     story.show(table)

@@ -32,7 +32,6 @@ class Shown(NamedTuple):
     scale: float
     minimum: float
     restored: Tensor
-    errors_in_steps: Tensor
     group_error: float
     row_error: float
 
@@ -143,21 +142,10 @@ class World:
         back = rounded(row, self.format, size)
         mates = others.clone()
         mates[:first] = mates[first + size :] = False
-        numbers, restored, scale = (
-            row[0, first : first + size],
-            back[0, first : first + size],
-            float(scales[0, self.group]),
-        )
-        return Shown(
-            numbers,
-            codes[0, self.group],
-            scale,
-            0.0 if minimums is None else float(minimums[0, self.group]),
-            restored,
-            (restored - numbers) / (scale or 1),
-            error(row[0, mates], back[0, mates]),
-            error(row[0, others], back[0, others]),
-        )
+        minimum = 0.0 if minimums is None else float(minimums[0, self.group])
+        numbers, restored = row[0, first : first + size], back[0, first : first + size]
+        errors = [error(row[0, some], back[0, some]) for some in (mates, others)]
+        return Shown(numbers, codes[0, self.group], float(scales[0, self.group]), minimum, restored, *errors)
 
     def rounding_errors(self) -> Tensor:
         """Of every number of the matrix, in steps (scales) of its group: between -0.5 and 0.5."""

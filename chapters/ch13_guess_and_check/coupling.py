@@ -1,7 +1,7 @@
 """How often two models agree, by what decides: rejection sampling, the same noise, or noises of their own."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,14 +9,6 @@ from torch import Tensor
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
-
-
-class Agreement(NamedTuple):
-    """Mean probabilities, over the positions of a text, that the token of one model is the other's, too."""
-
-    rejection: float
-    same_noise: float
-    own_noise: float
 
 
 @torch.inference_mode()
@@ -30,14 +22,14 @@ def all_logits(runner: Any, token_ids: list[int]) -> Tensor:
     return logits.float().cpu()
 
 
-def agreement(target: Tensor, draft: Tensor, temperature: float) -> Agreement:
-    """Of logits [positions, vocab_size] of two models."""
+def agreement(target: Tensor, draft: Tensor, temperature: float) -> list[float]:
+    """Of logits [positions, vocab_size] of two models: how probable it is, in the mean over the positions of a text,
+    that the token of one is the other's, too: by rejection sampling, with the same noise, with noises of their own."""
     if temperature == 0:
-        same = float((target.argmax(-1) == draft.argmax(-1)).float().mean())
-        return Agreement(same, same, same)
+        return 3 * [float((target.argmax(-1) == draft.argmax(-1)).float().mean())]
     p, q = ((logits.double() / temperature).softmax(-1) for logits in (target, draft))
     upper_p, upper_q = p.cumsum(-1), q.cumsum(-1)
     # A number in [0, 1) picks the token in whose stretch of the line it falls: where both models' stretches overlap.
     overlap = torch.minimum(upper_p, upper_q) - torch.maximum(upper_p - p, upper_q - q)
     sums = (torch.minimum(p, q).sum(-1), overlap.clamp_min(0).sum(-1), (p * q).sum(-1))
-    return Agreement(*(float(x.mean()) for x in sums))
+    return [float(x.mean()) for x in sums]

@@ -31,12 +31,6 @@ def draw_text(world: World) -> Text:
     return text
 
 
-def measured_acceptance(steps: list[Step]) -> float | None:
-    """The share of the guesses that were checked. None: there were none."""
-    num_checked = sum(step.num_checked for step in steps)
-    return sum(step.num_held for step in steps) / num_checked if num_checked else None
-
-
 def draw_counts(steps: list[Step]) -> Table:
     table = Table("", "steps", "guesses", "held", "of those checked", "tokens a step", "expected", show_edge=False)
     for column in table.columns[1:]:
@@ -49,7 +43,8 @@ def draw_counts(steps: list[Step]) -> Table:
 
 def counts_of(steps: list[Step]) -> tuple[str, ...]:
     """Steps, guesses, held, the share of the checked ones that held, tokens a step, and what the formula expects."""
-    a, num_tokens = measured_acceptance(steps), sum(len(step.taken) for step in steps)
-    expected = sum(expected_run(a or 0.0, len(step.guesses)) for step in steps) / len(steps)
-    numbers = str(len(steps)), str(sum(len(step.guesses) for step in steps)), str(sum(step.num_held for step in steps))
-    return *numbers, "-" if a is None else f"{a:.0%}", f"{num_tokens / len(steps):.2f}", f"{expected:.2f}"
+    num_held, num_checked = sum(step.num_held for step in steps), sum(step.num_checked for step in steps)
+    a, num_tokens = num_held / max(num_checked, 1), sum(len(step.taken) for step in steps)
+    expected = sum(expected_run(a, len(step.guesses)) for step in steps) / len(steps)
+    numbers = str(len(steps)), str(sum(len(step.guesses) for step in steps)), str(num_held)
+    return *numbers, f"{a:.0%}" if num_checked else "-", f"{num_tokens / len(steps):.2f}", f"{expected:.2f}"

@@ -3,9 +3,6 @@
 Tokens are computed in float32, so that they come out the same on every machine; times are those of the engine's bf16.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rich.console import RenderableType
@@ -23,13 +20,14 @@ from chapters.ch13_guess_and_check.world import (
     SHORTEST,
     TEXTS,
     World,
+    chunks_watched,
     expected_run,
     guessing,
 )
 from chapters.draw import make_table
 from chapters.patching import replaced
 from chapters.play import actions, explorer
-from chapters.story import Story, one_core
+from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence
@@ -40,12 +38,8 @@ NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 NUM_SEQS = 16
 MAX_ROUNDS = 4  # of a measurement
 GUESSED = " and the sea was"  # by a proposer that is wrong
-SPECULATIVE = {
-    "method": "ngram",
-    "num_speculative_tokens": 5,
-    "prompt_lookup_max": LONGEST,
-    "prompt_lookup_min": SHORTEST,
-}
+SPECULATIVE: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
+SPECULATIVE |= {"prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
 
 
 def load_world(story: Story) -> World:
@@ -114,9 +108,7 @@ def tell_rows(story: Story) -> list[float]:
     for _ in range(MAX_ROUNDS):
         for num_rows, found in times.items():
             with guessing(llm, Fixed([vocab_size - 1] * 15), num_rows - 1):
-                started = time.perf_counter()
-                llm.engine.step()
-                found.append(time.perf_counter() - started)
+                found.append(stopwatch(llm.engine.step))
     best = {num_rows: min(found) for num_rows, found in times.items()}
     story.say(
         "One sequence in bf16, on one core. A step with n rows computes its newest token and n - 1 guesses, which are "
@@ -150,8 +142,7 @@ def tell_guesses(story: Story, world: World) -> None:
     )
     story.show(draw_steps(world, world.steps))
     num_steps = len(world.steps)
-    plain = run(world, "a quotation", NOBODY, 4, 0.0, 44)
-    told = "the same" if plain == tokens else "OTHERS"
+    told = "the same" if run(world, "a quotation", NOBODY, 4, 0.0, 44) == tokens else "OTHERS"
     without = f"Without guesses {len(world.steps)} steps, and the tokens are {told}."
     story.say(f"{len(tokens)} tokens in {num_steps} steps. {without}")
 
@@ -162,8 +153,7 @@ def tell_runs(story: Story, world: World) -> None:
         "Steps with at least one guess; the share of the checked guesses that held, a; tokens that such a step gave; "
         "and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of guesses k. 48 tokens each."
     )
-    names = ("who guesses", "T", "k", "steps", "guesses", "held", "a", "tokens a step", "expected")
-    table = make_table(*names, first=24)
+    table = make_table("who guesses", "T", "k", "steps", "guesses", "held", "a", "tokens a step", "expected", first=24)
     for text, guesser, temperature in (("a quotation", NGRAMS, 0.0), ("a list", NGRAMS, 0.0), ("a story", ITSELF, 0.5)):
         for num_guesses in (1, 4, 8):
             run(world, text, guesser, num_guesses, temperature, 48)
@@ -191,11 +181,10 @@ def tell_noise(story: Story, world: World) -> None:
     )
     table = make_table("temperature", "rejection sampling", "same noise", "own noise", first=14, width=18)
     for temperature in (0.0, 0.3, 0.5, 0.7, 1.0):
-        found = agreement(ours, its, temperature)
-        table.add_row(f"{temperature:g}", *(f"{x:.1%}" for x in found))
+        table.add_row(f"{temperature:g}", *(f"{x:.1%}" for x in agreement(ours, its, temperature)))
     story.show(table)
-    same = agreement(ours, ours, 1.0)
-    story.say(f"A model that is its own draft, at temperature 1: {', '.join(f'{x:.1%}' for x in same)}.")
+    same = ", ".join(f"{x:.1%}" for x in agreement(ours, ours, 1.0))
+    story.say(f"A model that is its own draft, at temperature 1: {same}.")
 
 
 def tell_cache(story: Story, world: World) -> None:
@@ -224,29 +213,14 @@ def tell_cache(story: Story, world: World) -> None:
     story.show(table)
 
 
-def begin(world: World, token_ids: list[int], max_tokens: int = 30) -> Sequence:
+def begin(world: World, token_ids: list[int]) -> Sequence:
     """A request of these tokens, alone in an engine with an empty cache."""
     engine = world.llm.engine
     engine.abort_requests(list(engine.requests.values()))
     world.llm.reset_prefix_cache()
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    request = engine.make_request(token_ids, params)
+    request = engine.make_request(token_ids, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     engine.enqueue([request])
     return request.samples[0].seq
-
-
-@contextmanager
-def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
-    found: list[ScheduledChunk] = []
-    ours = llm.engine.scheduler.schedule
-
-    def schedule() -> Any:
-        output = ours()
-        found.extend(output.chunks)
-        return output
-
-    with replaced(llm.engine.scheduler, "schedule", schedule):
-        yield found
 
 
 def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budget: int) -> list[ScheduledChunk]:
@@ -322,11 +296,8 @@ def tell_engine(story: Story) -> None:
                 first = max(m.first_token_time or 0.0 for m in metrics)
                 found.append(max(m.last_token_time or 0.0 for m in metrics) - first)
                 tokens[llm] = [output.outputs[0].token_ids for output in outputs]
-        num_guessed, num_held = (
-            sum(getattr(m, f"num_{what}_tokens") for m in metrics) for what in ("guessed", "accepted")
-        )
+        counts = sum(m.num_guessed_tokens for m in metrics), sum(m.num_accepted_tokens for m in metrics)
         per_token = (f"{1e3 * min(found) / (num_tokens - 1) / len(prompts):.1f}" for found in seconds.values())
-        num_same = sum(a == b for a, b in zip(*tokens.values(), strict=True))
-        same = f"{num_same} of {len(prompts)}"
-        table.add_row(name, str(num_guessed), str(num_held), *per_token, same, "(measured)")
+        same = f"{sum(a == b for a, b in zip(*tokens.values(), strict=True))} of {len(prompts)}"
+        table.add_row(name, *map(str, counts), *per_token, same, "(measured)")
     story.show(table)

@@ -86,6 +86,21 @@ def steps_watched(llm: LLM) -> Iterator[list[Step]]:
 
 
 @contextmanager
+def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
+    """Collects the chunks of the steps."""
+    found: list[ScheduledChunk] = []
+    ours = llm.engine.scheduler.schedule
+
+    def schedule() -> SchedulerOutput:
+        output = ours()
+        found.extend(output.chunks)
+        return output
+
+    with replaced(llm.engine.scheduler, "schedule", schedule):
+        yield found
+
+
+@contextmanager
 def guessing(llm: LLM, proposer: Proposer | None, num_guesses: int) -> Iterator[None]:
     """This engine always makes so many guesses for a while. None: it makes none."""
     speculation = Always(proposer, num_guesses, 10**6) if proposer is not None else None
@@ -95,9 +110,8 @@ def guessing(llm: LLM, proposer: Proposer | None, num_guesses: int) -> Iterator[
 
 def load_own_draft(llm: LLM) -> Any:
     """The model itself in 8 bits, as a DraftModel."""
-    from nanovllm.features.speculation.draft_model import (
-        make_speculation,  # needs torch, which half of the exercises does not
-    )
+    # Needs torch, which half of the exercises does not.
+    from nanovllm.features.speculation.draft_model import make_speculation
 
     engine = llm.engine
     config = replace(engine.config, speculative_config={"method": "self", "quantization": "int8"})

@@ -19,12 +19,12 @@ def draw_replicas(fleet: Fleet) -> Table:
     table = make_table("replica", *names, first=7)
     table.columns[-1].justify = "left"
     for number, replica in enumerate(fleet.replicas[:NUM_SHOWN]):
-        queues = len(replica.scheduler.running), len(replica.scheduler.waiting)
-        num_free, stats = len(replica.manager.free_blocks), replica.manager.stats
+        scheduler, manager = replica.scheduler, replica.manager
         num_sent = sum(job.replica == number for job in fleet.jobs)
+        counts = number, num_sent, len(scheduler.running), len(scheduler.waiting), len(manager.free_blocks)
         length = min(WIDEST, -(-replica.load // TOKENS_A_MARK))
         bar = Text("█" * length, "red" if length > WIDEST / 3 else "green").append(f" {replica.load}", "dim")
-        table.add_row(str(number), str(num_sent), *map(str, queues), str(num_free), f"{stats.hit_rate:.0%}", bar)
+        table.add_row(*map(str, counts), f"{manager.stats.hit_rate:.0%}", bar)
     return table
 
 

@@ -6,21 +6,14 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from chapters.ch14_many_users import queues
+from chapters.ch14_many_users import queues, workload
 from chapters.ch14_many_users.drawing import cells, draw_last, draw_replicas, draw_results
 from chapters.ch14_many_users.fleet import BLOCK_SIZE, NUM_BLOCKS, Cost, Fleet, Job, percentile
 from chapters.ch14_many_users.overload import Gate, Server, admit_all, at_most, capacity, goodput, in_time, serve
 from chapters.ch14_many_users.routing import POLICIES, LeastLoaded
 from chapters.ch14_many_users.server_lab import tell_server
 from chapters.ch14_many_users.sharing import GREEDY, FairServer, greedy_and_others, impatient, long_and_short
-from chapters.ch14_many_users.workload import (
-    GROUPS_PER_REPLICA,
-    OWN_TOKENS,
-    PREFIX_TOKENS,
-    alone,
-    own_tokens,
-    shared_prefixes,
-)
+from chapters.ch14_many_users.workload import alone, own_tokens, shared_prefixes
 from chapters.ch14_many_users.world import World, result_of
 from chapters.draw import make_table
 from chapters.play import actions, explorer
@@ -102,9 +95,8 @@ def tell_engine(story: Story) -> None:
         jobs = alone(load * can_do, *NUM_TOKENS, 300)
         server = serve(jobs)
         ttfts, latency = [job.ttft_s for job in jobs], mean(job.latency_s for job in jobs)
-        counted = server.num_in_system_s / server.now
         size = server.num_computed_tokens / server.num_steps
-        little = f"{len(jobs) / server.now * latency:.1f}", f"{counted:.1f}"
+        little = f"{len(jobs) / server.now * latency:.1f}", f"{server.num_in_system_s / server.now:.1f}"
         times = ms(mean(ttfts)), ms(percentile(ttfts, 99)), ms(latency)
         table.add_row(f"{load:.0%}", f"{size:.0f}", *times, *little, "█" * max(1, round(10 * mean(ttfts))))
     story.show(table)
@@ -155,9 +147,9 @@ def tell_leaving(story: Story) -> None:
     table = make_table("", "running", "waiting", "free blocks", "named blocks", first=28)
 
     def look(name: str) -> None:
-        queues = len(server.scheduler.running), len(server.scheduler.waiting)
-        states = server.manager.count_states()
-        table.add_row(name, *map(str, queues), str(len(server.manager.free_blocks)), str(states["cached"]))
+        manager, scheduler = server.manager, server.scheduler
+        counts = len(scheduler.running), len(scheduler.waiting), len(manager.free_blocks)
+        table.add_row(name, *map(str, counts), str(manager.count_states()["cached"]))
 
     look("two run, two wait")
     server.scheduler.abort(jobs[3].seq.seq_id)
@@ -190,14 +182,8 @@ def tell_leaving(story: Story) -> None:
 def tell_too_many(story: Story) -> None:
     story.part("Too many")
     can_do = capacity(alone(1.0, *NUM_TOKENS, 150, seed=9))
-    gates: dict[str, Gate] = {
-        "everybody": admit_all,
-        "at most 2 wait": at_most(2),
-        "at most 8 wait": at_most(8),
-        "at most 32 wait": at_most(32),
-        f"wait up to {DEADLINE_S:g} s": in_time(DEADLINE_S),
-        f"wait up to {0.75 * DEADLINE_S:g} s": in_time(0.75 * DEADLINE_S),
-    }
+    gates: dict[str, Gate] = {"everybody": admit_all, **{f"at most {n} wait": at_most(n) for n in (2, 8, 32)}}
+    gates |= {f"wait up to {limit_s:g} s": in_time(limit_s) for limit_s in (DEADLINE_S, 0.75 * DEADLINE_S)}
     loads = (0.8, 1.3, 2.0)
     story.say(
         f"A request is worth something if its first token comes within {DEADLINE_S:g} s. Requests answered in time, a "
@@ -221,13 +207,12 @@ def tell_fleet(story: Story) -> None:
     story.part("One to 64 machines")
     story.say(
         f"Each replica is a real scheduler with a pool of {NUM_BLOCKS} blocks of {BLOCK_SIZE} tokens, and gets 7 "
-        f"requests a second. A prompt has {PREFIX_TOKENS} tokens in common with its group, and {OWN_TOKENS} of its "
-        f"own. There are {GROUPS_PER_REPLICA} groups for each replica, and the k-th asks 1/k times as often as the "
-        f"first. {PER_REPLICA} requests for each replica. TTFT in ms; busiest: what the busiest replica computes, as a "
-        "multiple of the mean."
+        f"requests a second. A prompt has {workload.PREFIX_TOKENS} tokens in common with its group, and "
+        f"{workload.OWN_TOKENS} of its own. There are {workload.GROUPS_PER_REPLICA} groups for each replica, and the "
+        f"k-th asks 1/k times as often as the first. {PER_REPLICA} requests for each replica. TTFT in ms; "
+        "busiest: what the busiest replica computes, as a multiple of the mean."
     )
-    names = "replicas", "router", "blocks found", "TTFT", "TTFT p99", "busiest"
-    table = make_table(*names, width=8)
+    table = make_table("replicas", "router", "blocks found", "TTFT", "TTFT p99", "busiest", width=8)
     table.columns[1].justify = "left"
     for num_replicas in NUMS_REPLICAS:
         for name, make in POLICIES.items():

@@ -4,11 +4,11 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from importlib.util import find_spec
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 from urllib.request import urlopen
 
 from chapters.ch14_many_users.fleet import percentile
@@ -48,19 +48,6 @@ async def watch(url: str, work: Coroutine[Any, Any, list[Timing]]) -> tuple[list
     return task.result(), total / (now - started)
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Processes that are started meanwhile compute with one thread: the clients of the lab need a core, too."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
-        if before is not None:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
 def tell_server(story: Story) -> None:
     story.part("The real server")
     if find_spec("uvicorn") is None:
@@ -70,7 +57,8 @@ def tell_server(story: Story) -> None:
         f"nanovllm serve, in a process of its own: {SEATS} seats, {PLACES} places to wait, bf16, one core. Each "
         f"request has a prompt like no other and an answer of {NUM_TOKENS} tokens. First, {NUM_REQUESTS} come at once:"
     )
-    with one_core(), running_server(story.model, *OPTIONS) as url:
+    # It computes with one thread: the clients need a core, too.
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"), running_server(story.model, *OPTIONS) as url:
         asyncio.run(run_load(url, bodies(0, SEATS), float("inf")))  # the first steps wait for memory
         runs = [asyncio.run(run_load(url, bodies(20 + i, NUM_REQUESTS), float("inf"))) for i in range(2)]
         capacity = NUM_REQUESTS / min(max(timing.latency_s or 0.0 for timing in timings) for timings in runs)

@@ -12,7 +12,7 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from chapters.ch15_which_weights.world import Entry, Row, World
+    from chapters.ch15_which_weights.world import Entry, World
 
 EXPERTS = ("#e6194b", "#3cb44b", "#ffe119", "#4f7fff", "#f58231", "#c45be8", "#46f0f0", "#d0d0d0")
 HEAT = ("", "grey15", "grey27", "grey42", "dark_orange3", "orange1")  # backgrounds, from none to all
@@ -24,8 +24,7 @@ def color_of_adapter(lora_id: int | None) -> str:
 
 
 def heat(share: float) -> str:
-    level = HEAT[min(len(HEAT) - 1, round(share * 10))] if share >= 0.05 else ""
-    return f"white on {level}" if level else "dim"
+    return f"white on {HEAT[min(len(HEAT) - 1, round(share * 10))]}" if share >= 0.05 else "dim"
 
 
 def draw_visits(kinds: dict[str, Tensor], layers: tuple[int, ...] = (), measured: bool = True) -> Table:
@@ -83,11 +82,12 @@ def draw_entries(world: "World", entries: "list[Entry]") -> Table:
     return table
 
 
-def draw_rows(rows: "list[Row]") -> Text:
+def draw_rows(rows: "list[tuple[Entry, int]]") -> Text:
     """A cell for each row of a step, with the name of its request, in the colour of its adapter."""
     drawn = Text("" if rows else "nobody computes")
-    for row in rows:
-        style = "white on grey37" if row.lora_id is None else f"black on {color_of_adapter(row.lora_id)}"
-        for _ in range(row.num_rows):
-            drawn.append(f" {row.name} ", style).append(" ")
+    for entry, num_rows in rows:
+        lora_id = entry.seq.lora_id
+        style = "white on grey37" if lora_id is None else f"black on {color_of_adapter(lora_id)}"
+        for _ in range(num_rows):
+            drawn.append(f" {entry.name} ", style).append(" ")
     return drawn

@@ -7,14 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from chapters.ch15_which_weights.drawing import (
-    draw_entries,
-    draw_experts_of,
-    draw_legend,
-    draw_names,
-    draw_rows,
-    draw_visits,
-)
+from chapters.ch15_which_weights import drawing
 from chapters.ch15_which_weights.lab_adapters import (
     tell_answers,
     tell_cost,
@@ -23,13 +16,8 @@ from chapters.ch15_which_weights.lab_adapters import (
     tell_rows,
     tell_seats,
 )
-from chapters.ch15_which_weights.lab_experts import (
-    load_sparse_model,
-    tell_balance,
-    tell_large,
-    tell_products,
-    tell_visits,
-)
+from chapters.ch15_which_weights.lab_experts import tell_balance, tell_large, tell_products, tell_visits
+from chapters.ch15_which_weights.sparse import load_sparse
 from chapters.ch15_which_weights.world import World, load_adapters
 from chapters.play import actions, explorer
 from chapters.story import Story, one_core
@@ -40,13 +28,14 @@ NUM_SHOWN = 8  # requests
 def panels(world: World) -> list[tuple[str, RenderableType]]:
     entries = world.entries[-NUM_SHOWN:]
     named = [(entry.name, entry.seq) for entry in entries if entry.seq.block_table]
-    letters = Group(draw_experts_of(world.text, world.visits[world.layer]), draw_legend(world.shares.shape[1]))
+    letters = drawing.draw_experts_of(world.text, world.visits[world.layer])
+    letters_and_legend = Group(letters, drawing.draw_legend(world.shares.shape[1]))
     return [
-        (f"requests; the next one names: {world.adapter}", draw_entries(world, entries)),
-        (f"rows of the last step; in memory: {world.in_memory}", draw_rows(world.rows)),
-        ("names of blocks, of those who run", draw_names(world.llm.engine.block_manager, named)),
-        (f"experts that each letter met first, layer {world.layer}", letters),
-        ("of its choices, percent for each expert", draw_visits({"text": world.shares}, measured=False)),
+        (f"requests; the next one names: {world.adapter}", drawing.draw_entries(world, entries)),
+        (f"rows of the last step; in memory: {world.in_memory}", drawing.draw_rows(world.rows)),
+        ("names of blocks, of those who run", drawing.draw_names(world.llm.engine.block_manager, named)),
+        (f"experts that each letter met first, layer {world.layer}", letters_and_legend),
+        ("of its choices, percent for each expert", drawing.draw_visits({"text": world.shares}, measured=False)),
     ]
 
 
@@ -57,7 +46,7 @@ ACTIONS = actions(
 
 
 def make_app(model: str | None) -> Any:
-    world = World(*load_adapters(Story(model).model), load_sparse_model())
+    world = World(*load_adapters(Story(model).model), load_sparse())
     return explorer("Which weights", world, panels, ACTIONS, ask="a text")
 
 
@@ -73,7 +62,7 @@ def tell(story: Story) -> None:
         tell_cost(story)
         tell_seats(story)
         tell_names(story, llm, adapters)
-        sparse = load_sparse_model()
+        sparse = load_sparse()
         shares = tell_visits(story, sparse)
         tell_products(story)
         tell_large(story)

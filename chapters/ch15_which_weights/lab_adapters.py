@@ -1,7 +1,6 @@
 """The part of the lab on adapters: several in a batch, what they cost, who may come in, and names."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,13 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from chapters.ch13_guess_and_check.world import chunks_watched
 from chapters.ch15_which_weights.drawing import block_names
 from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, MAX_STEPS, RANK, TARGETS, random_adapter
-from chapters.ch15_which_weights.world import NOBODY, Entry, chunks_watched, load_adapters, rows_of
+from chapters.ch15_which_weights.world import NOBODY, Entry, load_adapters, rows_of
 from chapters.draw import make_table
 from chapters.patching import replaced
-from chapters.story import Story
+from chapters.story import Story, stopwatch
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core import block_manager as block_manager_module
 from nanovllm.features.lora.adapter import linear_shapes
@@ -59,8 +59,7 @@ def tell_answers(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
     for name, output in zip(names, outputs, strict=True):
         table.add_row(name, Text(output.outputs[0].text.replace("\n", "⏎")))
     story.show(table)
-    num_steps = len(chunks) // 4
-    story.say(f"4 requests, {num_steps} steps: {len(chunks)} chunks, so all four were in every step.")
+    story.say(f"4 requests, {len(chunks) // 4} steps: {len(chunks)} chunks, so all four were in every step.")
 
 
 def tell_rank(story: Story, llm: LLM) -> None:
@@ -73,8 +72,8 @@ def tell_rank(story: Story, llm: LLM) -> None:
     table = make_table("rank", "million", "MB in bf16", "of the model", "fit", width=12, first=6)
     for rank in RANKS:
         numbers = rank * sum(map(sum, shapes))
-        share, fit = f"{numbers / total:.1%}", str(total // numbers)
-        table.add_row(str(rank), f"{numbers / 1e6:.2f}", f"{2 * numbers / 1e6:.1f}", share, fit)
+        sizes = f"{numbers / 1e6:.2f}", f"{2 * numbers / 1e6:.1f}"
+        table.add_row(str(rank), *sizes, f"{numbers / total:.1%}", str(total // numbers))
     story.show(table)
 
 
@@ -86,17 +85,16 @@ def tell_rows(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
         "A, B and C come first, D and E one step later. Each line is a step; A x 9 are nine rows of A. The last column "
         "counts the sets of weights beside the base that its rows meet."
     )
-    table = Table("step", "rows", *(f"{name}" for name in (NOBODY, *ENDINGS)), "sets", show_edge=False)
+    table = Table("step", "rows", NOBODY, *ENDINGS, "sets", show_edge=False)
     for number in range(1, 5):
         if number == 2:
             entries += [send(llm, adapters, letter, name) for letter, name in zip("DE", names[3:], strict=True)]
         with chunks_watched(llm) as chunks:
             llm.engine.step()
         rows = rows_of(chunks, entries)
-        met = {name: [row for row in rows if row.adapter == name] for name in (NOBODY, *ENDINGS)}
-        cells = [", ".join(f"{row.name} x {row.num_rows}" for row in some) for some in met.values()]
-        num_sets = len({row.lora_id for row in rows} - {None})
-        table.add_row(str(number), str(sum(row.num_rows for row in rows)), *cells, str(num_sets))
+        cells = (", ".join(f"{e.name} x {n}" for e, n in rows if e.adapter == name) for name in (NOBODY, *ENDINGS))
+        num_sets = len({entry.adapter for entry, _ in rows} - {NOBODY})
+        table.add_row(str(number), str(sum(num_rows for _, num_rows in rows)), *cells, str(num_sets))
     llm.engine.abort_requests(list(llm.engine.requests.values()))
     story.show(table)
 
@@ -131,17 +129,13 @@ def tell_cost(story: Story) -> None:
 def step_s(llm: LLM, requests: list[Any]) -> float:
     """The shortest time of a decode step in which sequences name these adapters in turn."""
     params = SamplingParams(temperature=0, max_tokens=NUM_STEPS + 4, ignore_eos=True)
-    engine, times = llm.engine, list[float]()
+    engine = llm.engine
     for number in range(NUM_SEQS):
         named = {"lora_request": requests[number % len(requests)]} if requests else {}
         engine.enqueue([engine.make_request(BEGINNING, params, **named)])
-    for number in range(NUM_STEPS + 2):
-        started = time.perf_counter()
-        engine.step()
-        if number >= 2:
-            times.append(time.perf_counter() - started)
+    times = [stopwatch(engine.step) for _ in range(NUM_STEPS + 2)]
     engine.abort_requests(list(engine.requests.values()))
-    return min(times)
+    return min(times[2:])
 
 
 # -- who may come in ---------------------------------------------------------------------------------------------------
@@ -165,8 +159,8 @@ def tell_seats(story: Story) -> None:
             llm.engine.step()
         rows = rows_of(chunks, entries)
         waiting = [entry.name for entry in entries if entry.seq in llm.engine.scheduler.waiting]
-        met = " ".join(dict.fromkeys(row.adapter for row in rows if row.lora_id is not None))
-        table.add_row(str(number), " ".join(row.name for row in rows), met, " ".join(waiting))
+        met = " ".join(dict.fromkeys(entry.adapter for entry, _ in rows if entry.adapter != NOBODY))
+        table.add_row(str(number), " ".join(entry.name for entry, _ in rows), met, " ".join(waiting))
     story.show(table)
 
 

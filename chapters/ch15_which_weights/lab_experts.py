@@ -1,6 +1,5 @@
 """The part of the lab on experts: who is visited, what a grouped product saves, what memory holds and a step reads."""
 
-import json
 import random
 import tempfile
 from pathlib import Path
@@ -8,25 +7,14 @@ from pathlib import Path
 import torch
 
 from chapters.ch06_prefill_decode.lab import read_rate
+from chapters.ch15_which_weights import large
 from chapters.ch15_which_weights.drawing import draw_visits
-from chapters.ch15_which_weights.large import (
-    IN_SIZE,
-    NUM_CHOSEN,
-    NUM_EXPERTS,
-    OUT_SIZE,
-    QWEN3_30B_A3B,
-    WAYS,
-    sizes_of,
-    time_products,
-)
 from chapters.ch15_which_weights.sparse import (
     KINDS,
     NUM_STEPS,
-    OPTIONS,
     busiest_rank,
     expected_met,
     shares_of,
-    sparse_checkpoint,
     text_of,
     visits_of,
 )
@@ -39,10 +27,6 @@ from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
 TEXT_LEN = 240
 NUMS_RANKS = (2, 4, 8)
 BYTES = {"bf16": 2.0, "int8": BYTES_PER_NUMBER["Q8_0"], "int4": BYTES_PER_NUMBER["int4"]}
-
-
-def load_sparse_model(**options: object) -> LLM:
-    return LLM(sparse_checkpoint().name, dtype="float32", **{**OPTIONS, **options})
 
 
 def texts_of_all_kinds(length: int = TEXT_LEN) -> dict[str, str]:
@@ -91,48 +75,45 @@ def tell_balance(story: Story, llm: LLM, shares: dict[str, torch.Tensor]) -> Non
         "rows. The time of a step as a multiple of what it would be if all had equally many; and in this engine, where "
         "every rank holds a slice of every expert."
     )
-    texts = list(texts_of_all_kinds().values())
     batches = {f"{kind} only": share for kind, share in shares.items()}
-    batches["all three"] = shares_of(visits_of(llm, texts))
-    names = *(f"{n} ranks" for n in NUMS_RANKS), "slices", ""
-    table = make_table("a batch of", *names, width=9, first=12)
+    batches["all three"] = shares_of(visits_of(llm, list(texts_of_all_kinds().values())))
+    table = make_table("a batch of", *(f"{n} ranks" for n in NUMS_RANKS), "slices", "", width=9, first=12)
     for name, found in batches.items():
-        times = (f"{busiest_rank(found, n):.2f}" for n in NUMS_RANKS)
-        table.add_row(name, *times, "1.00", "(measured)")
+        table.add_row(name, *(f"{busiest_rank(found, n):.2f}" for n in NUMS_RANKS), "1.00", "(measured)")
     story.show(table)
 
 
 def tell_products(story: Story) -> None:
     story.part("One batch, many weights")
-    mib = IN_SIZE * OUT_SIZE * 2 / 2**20
+    num_experts, num_chosen, mib = large.NUM_EXPERTS, large.NUM_CHOSEN, large.IN_SIZE * large.OUT_SIZE * 2 / 2**20
     story.say(
-        f"{NUM_EXPERTS} experts of {IN_SIZE} x {OUT_SIZE} numbers in bf16, {mib:g} MiB each. Each row meets "
-        f"{NUM_CHOSEN} of them, at random. On one core: milliseconds, if every row is multiplied for itself; if the "
-        "rows of an expert are multiplied together, expert after expert; and in one pass of the engine's kernel."
+        f"{num_experts} experts of {large.IN_SIZE} x {large.OUT_SIZE} numbers in bf16, {mib:g} MiB each. Each row "
+        f"meets {num_chosen} of them, at random. On one core: milliseconds, if every row is multiplied for itself; if "
+        "the rows of an expert are multiplied together, expert after expert; and in one pass of the engine's kernel."
     )
     from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
     from nanovllm.worker.kernels import TORCH_KERNELS
 
     kernels = load_cpu_kernels(large_config(), torch.bfloat16) or TORCH_KERNELS
     nums_rows = (1, 2, 4, 8, 16, 32, 64, 128)
-    table = make_table("rows", "pairs", "met", "expected", *WAYS, "ms a row", "", width=8, first=5)
-    for num_rows, (num_met, best) in zip(nums_rows, time_products(kernels, nums_rows, 6), strict=True):
-        numbers = f"{num_rows * NUM_CHOSEN}", f"{num_met:.0f}", f"{expected_met(num_rows, NUM_EXPERTS, NUM_CHOSEN):.0f}"
+    table = make_table("rows", "pairs", "met", "expected", *large.WAYS, "ms a row", "", width=8, first=5)
+    for num_rows, (num_met, best) in zip(nums_rows, large.time_products(kernels, nums_rows, 6), strict=True):
+        numbers = num_rows * num_chosen, num_met, expected_met(num_rows, num_experts, num_chosen)
         times = (f"{1e3 * seconds:.1f}" for seconds in best.values())
-        table.add_row(str(num_rows), *numbers, *times, f"{1e3 * best['one pass'] / num_rows:.2f}", "(measured)")
+        counts = (f"{number:.0f}" for number in (num_rows, *numbers))
+        table.add_row(*counts, *times, f"{1e3 * best['one pass'] / num_rows:.2f}", "(measured)")
     story.show(table)
 
 
 def large_config() -> ModelConfig:
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(QWEN3_30B_A3B), "utf-8")
+        Path(folder, "config.json").write_text(large.QWEN3_30B_A3B, "utf-8")
         return ModelConfig.from_directory(Path(folder))
 
 
 def tell_large(story: Story) -> None:
     story.part("What memory holds, and what a token reads")
-    config = large_config()
-    sizes = sizes_of(config)
+    config, sizes = large_config(), large.sizes_of(large_config())
     story.say(
         f"Qwen3-30B-A3B: {config.num_hidden_layers} layers, {config.num_experts} experts each, of which a token meets "
         f"{config.num_experts_per_tok}. Billions of weights, and what they are in GB (10^9 bytes)."
@@ -160,10 +141,8 @@ def tell_large(story: Story) -> None:
     )
     table = make_table("rows", "met", "weights", *BYTES, "dense, int4", "", width=9, first=5)
     for num_rows in (1, 2, 4, 8, 16, 32, 64, 256):
-        numbers = sizes.met(num_rows)
-        dense = sizes.total - sizes.embedding
+        numbers, dense = sizes.met(num_rows), sizes.total - sizes.embedding
         met = f"{expected_met(num_rows, sizes.num_experts, sizes.num_chosen):.0f}", f"{numbers / 1e9:.1f}"
         read = [*(numbers * b for b in BYTES.values()), dense * BYTES["int4"]]
-        rates = [num_rows * rate / num_bytes for num_bytes in read]
-        table.add_row(str(num_rows), *met, *(f"{r:.1f}" for r in rates), "(measured)")
+        table.add_row(str(num_rows), *met, *(f"{num_rows * rate / size:.1f}" for size in read), "(measured)")
     story.show(table)

@@ -3,13 +3,14 @@
 The engine's own decoder is built on the "meta" device, where tensors have shapes and no numbers.
 """
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from chapters.ch15_which_weights.sparse import expected_met
+from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts
 from nanovllm.features.experts.rows import ExpertRows, ExpertWeights, expert_linear, kernels_for, sort_by_expert
@@ -19,29 +20,13 @@ from nanovllm.worker.layers import MLP, Linear
 from nanovllm.worker.model import Decoder
 
 # config.json of Qwen/Qwen3-30B-A3B
-QWEN3_30B_A3B = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 151936,
-}
+QWEN3_30B_A3B = """{
+"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "attention_bias": false, "hidden_act": "silu",
+"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
+"decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144, "tie_word_embeddings": false,
+"max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "eos_token_id": 151645
+}"""
 
 
 @dataclass(frozen=True)
@@ -125,8 +110,6 @@ def time_products(kernels: Kernels, nums_rows: tuple[int, ...], repeats: int) ->
             groups = sort_by_expert(choose_at_random(num_rows, generator), NUM_EXPERTS)
             num_met += len(groups.met) / repeats
             for name, way in WAYS.items():
-                started = time.perf_counter()
-                way(kernels, x, weights, groups)
-                best[name] = min(best[name], time.perf_counter() - started)
+                best[name] = min(best[name], stopwatch(partial(way, kernels, x, weights, groups)))
         found.append((num_met, best))
     return found

@@ -3,18 +3,16 @@
 Both compute in float32, so that the tokens are the same on every machine.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from chapters.ch13_guess_and_check.world import chunks_watched
 from chapters.ch15_which_weights.lab_experts import texts_of_all_kinds
 from chapters.ch15_which_weights.sparse import shares_of, visits_of
 from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, trained_adapters
-from chapters.patching import replaced
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.request import Request
@@ -36,34 +34,10 @@ class Entry(NamedTuple):
         return self.request.samples[0].seq
 
 
-class Row(NamedTuple):
-    """Neighbouring rows of a step, of one request."""
-
-    name: str
-    adapter: str
-    lora_id: int | None
-    num_rows: int
-
-
-@contextmanager
-def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
-    """Collects the chunks of the steps."""
-    found: list[ScheduledChunk] = []
-    ours = llm.engine.scheduler.schedule
-
-    def schedule() -> SchedulerOutput:
-        output = ours()
-        found.extend(output.chunks)
-        return output
-
-    with replaced(llm.engine.scheduler, "schedule", schedule):
-        yield found
-
-
-def rows_of(chunks: list[ScheduledChunk], entries: list[Entry]) -> list[Row]:
+def rows_of(chunks: list[ScheduledChunk], entries: list[Entry]) -> list[tuple[Entry, int]]:
+    """The requests of a step, and how many rows each has in it."""
     known = {entry.seq.seq_id: entry for entry in entries}
-    found = [(known[chunk.seq.seq_id], chunk) for chunk in chunks]
-    return [Row(entry.name, entry.adapter, chunk.seq.lora_id, chunk.end - chunk.start) for entry, chunk in found]
+    return [(known[chunk.seq.seq_id], chunk.end - chunk.start) for chunk in chunks]
 
 
 def load_adapters(model: str, max_loras: int = MAX_LORAS, **options: Any) -> tuple[LLM, dict[str, Any]]:
@@ -89,7 +63,7 @@ class World:
         self.llm.engine.abort_requests(list(self.llm.engine.requests.values()))
         self.llm.reset_prefix_cache()
         self.entries: list[Entry] = []
-        self.rows: list[Row] = []  # of the last step
+        self.rows: list[tuple[Entry, int]] = []  # of the last step
         self.adapter, self.layer = next(iter(self.adapters)), 0
         self.read(next(iter(self.texts.values())))
         return "Nobody is there. s sends a request, a chooses the adapter that it names, n makes a step."
@@ -114,8 +88,8 @@ class World:
         with chunks_watched(self.llm) as chunks:
             self.llm.engine.step()
         self.rows = rows_of(chunks, self.entries)
-        met = len({row.adapter for row in self.rows})
-        return f"{sum(row.num_rows for row in self.rows)} rows, and {met} of {len(self.adapters) + 1} sets of weights."
+        met, num_rows = {entry.adapter for entry, _ in self.rows}, sum(num_rows for _, num_rows in self.rows)
+        return f"{num_rows} rows, and {len(met)} of {len(self.adapters) + 1} sets of weights."
 
     def next_layer(self) -> str:
         self.layer = (self.layer + 1) % len(self.visits)

@@ -62,19 +62,16 @@ def wrong_solutions():
     for chapter in CHAPTERS:
         for task in chapter.module("checks").TASKS:
             for wrong in wrong_solutions_of(chapter)[task.name]:
-                name = wrong.name if isinstance(wrong, Edit) else wrong[0].__name__
-                yield pytest.param(chapter, task, wrong, id=f"{chapter.folder.name[:4]}-{name}")
+                yield pytest.param(chapter, task, wrong, id=f"{chapter.folder.name[:4]}-{wrong.name}")
 
 
 @pytest.mark.parametrize(("chapter", "task", "wrong"), list(wrong_solutions()))
 def test_wrong_solution_is_caught(chapter, task, wrong, bench, tmp_path):
-    is_edit = isinstance(wrong, Edit)
-    function, hint = (wrong.function(chapter, task.name, tmp_path), wrong.hint) if is_edit else wrong
-    result = grade(task, function, bench)
+    result = grade(task, wrong.function(chapter, task.name, tmp_path), bench)
     assert not result.passed and not result.not_started
-    assert hint in result.problem, result.problem
+    assert wrong.hint in result.problem, result.problem
     assert result.section in headings(chapter)
-    assert not is_edit or not wrong.section or result.section == wrong.section
+    assert not wrong.section or result.section == wrong.section
 
 
 @for_each_chapter

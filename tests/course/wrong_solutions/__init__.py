@@ -2,8 +2,8 @@
 
 They are few: each is told something else, or told it by another check.
 
-WRONG of chNN.py lists them for each task. Nearly all are an Edit of the chapter's solution.py, so that one reads what
-the mistake is and nothing else. Where no edit fits, a pair (function, hint) takes its place.
+WRONG of chNN.py lists them for each task. Each is an Edit of the chapter's solution.py, so that one reads what the
+mistake is and nothing else.
 """
 
 import ast
@@ -57,9 +57,6 @@ class Edit:
         return getattr(chapter.submission(path), task_name)
 
 
-Wrong = Edit | tuple[Callable[..., Any], str]
-
-
 def _span(source: str, name: str) -> tuple[int, int]:
     """Where the definition of a function begins and ends."""
     [node] = [node for node in ast.parse(source).body if getattr(node, "name", None) == name]
@@ -67,7 +64,7 @@ def _span(source: str, name: str) -> tuple[int, int]:
     return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
 
 
-def edits(text: str) -> dict[str, list[Wrong]]:
+def edits(text: str) -> dict[str, list[Edit]]:
     """Edits as one writes them down, for each task; see ch08.py.
 
     Behind the name of the task come "name: hint" and "~ old => new", or, where that does not fit, the lines that go
