@@ -28,10 +28,3 @@ def act(world: Any, method: str, *args: str) -> str:
         return getattr(world, method)(*args) or ""
     except ValueError as error:
         return str(error)
-
-
-def explorer(title: str, *face: Any, **more: Any) -> Any:
-    """The terminal app of these (explorer.py). Only now is textual needed."""
-    from chapters.explorer import Explorer
-
-    return Explorer(title, *face, **more)

@@ -16,8 +16,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chapters.app import explorer
 from chapters.draw import color_of, draw_sequences
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig

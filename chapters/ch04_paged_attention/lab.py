@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from chapters.app import explorer
 from chapters.ch04_paged_attention.memories import (
     ACTIONS,
     BLOCK_SIZE,
@@ -29,7 +30,6 @@ from chapters.ch04_paged_attention.memories import (
     slots_of,
 )
 from chapters.draw import color_of, draw_free_queue, draw_pool, draw_sequences
-from chapters.play import explorer
 from chapters.stage import Stage
 from chapters.story import Story
 from nanovllm.core.block_manager import BlockManager

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chapters.app import explorer
 from chapters.ch05_scheduler.batching import (
     ACTIONS,
     REQUESTS,
@@ -24,7 +25,6 @@ from chapters.ch05_scheduler.batching import (
     summary,
 )
 from chapters.draw import color_of, draw_free_queue, pool_cells
-from chapters.play import explorer
 from chapters.stage import EOS, Stage, Step
 from chapters.story import Story
 from nanovllm.core.scheduler import ScheduledChunk

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from chapters.app import explorer
 from chapters.ch07_prefix_caching.drawing import (
     draw_chart,
     draw_counters,
@@ -19,7 +20,6 @@ from chapters.ch07_prefix_caching.policies import POLICIES, POOL_TOKENS, bursts,
 from chapters.ch07_prefix_caching.simulator import ACTIONS, Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
-from chapters.play import explorer
 from chapters.stage import compute
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams

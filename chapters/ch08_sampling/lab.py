@@ -14,13 +14,14 @@ from rich.markup import escape
 from rich.text import Text
 from torch import Tensor
 
+from chapters.app import explorer
 from chapters.ch01_inference.lab import table
 from chapters.ch08_sampling.company import generate_in_order, preemptions_watched
 from chapters.ch08_sampling.masking import CAPITAL, tell_choice, tell_grammar, tell_masks
 from chapters.ch08_sampling.sliders import DOOR, NUM_DRAWS, PRESETS, World, draw
 from chapters.ch08_sampling.theory import compare, effective_number, reshape
 from chapters.patching import replaced
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence

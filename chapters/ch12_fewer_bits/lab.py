@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from chapters.app import explorer
 from chapters.ch12_fewer_bits.drawing import histogram, levels
 from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, rounded
 from chapters.ch12_fewer_bits.world import OUTLIERS, TEXT, World, size_name
 from chapters.draw import make_table
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM
 from nanovllm.features.quantization.c_kernels import kernels_for

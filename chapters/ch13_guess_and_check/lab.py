@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chapters.app import explorer
 from chapters.ch13_guess_and_check.coupling import agreement, all_logits
 from chapters.ch13_guess_and_check.drawing import counts_of, draw_counts, draw_steps, draw_text
 from chapters.ch13_guess_and_check.world import (
@@ -26,7 +27,7 @@ from chapters.ch13_guess_and_check.world import (
 )
 from chapters.draw import make_table
 from chapters.patching import replaced
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler

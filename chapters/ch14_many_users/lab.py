@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from chapters.app import explorer
 from chapters.ch14_many_users import queues, workload
 from chapters.ch14_many_users.drawing import cells, draw_last, draw_replicas, draw_results
 from chapters.ch14_many_users.fleet import BLOCK_SIZE, NUM_BLOCKS, Cost, Fleet, Job, percentile
@@ -16,7 +17,7 @@ from chapters.ch14_many_users.sharing import GREEDY, FairServer, greedy_and_othe
 from chapters.ch14_many_users.workload import alone, own_tokens, shared_prefixes
 from chapters.ch14_many_users.world import World, result_of
 from chapters.draw import make_table
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story
 
 NUM_TOKENS = 300, 60  # prompt and answer, in the mean

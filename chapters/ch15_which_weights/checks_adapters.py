@@ -21,7 +21,7 @@ from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.lora import slots as lora
 from nanovllm.features.lora.adapter import linear_shapes
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights
-from nanovllm.features.lora.slots import Adapters
+from nanovllm.features.lora.slots import AdapterSlots
 
 AddAdapters = Callable[[Tensor, Tensor, Tensor, LoRAWeights], Any]
 SlotFor = Callable[[dict[int, int], int, set[int], int], int]
@@ -175,8 +175,8 @@ class AdapterBench(Bench):
         return {order: self.answers(order) for order in ORDERS}
 
     @property
-    def adapters(self) -> Adapters:
-        return self.llm.engine.model_runner.adapters
+    def adapters(self) -> AdapterSlots:
+        return self.llm.engine.model_runner.adapter_slots
 
 
 ORDERS = ((0, 1, 2, 1, 0), (1, 2, 3, 4, 1, 0, 2, 3, 2))

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from chapters.app import explorer
 from chapters.ch15_which_weights import drawing
 from chapters.ch15_which_weights.lab_adapters import (
     tell_answers,
@@ -19,7 +20,7 @@ from chapters.ch15_which_weights.lab_adapters import (
 from chapters.ch15_which_weights.lab_experts import tell_balance, tell_large, tell_products, tell_visits
 from chapters.ch15_which_weights.sparse import load_sparse
 from chapters.ch15_which_weights.world import World, load_adapters
-from chapters.play import actions, explorer
+from chapters.play import actions
 from chapters.story import Story, one_core
 
 NUM_SHOWN = 8  # requests

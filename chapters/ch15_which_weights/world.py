@@ -125,7 +125,7 @@ class World:
     def in_memory(self) -> str:
         """The adapters in slots, the least recently used first."""
         names = {request.lora_int_id: name for name, request in self.adapters.items()}
-        slots = self.llm.engine.model_runner.adapters.slots
+        slots = self.llm.engine.model_runner.adapter_slots.slots
         return ", ".join(f"{names[lora_id]} in slot {slot}" for lora_id, slot in slots.items()) or "no adapter"
 
     @property

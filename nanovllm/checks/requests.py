@@ -37,7 +37,7 @@ def check_request(
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
-    adapter = None if lora_request is None else engine.features.adapters.check(lora_request)
+    adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
     bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)  # type: ignore[arg-type]
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, bad_words)
 

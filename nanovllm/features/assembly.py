@@ -24,13 +24,13 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
 
 
 class Features:
-    """adapters: those that requests have named. grammars: a compiler of what answers must fit."""
+    """known_adapters: those that requests have named. grammars: a compiler of what answers must fit."""
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
 
     @cached_property
-    def adapters(self) -> "KnownAdapters":
+    def known_adapters(self) -> "KnownAdapters":
         from nanovllm.features.lora.registry import KnownAdapters
 
         return KnownAdapters(self.model_config, self.config)
@@ -45,7 +45,7 @@ class Features:
         """What the scheduler is given for them. directory: the checkpoint's."""
         options: dict[str, Any] = {}
         if self.config.enable_lora:
-            options["may_run"] = self.adapters.may_run
+            options["may_run"] = self.known_adapters.may_run
         if self.config.speculative_config is not None:
             from nanovllm.features.speculation.draft_model import make_speculation
 

@@ -82,11 +82,11 @@ class ModelRunner:
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
         self._step_context = self.platform.finish_load(self)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
-        self.adapters = None
+        self.adapter_slots = None
         if config.enable_lora:
-            from nanovllm.features.lora.slots import Adapters
+            from nanovllm.features.lora.slots import AdapterSlots
 
-            self.adapters = Adapters(self.model, config, self.model_config, self.kernels, *kind)
+            self.adapter_slots = AdapterSlots(self.model, config, self.model_config, self.kernels, *kind)
 
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
@@ -106,8 +106,8 @@ class ModelRunner:
         """run() on what pack() has made of a step."""
         num_sampled = len(sampling.num_logprobs)
         with self._step_context():
-            if self.adapters is not None:
-                self.adapters.begin_step(adapters, batch)
+            if self.adapter_slots is not None:
+                self.adapter_slots.begin_step(adapters, batch)
             batch = batch.to(self.device)
             hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
             if hidden is None:

@@ -69,20 +69,20 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
 class AdaptedLinear:
     """The product of a linear layer whose rows may meet adapters. projections: its paths in the checkpoint."""
 
-    def __init__(self, adapters: "Adapters", linear: Linear, projections: list[str]) -> None:
-        self.adapters, self.base, self.projections = adapters, linear.product, projections
+    def __init__(self, slots: "AdapterSlots", linear: Linear, projections: list[str]) -> None:
+        self.slots, self.base, self.projections = slots, linear.product, projections
         self.out_sizes = linear.out_sizes
         self.weights: LoRAWeights | None = None  # until an adapter changes this layer
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         y = self.base(x, weight, bias)
-        rows = self.adapters.rows_of(self, len(x))
+        rows = self.slots.rows_of(self, len(x))
         if rows is not None and self.weights is not None:
-            self.adapters.add_adapters(y, x, rows, self.weights)
+            self.slots.add_adapters(y, x, rows, self.weights)
         return y
 
 
-class Adapters:
+class AdapterSlots:
     """The adapters that rows can meet: at most max_loras, the least recently used one leaves.
 
     slots   {lora_int_id: slot}, the least recently used first

@@ -86,7 +86,7 @@ class Api:
 
     @property
     def _all_names(self) -> tuple[str, ...]:
-        return self.names + self.llm.engine.features.adapters.names
+        return self.names + self.llm.engine.features.known_adapters.names
 
     def _model(self, name: str) -> dict[str, Any]:
         length = self.llm.engine.scheduler.max_model_len

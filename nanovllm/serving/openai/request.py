@@ -45,9 +45,9 @@ def translate(
     """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model", served_names[0] if served_names else "")
-    adapter = None if model in served_names else llm.engine.features.adapters.named(model)
+    adapter = None if model in served_names else llm.engine.features.known_adapters.named(model)
     if served_names and model not in served_names and adapter is None:
-        adapters = "".join(f", with adapter {name}" for name in llm.engine.features.adapters.names)
+        adapters = "".join(f", with adapter {name}" for name in llm.engine.features.known_adapters.names)
         raise UnknownModel(
             f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
             "--served-model-name say that they are the same"

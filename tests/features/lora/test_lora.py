@@ -17,7 +17,7 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.adapter_rows import AdapterRows, LoRAWeights, kernel_for
 from nanovllm.features.lora.registry import KnownAdapters
-from nanovllm.features.lora.slots import Adapters
+from nanovllm.features.lora.slots import AdapterSlots
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import SIZES, edit, make_checkpoint
 from tests.errors import expect
@@ -208,7 +208,9 @@ def test_files_that_change_or_go(base, adapters, tmp_path, processes, num_ranks)
     options = dict(dtype="float32", enable_lora=True, max_loras=1, num_gpu_blocks_override=64, block_size=4)
     llm = processes.llm(base, num_ranks, **options) if num_ranks > 1 else LLM(str(base), **options)
     requests = [llm.engine.make_request(SHARED, GREEDY, lora) for lora in (changed, gone, None, adapters[1])]
-    assert llm.engine.features.adapters.check(changed) is requests[0].samples[0].seq.adapter, "it is in memory once"
+    assert llm.engine.features.known_adapters.check(changed) is requests[0].samples[0].seq.adapter, (
+        "it is in memory once"
+    )
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(Path(adapters[3].lora_path, file), folders[0] / file)  # into the same file, and longer
     shutil.rmtree(folders[1])
@@ -237,7 +239,7 @@ def test_numbers_that_the_engines_dtype_does_not_have(base, adapters, tmp_path):
 
 def test_the_least_recently_used_adapter_leaves(base, adapters):
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=2)
-    slots, layers = llm.engine.model_runner.adapters.slots, llm.engine.model_runner.adapters.layers
+    slots, layers = llm.engine.model_runner.adapter_slots.slots, llm.engine.model_runner.adapter_slots.layers
     for i, expected in ((0, [1]), (1, [1, 2]), (0, [2, 1]), (2, [1, 3]), (3, [3, 4]), (0, [4, 1])):
         [output] = llm.generate([SHARED], GREEDY, lora_request=adapters[i])
         assert list(slots) == expected and set(slots.values()) <= {0, 1}
@@ -264,7 +266,7 @@ def test_no_more_adapters_run_than_have_room():
 def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypatch, num_layers):
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=1)
     llm.generate([SHARED], GREEDY, lora_request=adapters[0])
-    plant(monkeypatch, Adapters, "_load_layer", [num_layers + 1], KeyboardInterrupt)
+    plant(monkeypatch, AdapterSlots, "_load_layer", [num_layers + 1], KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([SHARED], GREEDY, lora_request=adapters[1])
     for lora in (adapters[0], adapters[1], None):
@@ -274,10 +276,10 @@ def test_a_load_that_breaks_off_leaves_no_half_adapter(base, adapters, monkeypat
 
 def test_without_adapters_nothing_is_in_the_way(base, adapters):
     plain, able = LLM(str(base), dtype="float32"), LLM(str(base), dtype="float32", enable_lora=True)
-    assert plain.engine.model_runner.adapters is None
-    assert len(able.engine.model_runner.adapters.layers) == 4 * SIZES["num_hidden_layers"] + 1
+    assert plain.engine.model_runner.adapter_slots is None
+    assert len(able.engine.model_runner.adapter_slots.layers) == 4 * SIZES["num_hidden_layers"] + 1
     able.generate([SHARED], GREEDY)
-    assert all(layer.weights is None for layer in able.engine.model_runner.adapters.layers)
+    assert all(layer.weights is None for layer in able.engine.model_runner.adapter_slots.layers)
     expect("built without enable_lora=True", plain.generate, [SHARED], GREEDY, lora_request=adapters[0])
 
 
