@@ -103,3 +103,15 @@ def test_structured_output(run, short_demo_in_float32):
     """Two of thirty layers say nothing sensible; the right column is data all the same."""
     out = run("structured_output.py", str(short_demo_in_float32))
     assert all(name in out for name in ('{"cafe":', '{"steps":', '{"ship":', "The right column is data"))
+
+
+def test_profile_step(run, checkpoint):
+    out = run("profile_step.py", str(checkpoint()), "--batch", "2", "--context", "16", "--prompt", "32")
+    parts = re.findall(r"│ (scheduling|linear layers|attention|sampling|detokenizing, outputs) +│ +[\d.]+", out)
+    assert len(parts) == 10, out  # of a prefill and of a decode
+
+
+def test_perplexity(run, checkpoint):
+    out = run("perplexity.py", str(checkpoint()), "--tokens", "128", "--window", "64", "--quantization", "none", "int8")
+    as_they_are, rounded = (float(x.replace(",", "")) for x in re.findall(r"│ (?:as they are|int8) +│ +([\d.,]+)", out))
+    assert rounded == pytest.approx(as_they_are, rel=0.05)
