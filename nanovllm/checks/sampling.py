@@ -28,7 +28,6 @@ LISTS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("stop", "bad_words"), (str, "strings")),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids")),
 }
-FIELDS = SamplingParams.__dataclass_fields__
 
 
 def check_parameter(name: str, value: Any, kind: Any) -> Any:
@@ -64,13 +63,14 @@ _plain_init = SamplingParams.__init__
 @wraps(_plain_init)
 def _init(self: SamplingParams, *args: Any, **given: Any) -> None:
     """Raises ValueError for an unknown name, a wrong type or a value out of range."""
-    _plain_init(self, *args, **accepted(given, FIELDS, "SamplingParams"))
+    _plain_init(self, *args, **accepted(given, self.__dataclass_fields__, "SamplingParams"))
     check_together(self)
 
 
 def _setattr(self: SamplingParams, name: str, value: Any) -> None:
-    if name in FIELDS or accepted({name: value}, FIELDS, "SamplingParams"):
-        object.__setattr__(self, name, check_parameter(name, value, FIELDS[name].type))
+    fields = self.__dataclass_fields__
+    if name in fields or accepted({name: value}, fields, "SamplingParams"):
+        object.__setattr__(self, name, check_parameter(name, value, fields[name].type))
 
 
 SamplingParams.__init__, SamplingParams.__setattr__ = _init, _setattr  # type: ignore[method-assign, assignment]
