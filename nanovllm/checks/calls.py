@@ -25,5 +25,5 @@ def for_each(name: str, given: Any, num: int) -> list[Any]:
 
 def check_priority(given: Any, num: int) -> None:
     """Raise a ValueError for another order than first come, first served."""
-    for priority in for_each("priority", given, num):
+    for priority in for_each("priority", given, num) if isinstance(given, list | tuple) else [given]:
         accepted({"priority": priority}, (), "generate")

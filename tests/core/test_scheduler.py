@@ -113,6 +113,19 @@ def test_last_token_of_a_nearly_cached_prompt_is_written(block_size):
     assert (chunk.start, chunk.end, chunk.write_start) == (8, 9, 8)
 
 
+def test_after_a_roll_back_no_block_outlives_its_parent():
+    """When blocks were released is forgotten with the queue: the deepest are taken first."""
+    scheduler, model = make(num_blocks=8, max_model_len=32), CacheModel(4)
+    manager, hog = scheduler.block_manager, sequence([7])
+    scheduler.add(sequence(range(16), max_tokens=1))
+    run(scheduler, model)
+    scheduler.roll_back(None)
+    assert [manager.blocks[i].depth for i in manager.eviction_candidates(8)[4:]] == [3, 2, 1, 0]
+    for num_blocks in range(1, 9):
+        assert manager.append_slots(hog, 4 * num_blocks)
+        manager.check_integrity()
+
+
 def test_roll_back_forgets_the_step_and_only_the_step():
     scheduler, model = make(max_num_batched_tokens=64), CacheModel(4)
     old = sequence(range(10))

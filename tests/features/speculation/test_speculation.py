@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chapters.ch13_guess_and_check.lab import naming_too_early
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
@@ -316,21 +317,7 @@ def refused_kv_counts(monkeypatch):
 
 
 def named_too_early(monkeypatch):
-    """Blocks get their names when the guesses in them are computed, not when they hold."""
-    extend = Speculation.add_guesses
-
-    def naming(self, scheduler, chunks, budget):
-        chunks = extend(self, scheduler, chunks, budget)
-        for chunk in chunks:
-            seq, known = chunk.seq, chunk.known_end
-            seq.tokens += chunk.guesses
-            seq.num_computed_tokens = chunk.end
-            scheduler.block_manager.register_prefix(seq)
-            del seq.tokens[known:]
-            seq.num_computed_tokens = known
-        return chunks
-
-    monkeypatch.setattr(Speculation, "add_guesses", naming)
+    monkeypatch.setattr(Speculation, "add_guesses", naming_too_early)
 
 
 def shown_behind_the_stop(monkeypatch):
