@@ -18,6 +18,7 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import TORCH_KERNELS
 
 # Logits in bf16 are this far apart where real ones lie (16 to 32): two tokens so close are a tie, and either may win.
 TIE = 0.13
@@ -51,7 +52,9 @@ def attention_by(function: Attention, bench: Bench) -> Iterator[None]:
         return torch.cat(outs)
 
     runner = bench.llm.engine.model_runner
-    kernels = replace(runner.kernels, paged_attention=paged_attention)
+    # rows_of() reads the cache as PyTorch's functions lay it out; the C kernels have a layout of their own.
+    write = TORCH_KERNELS.rotary_and_write
+    kernels = replace(runner.kernels, paged_attention=paged_attention, rotary_and_write=write)
     with replaced(runner, "kernels", kernels), replaced(runner, "_graphs", None):
         yield
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from chapters.patching import replaced
+from chapters.slots import in_slots
 from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -112,6 +113,7 @@ def attention_watched(llm: LLM) -> Iterator[list[tuple[Tensor, ...]]]:
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         out = kernels.paged_attention(q, k_cache, v_cache, batch, window)
+        k_cache, v_cache = in_slots((k_cache, v_cache), kernels)
         k, v = (rows_of(cache, batch, 0).clone() for cache in (k_cache, v_cache))
         found.append((q.clone(), k, v, attention.paged_attention(q, k_cache, v_cache, batch, window), out.clone()))
         return out

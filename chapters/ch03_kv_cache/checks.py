@@ -19,6 +19,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cuda.graphs import DecodeGraphs
+from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.model_runner import ModelRunner
 
 Bytes = Callable[[ModelConfig, int], int]
@@ -193,7 +194,9 @@ def use_write_kv(function: Write) -> Iterator[None]:
             ours(q, k, v, cos_sin, kv_layer, replace(batch, slot_mapping=torch.full_like(batch.slot_mapping, -1)))
             function(kv_layer[0], kv_layer[1], k, v, batch.slot_mapping)
 
-        kernels = replace(runner.kernels, rotary_and_write=rotary_and_write)
+        # PyTorch's attention reads the cache as the student lays it out; the C kernels have a layout of their own.
+        attention = TORCH_KERNELS.paged_attention
+        kernels = replace(runner.kernels, rotary_and_write=rotary_and_write, paged_attention=attention)
         return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
 
     # A recorded CUDA graph would replay what was recorded, with our kernel.

@@ -15,10 +15,12 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from chapters.app import explorer
 from chapters.draw import color_of, draw_sequences
 from chapters.play import actions
+from chapters.slots import in_slots
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -110,10 +112,10 @@ class CacheWorld:
         """One step of the engine, and what it changed in the tensor."""
         if not self.engine.has_unfinished_requests():
             raise ValueError("nobody is left to compute for: ask another prompt, or reset")
-        before = self.cache.data.clone()
+        before = self.slots().clone()
         with one_core():
             self.engine.step()
-        differs = (self.cache.data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1)  # [num_blocks, block_size]
+        differs = (self.slots() != before).flatten(2).any(-1)  # [num_blocks, block_size]
         changed = differs.flatten().nonzero().flatten().tolist()
         rows, tables = self._rows(*self._seen, changed), self._tables(*self._seen)
         self.steps.append(Step(len(self.steps) + 1, rows, tables, changed))
@@ -131,6 +133,11 @@ class CacheWorld:
         return f"with the cache {with_s} s, without {without_s} s (measured on one core; the table is at the bottom)"
 
     # -- what there is --------------------------------------------------------------------------------------------
+
+    def slots(self) -> Tensor:
+        """K and V of all layers, slot by slot: [num_blocks, block_size, 2 * num_layers, num_kv_heads, head_dim]."""
+        layers = (in_slots(kv_layer, self.runner.kernels) for kv_layer in self.cache.layers)
+        return torch.stack([cache for kv_layer in layers for cache in kv_layer], dim=2)
 
     @property
     def last(self) -> Step:
@@ -357,7 +364,7 @@ def tell(story: Story) -> None:
     story.show(Text("\n".join(f"{name}   {list(x.shape)}" for name, x in layer_0.items())))
     row = rows[-1]
     block_id, offset = divmod(row.slot, BLOCK_SIZE)
-    stored = (cache[block_id, offset] for cache in (k_cache, v_cache))
+    stored = (cache[block_id, offset] for cache in in_slots((k_cache, v_cache), world.runner.kernels))
     same = all(torch.equal(x, layer_0[name][-1]) for name, x in zip("kv", stored, strict=True))
     story.say(
         f"k and v of {row.token!r} lie in slot {row.slot}, that is block {block_id}, offset {offset}, number for "

@@ -27,7 +27,8 @@ class KVPool:
 class KVCache:
     """K and V of every block: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim].
 
-    layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim].
+    layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim]. Inside a
+    block, kernels may order the numbers in their own way, as those of cpu/attention.h do.
     Sequences keep their blocks until they end, those too that lie in front of every layer's window: block tables are
     append-only, and the prefix cache finds a block only through the one before it. A window saves reading, not memory.
     Blocks start as zeros: padded reads reach slots that nothing has been written to, and a NaN there would survive

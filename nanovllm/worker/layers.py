@@ -67,20 +67,20 @@ class MLP(nn.Module):
 class RotaryEmbedding:
     """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) a position (arXiv:2104.09864).
 
-    The table of cosines and sines is made once for all positions; layers share what one step looks up in it.
+    The table of cosines and sines is made once for all positions, in float64: all processors round it to the same bits.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         inv_freq, factor = 1.0 / (config.rope_theta**exponents), 1.0  # radians a position: [head_dim / 2]
         if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq  # [max_len, head_dim / 2]
-        self.table = (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype).to(device)
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, head_dim / 2]
+        self.table = torch.stack([(f(angles.double()) * factor).to(dtype) for f in (torch.cos, torch.sin)]).to(device)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin for these positions, each [T, head_dim / 2]."""
+        """cos and sin for these positions, each [T, head_dim / 2]. The layers of a step share them."""
         cos, sin = self.table[:, positions]
         return cos, sin

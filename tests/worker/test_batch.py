@@ -36,5 +36,7 @@ def test_row_tiles():
     """(first row, rows, sequence, keys that the first row sees)"""
     chunks = [chunk(3, 2, 3, [0] * 5), chunk(60, 10, 10 + TILE_ROWS + 3, [0] * 20)]
     batch = Batch.from_scheduler_output(SchedulerOutput(chunks, [], TILE_ROWS + 4), 4)
-    assert row_tiles(batch).tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
+    tiles, most_rows = row_tiles(batch)
+    assert tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
+    assert most_rows == TILE_ROWS
     assert batch.plans and not replace(batch, max_key_len=99).plans, "a changed batch is planned anew"

@@ -34,7 +34,7 @@ static void quantize_group(x_group *group, const num *x, int64_t count) {
     }
     group->scale = (float)scale;
     if (!finite)
-        memcpy(&group->scale, &(uint32_t){0x7fc00000}, 4); /* NaN; -ffast-math has no constant for it */
+        group->scale = NAN;
     group->scaled_sum = group->scale * (float)sum;
     group->offsets[Q8_0] = SIGNED_CODES ? 0 : -128 * sum;
     group->offsets[Q4_0] = -8 * sum;

@@ -1,92 +1,141 @@
 /* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
  *
  * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
- * too little work for all cores, the keys are cut into parts. Keys in front of the first row's window are in none of
- * them, and so a lone decode, whose only row it is, needs no mask. attend() computes one part of a task for one KV head, a
- * chunk of keys at a time (attention_prompt.c, attention_decode.c). combine() joins the parts.
+ * too little work for all cores, so can each part of its keys. attend() computes one part of a task for one KV head, a
+ * chunk of keys at a time (attention_prompt.c, attention_decode.c), and add_part() adds part after part, in their order, also
+ * where one core computes all of them: the bits of a row do not tell who computed it.
  */
 
-/* As integers: with -ffast-math a compiler may assume that there is neither NaN nor infinity. */
+/* As integers: NaN is then the largest. */
 static int is_finite(const partial *out, int num_queries) {
     uint32_t largest = 0;
     for (int m = 0; m < num_queries; m++)
         for (int d = 0; d < HEAD_DIM; d++) {
             uint32_t bits;
-            memcpy(&bits, &out->acc[m][d], 4);
+            memcpy(&bits, &out[m].acc[d], 4);
             largest = (bits & 0x7fffffff) > largest ? bits & 0x7fffffff : largest;
         }
     return largest < 0x7f800000;
 }
 
+static void forget(partial *out, int num_queries) {
+    for (int m = 0; m < num_queries; m++)
+        out[m] = (partial){.max = MASKED};
+}
+
 static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
                    int64_t first_key, int64_t end_key) {
     const int num_queries = task->num_rows * GROUP;
-    for (int m = 0; m < (num_queries + LANES - 1) / LANES * LANES; m++) {
-        out->running_max[m] = MASKED;
-        out->running_sum[m] = 0;
-    }
-    memset(out->acc, 0, num_queries * sizeof(out->acc[0]));
+    forget(out, num_queries);
     if (DECODE && task->num_rows == 1)
         attend_decode(out, args, task, kv_head, first_key, end_key);
     else
         attend_prompt(out, args, task, kv_head, first_key, end_key);
     if (task->num_rows == 1 || is_finite(out, num_queries))
         return;
-    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: NaN outlives a weight of nearly 0 */
+    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
         const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
-        const int64_t before = args->window ? row.num_keys - args->window : 0;
-        partial alone;
-        attend(&alone, args, &row, kv_head, first_key > before ? first_key : before,
+        const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
+        attend(out + r * GROUP, args, &row, kv_head, first_key > before ? first_key : before,
                end_key < row.num_keys ? end_key : row.num_keys);
-        memcpy(out->acc[r * GROUP], alone.acc, GROUP * sizeof(alone.acc[0]));
-        memcpy(out->running_max + r * GROUP, alone.running_max, GROUP * sizeof(float));
-        memcpy(out->running_sum + r * GROUP, alone.running_sum, GROUP * sizeof(float));
     }
 }
 
-/* Join the parts, each relative to its own running_max: rescale them to the largest, add them up, divide, store. */
-static void combine(const attention_args *args, const attention_task *task, int64_t kv_head, const partial *parts,
-                    int64_t num_parts) {
+/* Add a part to those before it. Each is relative to its own max: both are rescaled to the larger one. */
+static void add_part(partial *all, const partial *part, int num_queries) {
+    for (int m = 0; m < num_queries; m++) {
+        partial *a = all + m;
+        const float max = part[m].max > a->max ? part[m].max : a->max;
+        const vec rescale = exp_negative((vec){a->max - max, part[m].max - max});
+        const float before = rescale[0], now = rescale[1];
+        for (int d = 0; d < HEAD_DIM; d++)
+            a->acc[d] = a->acc[d] * before + part[m].acc[d] * now;
+        a->sum = a->sum * before + part[m].sum * now;
+        a->max = max;
+    }
+}
+
+static void store_result(const attention_args *args, const attention_task *task, int64_t kv_head, const partial *all) {
     for (int m = 0; m < task->num_rows * GROUP; m++) {
         const int64_t row = task->first_row + m / GROUP, head = kv_head * GROUP + m % GROUP;
         num *out = args->out + (row * args->num_kv_heads * GROUP + head) * HEAD_DIM;
-        float acc[HEAD_DIM] = {0}, max = MASKED, sum = 0;
-        for (const partial *p = parts; p < parts + num_parts; p++)
-            max = p->running_max[m] > max ? p->running_max[m] : max;
-        for (const partial *p = parts; p < parts + num_parts; p++) {
-            const float rescale = exp_negative(p->running_max[m] - max);
-            sum += rescale * p->running_sum[m];
-            for (int d = 0; d < HEAD_DIM; d++)
-                acc[d] += rescale * p->acc[m][d];
-        }
-        if (max <= MASKED || max > 1e38f) /* scores that are NaN, or infinite: the row must not look like a sound one */
-            sum = 0;
+        /* Scores that are NaN, or infinite: the row must not look like a sound one. */
+        const float sum = all[m].max <= MASKED || all[m].max > 1e38f ? 0 : all[m].sum;
         for (int d = 0; d < HEAD_DIM; d++)
-            out[d] = store(acc[d] / sum);
+            out[d] = store(all[m].acc[d] / sum);
     }
 }
 
-int64_t partial_bytes(void) { return sizeof(partial); }
+enum { ADDED_PARTS = 64 }; /* so many, at least, that a thread claims at a time */
+
+int64_t part_keys(void) { return PART_KEYS; }
+int64_t unit_size(void) { return PAIR; }
+int64_t partial_bytes(void) { return sizeof(partial) * GROUP; }
+
+/* An item is a part of a task for a KV head, or all of its parts. */
+typedef struct {
+    const attention_task *task;
+    int64_t kv_head, first_key, end_key; /* keys that any row of the task sees; from a chunk's first key on */
+    int num_queries;
+} attention_item;
+
+static attention_item item_at(const attention_args *a, int64_t i) {
+    const attention_task *task = a->tasks + i / a->num_kv_heads;
+    const int64_t hidden = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
+    return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK, task->num_keys + task->num_rows - 1,
+                            task->num_rows * GROUP};
+}
+
+/* Attention to those of an item's keys that are in the part `part` of the sequence. Returns whether there are any. */
+static int attend_part(partial *out, const attention_args *a, const attention_item *item, int64_t part) {
+    const int64_t first = part * PART_KEYS, end = first + PART_KEYS;
+    if (first >= item->end_key)
+        return 0;
+    attend(out, a, item->task, item->kv_head, first > item->first_key ? first : item->first_key,
+           end < item->end_key ? end : item->end_key);
+    return 1;
+}
 
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
+    partial all[TILE * GROUP], one[TILE * GROUP];
     for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
-        const int64_t part = i % a->num_parts, kv_head = i / a->num_parts % a->num_kv_heads;
-        const attention_task *task = a->tasks + i / a->num_parts / a->num_kv_heads;
-        const int64_t first = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
-        const int64_t num_keys = task->num_keys + task->num_rows - 1 - first; /* up to the last row's */
-        partial alone, *result = a->num_parts > 1 ? a->scratch + i : &alone;
-        attend(result, a, task, kv_head, first + num_keys * part / a->num_parts,
-               first + num_keys * (part + 1) / a->num_parts);
-        if (a->num_parts == 1)
-            combine(a, task, kv_head, result, 1);
+        const attention_item item = item_at(a, i);
+        int64_t part = item.first_key / PART_KEYS;
+        forget(all, item.num_queries);
+        for (; attend_part(one, a, &item, part); part++)
+            add_part(all, one, item.num_queries);
+        store_result(a, item.task, item.kv_head, all);
+    }
+}
+
+static void attend_parts(const void *args, int64_t first, int64_t end) {
+    const attention_args *a = args;
+    for (int64_t i = first; i < end; i++) {
+        const attention_item item = item_at(a, i / a->num_parts);
+        attend_part(a->scratch + i * a->most_rows * GROUP, a, &item, item.first_key / PART_KEYS + i % a->num_parts);
+    }
+}
+
+static void add_parts(const void *args, int64_t first, int64_t end) {
+    const attention_args *a = args;
+    partial all[TILE * GROUP];
+    for (int64_t i = first; i < end; i++) {
+        const attention_item item = item_at(a, i);
+        const int64_t first_part = item.first_key / PART_KEYS, last_part = (item.end_key - 1) / PART_KEYS;
+        forget(all, item.num_queries);
+        for (int64_t part = 0; part <= last_part - first_part; part++)
+            add_part(all, a->scratch + (i * a->num_parts + part) * a->most_rows * GROUP, item.num_queries);
+        store_result(a, item.task, item.kv_head, all);
     }
 }
 
 void paged_attention(const attention_args *args) {
-    const int64_t num_parts = args->num_parts, num_heads = args->num_kv_heads, num_items = args->num_tasks * num_heads;
-    parallel_for(attend_items, args, num_items * num_parts, 1);
-    if (num_parts > 1)
-        for (int64_t i = 0; i < num_items; i++)
-            combine(args, args->tasks + i / num_heads, i % num_heads, args->scratch + i * num_parts, num_parts);
+    const int64_t num_items = args->num_tasks * args->num_kv_heads;
+    if (args->num_parts == 1) {
+        parallel_for(attend_items, args, num_items, 1);
+        return;
+    }
+    parallel_for(attend_parts, args, num_items * args->num_parts, 1);
+    parallel_for(add_parts, args, num_items, 1 + ADDED_PARTS / args->num_parts);
 }

@@ -1,10 +1,23 @@
-/* What the files of attention share: a task, its result, and the way through the block table. A part of cpu/kernels.c. */
+/* What the files of attention share: a task, its result, and the way through the block table. A part of cpu/kernels.c.
+ *
+ * How a block of the cache is laid out is known to these files and to rotary_and_write() alone. A key lies in a column, so
+ * that neighbouring keys fill the lanes of a vector:
+ *
+ *     k_cache    [num_blocks][num_kv_heads][HEAD_UNITS][block_size][PAIR]
+ *     v_cache    [num_blocks][num_kv_heads][block_size][HEAD_DIM]
+ *
+ * The keys are cut at fixed positions, into chunks of CHUNK for the softmax and into parts of PART_KEYS for the cores. So
+ * a row's sums have the same order whatever else a step computes.
+ */
 
 enum {
     CHUNK = 64,                                      /* keys of one round of the online softmax */
+    PART_KEYS = 256,                                 /* keys that one core computes; a multiple of CHUNK */
+    HEAD_UNITS = HEAD_DIM / PAIR,                    /* units of a query or key */
     QUERY_VECS = (TILE * GROUP + LANES - 1) / LANES, /* vectors that hold the queries of a task, a lane each */
+    KEY_VECS = CHUNK / LANES,                        /* vectors that hold a dimension of a chunk's keys */
 };
-/* The score of a key that a query does not see. Not infinity: with -ffast-math a compiler may assume there is none. */
+/* The score of a key that a query does not see. Finite: the difference of two is 0. */
 static const float MASKED = -1e30f;
 
 /* Rows first_row to first_row + num_rows - 1 of q. The first of them sees the keys 0 to num_keys - 1, the next one key
@@ -13,28 +26,32 @@ typedef struct {
     int64_t first_row, num_rows, seq, num_keys;
 } attention_task;
 
-/* What attend() returns for each query. The attention to a part's keys is acc / running_sum. */
+/* A query's attention to some keys is acc / sum, relative to max, the largest score. */
 typedef struct {
-    float acc[QUERY_VECS * LANES][HEAD_DIM], running_max[QUERY_VECS * LANES], running_sum[QUERY_VECS * LANES];
+    float acc[HEAD_DIM], max, sum;
 } partial;
 
 /* Strides count numbers. cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     num *out;                         /* [rows][num_kv_heads * GROUP][HEAD_DIM] */
     const num *q;                     /* the same, rows q_stride apart */
-    const num *k_cache, *v_cache;     /* [num_blocks][block_size][num_kv_heads][HEAD_DIM], blocks block_stride apart */
+    const num *k_cache, *v_cache;     /* see above; blocks block_stride apart */
     const int32_t *tables;            /* [sequences][table_width]: block ids */
     const attention_task *tasks;      /* [num_tasks] */
-    partial *scratch;                 /* [num_tasks][num_kv_heads][num_parts], used if num_parts > 1 */
-    int64_t q_stride, block_stride, block_size, table_width, num_tasks, num_kv_heads, num_parts;
+    partial *scratch;                 /* [num_tasks][num_kv_heads][num_parts][most_rows * GROUP], used if num_parts > 1 */
+    int64_t q_stride, block_stride, block_size, table_width, num_tasks, num_kv_heads;
+    int64_t num_parts; /* 1: the parts of a task are computed one after another; more: side by side, so many at most */
+    int64_t most_rows; /* of a task */
     int64_t window; /* how many keys a row sees; 0: all */
     float scale;
 } attention_args;
 
-/* Where each key and value of a chunk lies in the cache. Behind num_keys there are zeros. */
+/* Where the keys and values of a chunk lie. Vector g of dimension d: k[g] + d / PAIR * k_stride. */
 typedef struct {
-    const num *k[CHUNK], *v[CHUNK];
-    int num_keys, num_padded; /* num_padded: rounded up to a multiple of STEP */
+    const num *k[KEY_VECS], *v[CHUNK]; /* values that no row sees are zeros */
+    int64_t k_stride;
+    int num_keys;
+    num copied[HEAD_DIM * CHUNK]; /* keys, where a vector of them would reach beyond its block */
 } key_chunk;
 
 static const num zeros[HEAD_DIM];
@@ -43,32 +60,36 @@ static const num zeros[HEAD_DIM];
 static inline void find_chunk(key_chunk *kv, const attention_args *args, const attention_task *task, int64_t kv_head,
                               int64_t first_key, int64_t end_key) {
     const int32_t *table = args->tables + task->seq * args->table_width;
-    const int64_t left = end_key > first_key ? end_key - first_key : 0;
-    int64_t block = first_key / args->block_size, offset = first_key % args->block_size;
+    const int64_t size = args->block_size, left = end_key > first_key ? end_key - first_key : 0;
+    const int in_place = size % LANES == 0;
+    const int64_t seen_from = args->window ? task->num_keys - args->window - first_key : 0; /* by any row */
+    int64_t block = first_key / size, place = first_key % size;
     kv->num_keys = left < CHUNK ? left : CHUNK;
-    kv->num_padded = (kv->num_keys + STEP - 1) / STEP * STEP;
+    kv->k_stride = in_place ? size * PAIR : CHUNK * PAIR;
+    for (int g = 0; g < KEY_VECS; g++)
+        kv->k[g] = kv->copied + g * LANES * PAIR;
     for (int t = 0; t < kv->num_keys; t++) {
-        const int64_t at = table[block] * args->block_stride + (offset * args->num_kv_heads + kv_head) * HEAD_DIM;
-        kv->k[t] = args->k_cache + at;
-        kv->v[t] = args->v_cache + at;
-        offset++;
-        if (offset == args->block_size) {
-            offset = 0;
+        const int64_t at = table[block] * args->block_stride + kv_head * size * HEAD_DIM;
+        const num *key = args->k_cache + at + place * PAIR;
+        kv->v[t] = t < seen_from ? zeros : args->v_cache + at + place * HEAD_DIM; /* 0 * NaN is NaN */
+        if (!in_place)
+            for (int d = 0; d < HEAD_DIM; d++)
+                kv->copied[(d / PAIR * CHUNK + t) * PAIR + d % PAIR] = key[d / PAIR * size * PAIR + d % PAIR];
+        else if (t % LANES == 0)
+            kv->k[t / LANES] = key;
+        if (++place == size) {
+            place = 0;
             block++;
         }
     }
+    if (in_place) /* any that can be read: their scores are masked */
+        for (int g = (kv->num_keys + LANES - 1) / LANES; g < KEY_VECS; g++)
+            kv->k[g] = kv->num_keys ? kv->k[0] : args->k_cache;
     for (int t = kv->num_keys; t < CHUNK; t++)
-        kv->k[t] = kv->v[t] = zeros;
+        kv->v[t] = zeros;
 }
 
 /* Query m of a task for one KV head: query head m % GROUP of row m / GROUP. */
 static inline const num *query_at(const attention_args *args, const attention_task *task, int64_t kv_head, int m) {
     return args->q + (task->first_row + m / GROUP) * args->q_stride + (kv_head * GROUP + m % GROUP) * HEAD_DIM;
-}
-
-/* Ask memory for the HEAD_DIM numbers of a key or value, without waiting for them. */
-static inline void prefetch(const num *x) {
-    enum { CACHE_LINE = 64 / sizeof(num) };
-    for (int d = 0; d < HEAD_DIM; d += CACHE_LINE)
-        __builtin_prefetch(x + d);
 }

@@ -1,25 +1,26 @@
 /* Attention of one row: a decode (chapter 10). A part of cpu/kernels.c.
  *
  * The GROUP queries of the row that share a KV head are too few to fill the lanes of a vector, as a prompt's do. So a
- * lane is a dimension of the head where keys and values are read, and a key in the softmax (in the drawing a vector has
- * 16 lanes):
+ * lane is a key where scores are computed, and a dimension of the head where values are added up (in the drawing a vector
+ * has 16 lanes):
  *
  *                     lane 0   lane 1   lane 2        lane 15
- *     query[m]       | d0     | d1     | d2     | ... | d15    | d16 ...
- *     key t          | d0     | d1     | d2     | ... | d15    | d16 ...    as they lie in the cache
- *     sum[m][t]      |        |        |        | ... |        |            query[m] * key t, still to be summed up
- *     score[m]       | t0     | t1     | t2     | ... | t15    | t16 ...    the sum over the lanes of sum[m][t]
- *     weight[m]      | t0     | t1     | t2     | ... | t15    | t16 ...    exp(score[m] - running_max[m])
- *     value t        | d0     | d1     | d2     | ... | d15    | d16 ...
+ *     query[m][d]    | q      | q      | q      | ... | q      |            dimension d of query m
+ *     key[d]         | t0     | t1     | t2     | ... | t15    | t16 ...    dimension d of 16 keys, as they lie in the cache
+ *     score[m]       | t0     | t1     | t2     | ... | t15    | t16 ...    sum over d of query[m][d] * key[d]
+ *     weight[m]      | t0     | t1     | t2     | ... | t15    | t16 ...    exp(score[m] - max)
+ *     value t        | d0     | d1     | d2     | ... | d15    | d16 ...    as it lies in the cache
  *     acc[m]         | d0     | d1     | d2     | ... | d15    | d16 ...    sum over t of weight[m][t] * value t
+ *
+ * Every number is the sum of the same products in the same order as in attention_prompt.c, so it has the same bits.
  *
  * A decode waits for memory. So it asks for the next chunk of keys and values while it computes with this one.
  */
 enum {
-    VEC_NUMS = LANES * PAIR, /* numbers of a unit_vec of a query or key */
-    HEAD_VECS = HEAD_DIM / VEC_NUMS,
     /* Whether this file serves the model. Where it does not, a decode is computed as a prompt of one row. */
-    DECODE = GROUP <= 8 && HEAD_DIM % VEC_NUMS == 0,
+    DECODE = GROUP <= 8 && HEAD_DIM % LANES == 0,
+    /* Vectors of keys that are computed together, as many as have their sums in registers beside a query and the keys. */
+    SCORE_VECS = (GROUP + 1) * 4 < 2 * STEP ? 4 : (GROUP + 1) * 2 < 2 * STEP ? 2 : 1,
     /* Vectors of a value that are computed together, as many as have their sums in registers. */
     VALUE_VECS = HEAD_DIM / LANES % 4 == 0 && GROUP * 4 <= STEP   ? 4
                  : HEAD_DIM / LANES % 2 == 0 && GROUP * 2 <= STEP ? 2
@@ -27,70 +28,77 @@ enum {
 };
 
 /* score[m][t] = query m * key t * scale. */
-static inline void decode_scores(float (*restrict score)[CHUNK], const unit_vec (*query)[HEAD_VECS], const key_chunk *kv,
+static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*query)[HEAD_UNITS], const key_chunk *kv,
                                  const key_chunk *next, float scale) {
-    for (int t = 0; t < kv->num_padded; t += LANES) {
-        vec sum[GROUP][LANES];
-        for (int j = 0; j < LANES; j++) {
-            unit_vec key[HEAD_VECS];
-            prefetch(next->k[t + j]);
-            prefetch(next->v[t + j]);
-            for (int i = 0; i < HEAD_VECS; i++)
-                key[i] = units_at(kv->k[t + j] + i * VEC_NUMS);
-            for (int m = 0; m < GROUP; m++) {
-                vec s = {0};
-                for (int i = 0; i < HEAD_VECS; i++)
-                    s = multiply_add(s, key[i], query[m][i]);
-                sum[m][j] = s;
+    for (int g = 0; g * LANES < kv->num_keys; g += SCORE_VECS) {
+        vec sum[GROUP][SCORE_VECS] = {{{0}}};
+        for (int u = 0; u < HEAD_UNITS; u++) {
+            unit_vec key[SCORE_VECS];
+            for (int i = 0; i < SCORE_VECS; i++) {
+                key[i] = units_at(kv->k[g + i] + u * kv->k_stride);
+                __builtin_prefetch(next->k[g + i] + u * next->k_stride);
             }
+            for (int m = 0; m < GROUP; m++)
+                for (int i = 0; i < SCORE_VECS; i++)
+                    sum[m][i] = multiply_add(sum[m][i], all_lanes(query[m][u]), key[i]);
         }
         for (int m = 0; m < GROUP; m++)
-            put(score[m] + t, sum_lanes(sum[m]) * scale);
+            for (int i = 0; i < SCORE_VECS; i++)
+                put(score[m] + (g + i) * LANES, sum[m][i] * scale);
     }
 }
 
-/* Make weights of a chunk's scores, and bring running_max and running_sum up to date. acc belongs to the old maximum:
- * it has to be multiplied by rescale. */
+/* Make weights of a chunk's scores, and bring max and sum up to date. The row sees the keys hidden to num_keys - 1. acc
+ * belongs to the old maximum: it has to be multiplied by rescale. */
 static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restrict weight)[CHUNK / PAIR],
-                                  float *restrict running_max, float *restrict running_sum, float *restrict rescale,
-                                  const key_chunk *kv) {
+                                  partial *restrict out, float *restrict rescale, int hidden, int num_keys) {
     for (int m = 0; m < GROUP; m++) {
-        float max = running_max[m], sum = 0;
-        for (int t = kv->num_keys; t < kv->num_padded; t++)
+        vec scores[KEY_VECS], largest = (vec){0} + out[m].max, sum[PARTIAL_VECS] = {{0}};
+        float lanes[PARTIAL_SUMS];
+        for (int t = 0; t < hidden; t++)
             score[m][t] = MASKED;
-        for (int t = 0; t < kv->num_padded; t++)
-            max = score[m][t] > max ? score[m][t] : max;
-        for (int t = 0; t < kv->num_padded; t++) {
-            score[m][t] = exp_negative(score[m][t] - max);
-            sum += score[m][t];
+        for (int t = num_keys; t < CHUNK; t++)
+            score[m][t] = MASKED;
+        for (int g = 0; g < KEY_VECS; g++) {
+            scores[g] = vec_from(score[m] + g * LANES);
+            largest = larger_of(scores[g], largest);
         }
-        for (int t = 0; t < kv->num_padded; t += LANES)
-            put_units(weight[m] + t / PAIR, vec_from(score[m] + t));
-        rescale[m] = exp_negative(running_max[m] - max);
-        running_sum[m] = running_sum[m] * rescale[m] + sum;
-        running_max[m] = max;
+        put(lanes, largest);
+        float max = lanes[0];
+        for (int l = 1; l < LANES; l++)
+            max = lanes[l] > max ? lanes[l] : max;
+        for (int g = 0; g < KEY_VECS; g++) {
+            const vec w = exp_negative(scores[g] - max);
+            sum[g % PARTIAL_VECS] += w;
+            put_units(weight[m] + g * LANES / PAIR, w);
+        }
+        memcpy(lanes, sum, sizeof(lanes));
+        rescale[m] = exp_negative((vec){0} + (out[m].max - max))[0];
+        out[m].sum = out[m].sum * rescale[m] + sum_of(lanes);
+        out[m].max = max;
     }
 }
 
-/* acc[m] = acc[m] * rescale[m] + sum over t of weight[m][t] * value t. */
-static inline void decode_values(float (*restrict acc)[HEAD_DIM], const unit (*weight)[CHUNK / PAIR],
-                                 const key_chunk *kv, const float *rescale) {
+/* acc = acc * rescale[m] + sum over t of weight[m][t] * value t. */
+static inline void decode_values(partial *restrict out, const unit (*weight)[CHUNK / PAIR], const key_chunk *kv,
+                                 const key_chunk *next, const float *rescale) {
     for (int d = 0; d < HEAD_DIM; d += VALUE_VECS * LANES) {
         vec sum[GROUP][VALUE_VECS];
         for (int m = 0; m < GROUP; m++)
             for (int i = 0; i < VALUE_VECS; i++)
-                sum[m][i] = vec_from(acc[m] + d + i * LANES) * rescale[m];
-        for (int t = 0; t < kv->num_padded; t += PAIR) {
+                sum[m][i] = vec_from(out[m].acc + d + i * LANES) * rescale[m];
+        for (int t = 0; t < kv->num_keys; t += PAIR) {
             const num *low = kv->v[t] + d, *high = kv->v[t + PAIR - 1] + d;
             for (int i = 0; i < VALUE_VECS; i++) {
                 const unit_vec value = join_at(low + i * LANES, high + i * LANES);
+                __builtin_prefetch(next->v[t] + d + i * LANES);
                 for (int m = 0; m < GROUP; m++)
-                    sum[m][i] = multiply_add(sum[m][i], value, all_lanes(weight[m][t / PAIR]));
+                    sum[m][i] = multiply_add(sum[m][i], all_lanes(weight[m][t / PAIR]), value);
             }
         }
         for (int m = 0; m < GROUP; m++)
             for (int i = 0; i < VALUE_VECS; i++)
-                put(acc[m] + d + i * LANES, sum[m][i]);
+                put(out[m].acc + d + i * LANES, sum[m][i]);
     }
 }
 
@@ -99,18 +107,18 @@ static inline void decode_values(float (*restrict acc)[HEAD_DIM], const unit (*w
 static void attend_decode(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
                           int64_t first_key, int64_t end_key) {
     key_chunk chunks[2];
-    unit_vec query[GROUP][HEAD_VECS];
+    unit query[GROUP][HEAD_UNITS], weight[GROUP][CHUNK / PAIR];
     float score[GROUP][CHUNK], rescale[GROUP];
-    unit weight[GROUP][CHUNK / PAIR];
     for (int m = 0; m < GROUP; m++)
-        for (int i = 0; i < HEAD_VECS; i++)
-            query[m][i] = units_at(query_at(args, task, kv_head, m) + i * VEC_NUMS);
+        for (int u = 0; u < HEAD_UNITS; u++)
+            query[m][u] = unit_at(query_at(args, task, kv_head, m) + u * PAIR);
     find_chunk(&chunks[0], args, task, kv_head, first_key, end_key);
     for (int64_t i = 0, first = first_key; first < end_key; i++, first += CHUNK) {
         key_chunk *kv = &chunks[i % 2], *next = &chunks[(i + 1) % 2];
+        const int64_t hidden = args->window ? task->num_keys - args->window - first : 0; /* less than CHUNK */
         find_chunk(next, args, task, kv_head, first + CHUNK, end_key);
         decode_scores(score, query, kv, next, args->scale);
-        decode_softmax(score, weight, out->running_max, out->running_sum, rescale, kv);
-        decode_values(out->acc, weight, kv, rescale);
+        decode_softmax(score, weight, out, rescale, hidden, kv->num_keys);
+        decode_values(out, weight, kv, next, rescale);
     }
 }

@@ -17,20 +17,19 @@
  */
 enum {
     VECS = 2, /* vectors of queries that are computed together */
-    HEAD_UNITS = HEAD_DIM / PAIR,                     /* units of a query or key */
     PADDED_DIM = (HEAD_DIM + STEP - 1) / STEP * STEP, /* dimensions of value and acc; those behind HEAD_DIM are 0 */
 };
 
 typedef struct {
-    _Alignas(vec) unit key[CHUNK][HEAD_UNITS], value[CHUNK / PAIR][PADDED_DIM];
+    _Alignas(vec) unit key[KEY_VECS][HEAD_UNITS][LANES], value[CHUNK / PAIR][PADDED_DIM];
 } unit_chunk;
 
-/* Lay out a chunk's keys and values for multiply_add(). */
-static inline void read_chunk(unit_chunk *units, const key_chunk *kv) {
-    for (int t = 0; t < kv->num_padded; t++)
+/* Lay out a chunk's keys and values for multiply_add(), up to num_padded: those behind num_keys are multiplied by 0. */
+static inline void read_chunk(unit_chunk *units, const key_chunk *kv, int num_padded) {
+    for (int g = 0; g * LANES < num_padded; g++)
         for (int u = 0; u < HEAD_UNITS; u++)
-            units->key[t][u] = unit_at(kv->k[t] + u * PAIR);
-    for (int t = 0; t < kv->num_padded; t += PAIR) {
+            put_unit_vec(units->key[g][u], units_at(kv->k[g] + u * kv->k_stride));
+    for (int t = 0; t < num_padded; t += PAIR) {
         for (int d = 0; d < HEAD_DIM; d++)
             units->value[t / PAIR][d] = join(kv->v[t][d], kv->v[t + PAIR - 1][d]);
         for (int d = HEAD_DIM; d < PADDED_DIM; d++)
@@ -43,13 +42,12 @@ static inline void read_chunk(unit_chunk *units, const key_chunk *kv) {
  * and has to be multiplied by it.
  *
  * While a lane has seen no key, its running_max is MASKED, and keys that it does not see have weight exp(0) = 1. Its
- * first visible key undoes that: rescale is then 1e-38. */
+ * first visible key undoes that: rescale is then 0. */
 static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict weight)[LANES],
                                  float *restrict running_max, float *restrict running_sum, const int *hidden,
                                  const int *visible, int num_keys) {
-    float old_max[LANES], rescale[LANES];
-    for (int l = 0; l < LANES; l++)
-        old_max[l] = running_max[l];
+    const vec old_max = vec_from(running_max);
+    vec max = old_max, sum[PARTIAL_SUMS] = {{0}};
     for (int t = 0; t < hidden[LANES - 1]; t++)
         for (int l = 0; l < LANES; l++)
             score[t][l] = t < hidden[l] ? MASKED : score[t][l];
@@ -57,22 +55,23 @@ static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict
         for (int l = 0; l < LANES; l++)
             score[t][l] = t < visible[l] ? score[t][l] : MASKED;
     for (int t = 0; t < num_keys; t++)
-        for (int l = 0; l < LANES; l++)
-            running_max[l] = score[t][l] > running_max[l] ? score[t][l] : running_max[l];
-    for (int l = 0; l < LANES; l++) {
-        rescale[l] = exp_negative(old_max[l] - running_max[l]);
-        running_sum[l] *= rescale[l];
-    }
-    for (int t = 0; t < num_keys; t++)
-        for (int l = 0; l < LANES; l++) {
-            score[t][l] = exp_negative(score[t][l] - running_max[l]);
-            running_sum[l] += score[t][l];
-        }
+        max = larger_of(vec_from(score[t]), max);
     for (int t = 0; t < num_keys; t += PAIR) {
-        const unit_vec joined = join_vecs(vec_from(score[t]), vec_from(score[t + PAIR - 1]));
+        const vec low = exp_negative(vec_from(score[t]) - max);
+        const vec high = PAIR == 1 ? low : exp_negative(vec_from(score[t + PAIR - 1]) - max);
+        const unit_vec joined = join_vecs(low, high);
         memcpy(weight[t / PAIR], &joined, sizeof(joined));
+        sum[t % PARTIAL_SUMS] += low;
+        if (PAIR == 2)
+            sum[(t + 1) % PARTIAL_SUMS] += high;
     }
-    return vec_from(rescale);
+    for (int half = PARTIAL_SUMS / 2; half; half /= 2) /* the tree of sum_of() */
+        for (int j = 0; j < half; j++)
+            sum[j] += sum[j + half];
+    const vec rescale = exp_negative(old_max - max);
+    put(running_max, max);
+    put(running_sum, vec_from(running_sum) * rescale + sum[0]);
+    return rescale;
 }
 
 /* score[i][t] for `vecs` vectors of queries, 1 or 2: each key that is loaded serves both. */
@@ -81,17 +80,17 @@ static inline __attribute__((always_inline)) void prompt_scores(const int vecs, 
                                                                 const unit_chunk *units, int num_keys, float scale) {
     for (int t = 0; t < num_keys; t += STEP / vecs) {
         vec sum[VECS][STEP] = {{{0}}};
-        const unit *key = units->key[t]; /* one pointer for all keys: with one for each, registers run out */
+        const unit *key = units->key[t / LANES][0] + t % LANES; /* one pointer for all keys: with one for each, registers run out */
         for (int u = 0; u < HEAD_UNITS; u++) {
             const unit_vec first = in_register(unit_vec_from(query[0][u]));
             const unit_vec second = in_register(unit_vec_from(query[vecs - 1][u]));
             for (int j = 0; j < STEP / vecs; j++) {
-                const unit_vec k = all_lanes(key[j * HEAD_UNITS]);
+                const unit_vec k = all_lanes(key[j]);
                 sum[0][j] = multiply_add(sum[0][j], first, k);
                 if (vecs == 2)
                     sum[1][j] = multiply_add(sum[1][j], second, k);
             }
-            key++;
+            key += LANES;
         }
         for (int i = 0; i < vecs; i++)
             for (int j = 0; j < STEP / vecs; j++)
@@ -150,6 +149,7 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
     _Alignas(vec) unit queries[QUERY_VECS][HEAD_UNITS][LANES];
     _Alignas(vec) float acc[QUERY_VECS][PADDED_DIM][LANES], score[VECS][CHUNK][LANES];
     _Alignas(vec) unit weight[VECS][CHUNK / PAIR][LANES];
+    float running_max[QUERY_VECS * LANES], running_sum[QUERY_VECS * LANES];
     key_chunk kv;
     unit_chunk units;
     vec rescale[VECS];
@@ -157,31 +157,39 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
 
     load_queries(queries, args, task, kv_head, num_vecs);
     memset(acc, 0, num_vecs * sizeof(acc[0]));
+    for (int m = 0; m < num_vecs * LANES; m++) {
+        running_max[m] = MASKED;
+        running_sum[m] = 0;
+    }
     for (int64_t first = first_key; first < end_key; first += CHUNK) {
         find_chunk(&kv, args, task, kv_head, first, end_key);
-        read_chunk(&units, &kv);
+        const int num_padded = (kv.num_keys + STEP - 1) / STEP * STEP;
+        read_chunk(&units, &kv, num_padded);
         for (int w = 0; w < num_vecs; w += VECS) {
             const int vecs = num_vecs - w < VECS ? 1 : VECS;
             if (vecs == VECS) /* a constant, so that the sums stay in registers */
-                prompt_scores(VECS, score, queries + w, &units, kv.num_padded, args->scale);
+                prompt_scores(VECS, score, queries + w, &units, num_padded, args->scale);
             else
-                prompt_scores(1, score, queries + w, &units, kv.num_padded, args->scale);
+                prompt_scores(1, score, queries + w, &units, num_padded, args->scale);
             for (int i = 0; i < vecs; i++) {
                 const int m = (w + i) * LANES;
                 int visible[LANES];
                 count_visible(visible, task, w + i, first, kv.num_keys);
                 if (args->window) /* a row does not see what the row so many positions before it sees */
                     count_visible(hidden, task, w + i, first + args->window, kv.num_keys);
-                rescale[i] = online_softmax(score[i], weight[i], out->running_max + m, out->running_sum + m, hidden,
-                                            visible, kv.num_padded);
+                rescale[i] = online_softmax(score[i], weight[i], running_max + m, running_sum + m, hidden,
+                                            visible, num_padded);
             }
             if (vecs == VECS)
-                prompt_values(VECS, acc + w, weight, &units, kv.num_padded, rescale);
+                prompt_values(VECS, acc + w, weight, &units, num_padded, rescale);
             else
-                prompt_values(1, acc + w, weight, &units, kv.num_padded, rescale);
+                prompt_values(1, acc + w, weight, &units, num_padded, rescale);
         }
     }
-    for (int m = 0; m < num_queries; m++)
+    for (int m = 0; m < num_queries; m++) {
         for (int d = 0; d < HEAD_DIM; d++)
-            out->acc[m][d] = acc[m / LANES][d][m % LANES];
+            out[m].acc[d] = acc[m / LANES][d][m % LANES];
+        out[m].max = running_max[m];
+        out[m].sum = running_sum[m];
+    }
 }

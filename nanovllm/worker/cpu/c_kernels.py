@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.worker.batch import Batch
+from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
@@ -22,9 +22,9 @@ logger = logging.getLogger("nanovllm")
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 TILE_ROWS = 16  # query rows that the attention kernel computes together
-FEW_ROWS = 9  # of a sequence: they are computed one by one, as decodes are, so guesses change no bit of the result
-PARTS_PER_THREAD = 4  # threads that are done early find another part
-MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds three times as many, 1.5 MiB
+FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
+ITEMS_PER_THREAD = 4  # threads that are done early find another item
+MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds four times as many, 2 MiB
 
 PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -47,7 +47,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         *args_of(PTR, "out q k_cache v_cache tables tasks scratch"),
-        *args_of(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts window"),
+        *args_of(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts most_rows window"),
         ("scale", FLOAT),
     )
 
@@ -67,11 +67,16 @@ SIGNATURES = {
 }
 
 
-def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
-    """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had."""
+def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype, in_pairs: bool = True) -> Kernels | None:
+    """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had.
+
+    in_pairs: with the instructions of some processors that multiply and add two pairs of bf16. They are fast, and round
+    in their own way: without them results have the same bits on every processor.
+    """
     group_size = config.num_attention_heads // config.num_key_value_heads
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
+    defines += [] if in_pairs else ["-DNO_PAIRS"]
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
@@ -88,7 +93,9 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> Kernels | None:
         said = str(getattr(error, "stderr", None) or silent).strip()
         _warn_once(said.splitlines()[0] if said else type(error).__name__)
         return None
-    library.partial_bytes.restype = INT
+    for function in (library.partial_bytes, library.part_keys, library.unit_size, library.reordered_columns):
+        function.restype = INT
+    library.reordered_columns.argtypes = [INT]
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
@@ -102,7 +109,8 @@ def _warn_once(reason: str) -> None:
 def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
-    partial_bytes, most_parts = lib.partial_bytes(), PARTS_PER_THREAD * num_threads()
+    partial_bytes, part_keys, many_items = lib.partial_bytes(), lib.part_keys(), ITEMS_PER_THREAD * num_threads()
+    scratch = torch.empty(0, dtype=torch.uint8)
 
     def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
         size, normed = hidden.shape[-1], torch.empty_like(hidden)
@@ -132,26 +140,29 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         lib.rotary_and_write(args)
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
+        nonlocal scratch
         out = q.new_empty(q.shape)
-        tasks, tables = row_tiles(batch), batch.block_tables
-        num_tasks, scratch = tasks.shape[0], None
-        # Sums depend on where they are cut in the last bits: a decode is cut alike with guesses and without.
-        num_parts = max(1, most_parts // ((1 if num_tasks <= FEW_ROWS else num_tasks) * num_kv_heads))
-        if num_parts > 1:
-            scratch = torch.empty(num_tasks * num_kv_heads * num_parts * partial_bytes, dtype=torch.uint8)
+        (tasks, most_rows), tables = row_tiles(batch), batch.block_tables
+        num_items = len(tasks) * num_kv_heads
+        # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
+        num_parts = cdiv(batch.max_key_len, part_keys) if num_items < many_items else 1
+        num_bytes = num_items * num_parts * most_rows * partial_bytes if num_parts > 1 else 0
+        if len(scratch) < num_bytes:
+            scratch = torch.empty(num_bytes, dtype=torch.uint8)
         args = AttentionArgs(
             out=out.data_ptr(), q=q.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
-            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=None if scratch is None else scratch.data_ptr(),
+            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=scratch.data_ptr(),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
-            table_width=tables.shape[1], num_tasks=num_tasks, num_kv_heads=num_kv_heads, num_parts=num_parts,
-            window=window, scale=head_dim**-0.5,
+            table_width=tables.shape[1], num_tasks=len(tasks), num_kv_heads=num_kv_heads, num_parts=num_parts,
+            most_rows=most_rows, window=window, scale=head_dim**-0.5,
         )  # fmt: skip
         lib.paged_attention(args)
         return out
 
     def reorder_weight(weight: Tensor) -> Tensor | None:
-        reordered = torch.empty_like(weight)
-        return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), *weight.shape) else None
+        n, k = weight.shape
+        reordered = weight.new_empty(lib.reordered_columns(n), k)[:n]
+        return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), n, k) else None
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
         weight, end = PTR(reordered.data_ptr()), INT(x.shape[0])
@@ -171,8 +182,11 @@ def products(
     return out
 
 
-def row_tiles(batch: Batch) -> Tensor:
-    """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees."""
+def row_tiles(batch: Batch) -> tuple[Tensor, int]:
+    """[tiles, 4]: first row, number of rows (TILE_ROWS at most), sequence, keys that the first row sees.
+
+    And the largest of the numbers of rows.
+    """
     if "row_tiles" not in batch.plans:
         tiles, row = [], 0
         for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
@@ -180,5 +194,5 @@ def row_tiles(batch: Batch) -> Tensor:
             for i in range(0, num_rows, size):
                 tiles.append((row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1))
             row += num_rows
-        batch.plans["row_tiles"] = torch.tensor(tiles)
+        batch.plans["row_tiles"] = torch.tensor(tiles), max((tile[1] for tile in tiles), default=0)
     return batch.plans["row_tiles"]

@@ -16,9 +16,11 @@ from pathlib import Path
 from nanovllm.files.hub import cache_folder
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
-# Compiled with -ffast-math, but not linked with it: gcc would then add code that flushes denormals process-wide.
+# -ffp-contract=off: a product and a sum are rounded one by one unless the source says otherwise, on every processor. No
+# -ffast-math: what it allows would change results, but for errno and traps.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
-COMPILE = ["-O3", "-march=native", "-ffast-math", "-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11", "-pthread"]
+COMPILE = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+COMPILE += ["-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11", "-pthread"]
 if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
 

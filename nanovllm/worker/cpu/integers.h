@@ -38,7 +38,7 @@ static inline ints codes_at(const uint8_t *bytes, int bits, int half) {
     return SIGNED_CODES ? codes ^ (int32_t)0x80808080 : codes;
 }
 
-/* from_halves: float16 -> float32. fused: a * b + c, rounded once, so that no compiler can reorder it. */
+/* from_halves: float16 -> float32. fused_floats: a * b + c, rounded once. */
 
 #if defined(__AVX512VNNI__)
 static inline ints dot(ints sum, ints codes, ints x, int bits) {
@@ -47,7 +47,7 @@ static inline ints dot(ints sum, ints codes, ints x, int bits) {
 static inline floats from_halves(const uint16_t *x) {
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
 }
-static inline floats fused(floats a, floats b, floats c) {
+static inline floats fused_floats(floats a, floats b, floats c) {
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 
@@ -55,7 +55,7 @@ static inline floats fused(floats a, floats b, floats c) {
 static inline floats from_halves(const uint16_t *x) {
     return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
 }
-static inline floats fused(floats a, floats b, floats c) {
+static inline floats fused_floats(floats a, floats b, floats c) {
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 #if defined(__AVXVNNI__)
@@ -80,7 +80,7 @@ static inline ints dot(ints sum, ints codes, ints x, int bits) {
     return (void)bits, (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x);
 }
 static inline floats from_halves(const uint16_t *x) { return (floats)vcvt_f32_f16((float16x4_t)vld1_u16(x)); }
-static inline floats fused(floats a, floats b, floats c) { return (floats)vfmaq_f32(c, a, b); }
+static inline floats fused_floats(floats a, floats b, floats c) { return (floats)vfmaq_f32(c, a, b); }
 
 #else
 static inline ints dot(ints sum, ints codes, ints x, int bits) {
@@ -101,7 +101,16 @@ static inline floats from_halves(const uint16_t *x) {
     }
     return result;
 }
-static inline floats fused(floats a, floats b, floats c) { return c + a * b; } /* there is only one kind of tile */
+static inline floats fused_floats(floats a, floats b, floats c) {
+    float x[WIDTH], y[WIDTH], z[WIDTH];
+    memcpy(x, &a, sizeof(a));
+    memcpy(y, &b, sizeof(b));
+    memcpy(z, &c, sizeof(c));
+    for (int i = 0; i < WIDTH; i++)
+        z[i] = fused_float(x[i], y[i], z[i]);
+    memcpy(&c, z, sizeof(c));
+    return c;
+}
 #endif
 
 static inline ints begin(int32_t offset, int bits) {

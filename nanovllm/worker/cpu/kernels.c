@@ -15,9 +15,11 @@
  * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
  * compute in float32 and round once, when they store a result.
+ *
+ * The bits of a row's result depend on nothing but the row's own numbers and the weights: every sum has one order, which
+ * neither the other rows nor the number of threads nor the length of vectors changes. A compiler may not change it
+ * either: what it may do is in cpu/compiler.py, and fused() says where a product and a sum are rounded once.
  */
-#include <math.h>
-
 #include "pool.h"
 #include "vectors.h"
 
@@ -31,6 +33,21 @@ typedef struct {
     float eps;
 } norm_args;
 
+static inline float sum_of_squares(const num *x, int64_t size) {
+    vec sum[PARTIAL_VECS] = {{0}};
+    float partial[PARTIAL_SUMS];
+    int64_t i = 0;
+    for (; i + PARTIAL_SUMS <= size; i += PARTIAL_SUMS)
+        for (int v = 0; v < PARTIAL_VECS; v++) {
+            const vec numbers = floats_at(x + i + v * LANES);
+            sum[v] += numbers * numbers;
+        }
+    memcpy(partial, sum, sizeof(partial));
+    for (int j = 0; i + j < size; j++)
+        partial[j] += load(x[i + j]) * load(x[i + j]);
+    return sum_of(partial);
+}
+
 static void add_rms_norm_rows(const void *args, int64_t first, int64_t end) {
     const norm_args a = *(const norm_args *)args;
     for (int64_t r = first; r < end; r++) {
@@ -39,10 +56,7 @@ static void add_rms_norm_rows(const void *args, int64_t first, int64_t end) {
         if (a.delta)
             for (int64_t i = 0; i < a.size; i++)
                 x[i] = store(load(x[i]) + load(a.delta[r * a.size + i]));
-        float sum = 0;
-        for (int64_t i = 0; i < a.size; i++)
-            sum += load(x[i]) * load(x[i]);
-        const float scale = 1.0f / sqrtf(sum / a.size + a.eps);
+        const float scale = 1.0f / sqrtf(sum_of_squares(x, a.size) / a.size + a.eps);
         for (int64_t i = 0; i < a.size; i++)
             y[i] = store(load(x[i]) * scale * load(a.weight[i]));
     }
@@ -59,16 +73,24 @@ typedef struct {
     int64_t size;
 } silu_args;
 
+static inline void silu_and_mul_lanes(num *out, const num *gate, const num *up) {
+    const vec g = floats_at(gate), e = exp_negative(choose(g < 0, g, -g)); /* exp(-|g|) never overflows */
+    put_nums(out, g * choose(g < 0, e, (vec){0} + 1) / (1 + e) * floats_at(up));
+}
+
 static void silu_and_mul_rows(const void *args, int64_t first, int64_t end) {
     const silu_args a = *(const silu_args *)args;
     for (int64_t r = first; r < end; r++) {
         const num *gate = a.gate_up + r * 2 * a.size;
         const num *up = gate + a.size;
-        for (int64_t i = 0; i < a.size; i++) {
-            const float g = load(gate[i]);
-            const float e = exp_negative(-fabsf(g)); /* exp(-|g|) never overflows */
-            a.out[r * a.size + i] = store(g * (g < 0 ? e : 1.0f) / (1.0f + e) * load(up[i]));
-        }
+        num *out = a.out + r * a.size, padded[3][LANES] = {{0}};
+        int64_t i = 0;
+        for (; i + LANES <= a.size; i += LANES)
+            silu_and_mul_lanes(out + i, gate + i, up + i);
+        memcpy(padded[0], gate + i, (a.size - i) * sizeof(num));
+        memcpy(padded[1], up + i, (a.size - i) * sizeof(num));
+        silu_and_mul_lanes(padded[2], padded[0], padded[1]);
+        memcpy(out + i, padded[2], (a.size - i) * sizeof(num));
     }
 }
 
@@ -96,14 +118,13 @@ typedef struct {
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
     const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */
     const int64_t *slots;    /* [num_rows]; -1: k and v are not written */
-    num *k_cache, *v_cache;  /* [num_blocks][block_size][num_kv_heads][HEAD_DIM] */
+    num *k_cache, *v_cache;  /* see attention.h */
     int64_t q_stride, k_stride, v_stride, block_stride;
     int64_t num_rows, num_kv_heads, block_size;
 } rotary_args;
 
 static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) {
     const rotary_args a = *(const rotary_args *)args; /* the compiler knows that no store changes a copy */
-    const int64_t row_size = a.num_kv_heads * HEAD_DIM;
     for (int64_t r = first; r < end; r++) {
         num *q = a.q + r * a.q_stride, *k = a.k + r * a.k_stride, *v = a.v + r * a.v_stride;
         if (a.cos) {
@@ -115,9 +136,14 @@ static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) 
         }
         const int64_t slot = a.slots[r];
         if (slot >= 0) {
-            const int64_t offset = slot / a.block_size * a.block_stride + slot % a.block_size * row_size;
-            memcpy(a.k_cache + offset, k, row_size * sizeof(num));
-            memcpy(a.v_cache + offset, v, row_size * sizeof(num));
+            const int64_t block = slot / a.block_size * a.block_stride, place = slot % a.block_size;
+            for (int64_t head = 0; head < a.num_kv_heads; head++) {
+                num *keys = a.k_cache + block + head * a.block_size * HEAD_DIM + place * PAIR;
+                for (int d = 0; d < HEAD_DIM; d++)
+                    keys[d / PAIR * a.block_size * PAIR + d % PAIR] = k[head * HEAD_DIM + d];
+                memcpy(a.v_cache + block + (head * a.block_size + place) * HEAD_DIM, v + head * HEAD_DIM,
+                       HEAD_DIM * sizeof(num));
+            }
         }
     }
 }

@@ -2,8 +2,9 @@
  *
  * With about 32 rows, reading the weights from memory takes about as long as computing with them, so both are done at
  * once: while one block of weights is multiplied, the next one is prefetched. Every weight is read from memory once,
- * and from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums stay in registers. float32,
- * and processors with instructions for matrices (AMX, Arm), are served better by PyTorch's libraries.
+ * and from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums stay in registers. Each of them
+ * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. Where a
+ * processor has instructions for matrices of bf16 (AMX, Arm), PyTorch's libraries use them, and nobody promises that.
  *
  * One step along k, for a block of COLS = 32 columns (outputs):
  *
@@ -15,33 +16,41 @@ enum {
     ROWS = LANES == 16 ? 8 : 6, /* of the sums, AVX512's 32 registers hold more than AVX2's 16 */
     COLS = 2 * LANES,
     PART = 256, /* numbers of a row of x that are converted at a time */
+    CONVERTED = PAIR == 1 && sizeof(num) == 2,
     CHUNK_BYTES = 32 << 10, /* of weights, at least, that a thread claims at a time */
 };
 
 typedef struct {
     num *reordered;
     const num *weight;
-    int64_t k;
+    int64_t n, k;
 } reorder_args;
+
+static const num no_column[PAIR];
+
+static inline int64_t num_col_blocks(int64_t n) { return (n + COLS - 1) / COLS; }
 
 static void reorder_blocks(const void *args, int64_t first, int64_t end) {
     const reorder_args a = *(const reorder_args *)args;
     for (int64_t block = first * COLS; block < end * COLS; block += COLS)
         for (int64_t i = 0; i < a.k; i += PAIR)
             for (int c = 0; c < COLS; c++)
-                memcpy(a.reordered + block * a.k + i * COLS + c * PAIR, a.weight + (block + c) * a.k + i,
-                       PAIR * sizeof(num));
+                memcpy(a.reordered + block * a.k + i * COLS + c * PAIR,
+                       block + c < a.n ? a.weight + (block + c) * a.k + i : no_column, PAIR * sizeof(num));
 }
 
-/* Reorder a weight [n][k] as [n / COLS][k / PAIR][COLS][PAIR]. Returns 0, with nothing done, where PyTorch's libraries
- * should compute this model's products. */
+/* The number of columns that a weight of n columns has when it is reordered: whole blocks. */
+int64_t reordered_columns(int64_t n) { return num_col_blocks(n) * COLS; }
+
+/* Reorder a weight [n][k] as [n / COLS, rounded up][k / PAIR][COLS][PAIR]. Returns 0, with nothing done, where PyTorch's
+ * libraries should compute this model's products. */
 int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
-#if !defined(__x86_64__) || defined(TYPE_f32) || (defined(TYPE_bf16) && defined(__AMX_BF16__))
+#if defined(TYPE_bf16) && (defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
     return 0;
 #endif
-    if (n % COLS || k % (PAIR == 1 ? LANES : PAIR))
+    if (k % PAIR)
         return 0;
-    parallel_for(reorder_blocks, &(reorder_args){reordered, weight, k}, n / COLS, 1);
+    parallel_for(reorder_blocks, &(reorder_args){reordered, weight, n, k}, num_col_blocks(n), 1);
     return 1;
 }
 
@@ -52,11 +61,11 @@ typedef struct {
     const num *bias;       /* [COLS] or NULL */
     const char *ahead;     /* what this tile prefetches: a part of the next block, */
     int64_t ahead_bytes;   /* so many bytes at each step along k */
-    int64_t n, k;
+    int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
 } tile_args;
 
-/* The products of `rows` rows with one block of columns. Where a unit is one number, x is converted before: then a lane
- * gets it with one instruction, not four. */
+/* The products of `rows` rows with one block of columns. Where a unit is one number of 16 bits, x is converted before:
+ * then a lane gets it with one instruction, not four. */
 static inline __attribute__((always_inline)) void compute_tile(const int rows, const tile_args *args) {
     const num *w = args->weight;
     const char *ahead = args->ahead;
@@ -65,14 +74,18 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
         const int64_t count = args->k - first < PART ? args->k - first : PART;
         const num *x = args->x + first;
         unit converted[ROWS][PART];
-        for (int r = 0; r < rows && PAIR == 1; r++)
-            for (int64_t i = 0; i < count; i += LANES)
+        for (int r = 0; r < rows && CONVERTED; r++) {
+            int64_t i = 0;
+            for (; i + LANES <= count; i += LANES)
                 put_unit_vec(converted[r] + i, units_at(x + r * args->k + i));
+            for (; i < count; i++)
+                converted[r][i] = unit_at(x + r * args->k + i);
+        }
         for (int64_t i = 0; i < count; i += PAIR) {
             const unit_vec low = units_at(w), high = units_at(w + LANES * PAIR);
             __builtin_prefetch(ahead);
             for (int r = 0; r < rows; r++) {
-                const unit_vec u = all_lanes(PAIR == 1 ? converted[r][i] : unit_at(x + r * args->k + i));
+                const unit_vec u = all_lanes(CONVERTED ? converted[r][i] : unit_at(x + r * args->k + i));
                 sum[r][0] = multiply_add(sum[r][0], low, u);
                 sum[r][1] = multiply_add(sum[r][1], high, u);
             }
@@ -83,7 +96,7 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
     float y[ROWS][COLS];
     memcpy(y, sum, sizeof(y));
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < COLS; c++)
+        for (int c = 0; c < args->columns; c++)
             args->out[r * args->n + c] = store(y[r][c] + (args->bias ? load(args->bias[c]) : 0));
 }
 
@@ -97,14 +110,15 @@ typedef struct {
 /* One block of columns of a weight for each item; weight after weight. */
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
+    const int64_t num_blocks = num_col_blocks(l.n);
     for (int64_t item = first; item < end; item++) {
-        const int64_t w = item / (l.n / COLS), c = item % (l.n / COLS) * COLS;
+        const int64_t w = item / num_blocks, c = item % num_blocks * COLS;
         const int64_t first_row = w ? l.ends[w - 1] : 0, num_rows = l.ends[w] - first_row;
         const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
         const num *weight = l.weights[w] + c * l.k, *bias = l.bias ? l.bias + c : NULL;
         const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * l.k : l.weights[w + 1];
         tile_args a = {l.out + first_row * l.n + c, l.x + first_row * l.k, weight, bias, (const char *)next_block,
-                       ahead_bytes, l.n, l.k};
+                       ahead_bytes, l.n, l.k, l.n - c < COLS ? l.n - c : COLS};
         for (int64_t r = 0; r < num_rows; r += ROWS) {
             switch (num_rows - r < ROWS ? num_rows - r : ROWS) { /* a constant, so that the sums stay in registers */
             case 1: compute_tile(1, &a); break;
@@ -127,6 +141,6 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
 
 /* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
 void linear(const linear_args *args) {
-    const int64_t num_rows = args->ends[args->num_weights - 1], num_blocks = args->num_weights * (args->n / COLS);
+    const int64_t num_rows = args->ends[args->num_weights - 1], num_blocks = args->num_weights * num_col_blocks(args->n);
     parallel_for(linear_blocks, args, num_rows ? num_blocks : 0, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
 }

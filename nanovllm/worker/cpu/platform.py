@@ -20,7 +20,8 @@ def device() -> torch.device:
 def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     in_c = "c_kernels" in runner.config.optimizations
-    found = load_cpu_kernels(runner.local_config, runner.dtype) if in_c else None
+    in_pairs = runner.config.quantization is None
+    found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs) if in_c else None
     return found or TORCH_KERNELS, None
 
 

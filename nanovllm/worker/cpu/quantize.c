@@ -10,8 +10,6 @@
 enum { CUTS = 4, COARSE = CUTS * CUTS, FINE = 3 * 3, REFINEMENTS = 2 };
 static const float FIRST_CUT = -0.01f, CUT_STEP = 0.05f; /* of the distance from smallest to largest */
 
-typedef int32_t mask __attribute__((vector_size(4 * LANES))); /* a comparison of vecs: all bits of a lane, or none */
-
 /* cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
     uint8_t *codes;           /* [n][k / 32][16] */
@@ -21,9 +19,6 @@ typedef struct {
     int64_t n, k;
 } search_args;
 
-static inline vec choose(mask which, vec yes, vec no) {
-    return (vec)((which & (mask)yes) | (~which & (mask)no));
-}
 static inline vec inverse(vec x) { return choose(x > 1e-30f, 1 / choose(x > 1e-30f, x, x * 0 + 1), x * 0); }
 
 static inline vec nearest_code(vec x) { /* x >= 0 after the first line: to an integer is to round down */

@@ -6,8 +6,7 @@
  *
  *     y += weight's scale * row's scale * (sum of code * x - zero * sum of x)  + minimum * row's scale * sum of x
  *
- * A row's result is the same to the last bit whatever the number of rows beside it. So, in spite of -ffast-math, no two
- * float operations may follow each other in a way that a compiler can reorder: fused() and conversions stand between.
+ * A row's result is the same to the last bit whatever the number of rows beside it, and on every processor.
  */
 #include "integers.h"
 
@@ -99,9 +98,9 @@ static inline __attribute__((always_inline)) void multiply_block(const int forma
                 const floats scale = from_halves(numbers);
                 for (int r = 0; r < rows; r++) {
                     const ints total = end(sum[r][v], x[r].offsets[format], bits);
-                    y[r][v] = fused(__builtin_convertvector(total, floats) * x[r].scale, scale, y[r][v]);
+                    y[r][v] = fused_floats(__builtin_convertvector(total, floats) * x[r].scale, scale, y[r][v]);
                     if (format == Q4_1)
-                        y[r][v] = fused((floats){0} + x[r].scaled_sum, from_halves(numbers + BLOCK_ROWS), y[r][v]);
+                        y[r][v] = fused_floats((floats){0} + x[r].scaled_sum, from_halves(numbers + BLOCK_ROWS), y[r][v]);
                 }
             }
             for (int64_t i = 0; i < a->ahead_bytes && column == 0; i += 64)

@@ -3,7 +3,8 @@
  *     num     a number as it lies in memory: bf16, f16 or f32. load() makes a float of it, store() rounds one to it.
  *     vec     LANES floats in one register. Arithmetic on a vec is done in all its lanes at once.
  *     unit    what a lane takes in at a time: one number, or two where the processor has an instruction that multiplies
- *             two pairs of bf16 and adds both products (AVX512-BF16). PAIR is how many. A unit_vec is LANES of them.
+ *             two pairs of bf16 and adds both products (AVX512-BF16), unless NO_PAIRS is defined. PAIR is how many. A
+ *             unit_vec is LANES of them.
  *
  * multiply_add(sum, a, b):
  *
@@ -12,6 +13,7 @@
  *     b         | b0           | b1           | b2           | ...    LANES units; all_lanes(b) puts b into each
  *     result    | s0 + a0 * b0 | s1 + a1 * b1 | s2 + a2 * b2 | ...    a0 * b0 is two products if a unit is two numbers
  */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __x86_64__
@@ -51,16 +53,24 @@ static inline float load(num x) { return x; }
 static inline num store(float x) { return x; }
 #endif
 
-/* exp(x) for x <= 0, to about 2e-7: 2^n * e^f with a polynomial for e^f, |f| <= 0.35. Below -87 it stays at 1e-38,
- * which is nothing beside the 1 of the largest score. Free of branches, so that every compiler makes vectors of it. */
-static inline float exp_negative(float x) {
-    x = x > -87.0f ? x : -87.0f;
-    int32_t n = (int32_t)(x * 1.44269504f - 0.5f);
-    float f = x - (float)n * 0.69314718f;
-    float p = 1 + f * (1 + f * (0.5f + f * (0.16666667f + f * (0.041666668f + f * (0.008333334f + f * 0.0013888889f)))));
-    int32_t bits = (n + 127) << 23;
-    memcpy(&x, &bits, 4);
-    return p * x;
+/* a * b + c, rounded once. Where no instruction does it, libm's fmaf is slow, and in some libraries wrong for denormals.
+ * In float64 the product is exact, and a * b + c is exactly sum + error. The sum is rounded to odd: towards zero, and
+ * where that loses something, its last bit becomes 1. Rounding that to float32 is right (Boldo and Melquiond,
+ * doi:10.1109/TC.2007.70819). */
+static inline float fused_float(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    const double product = (double)a * b, sum = product + c, back = sum - product;
+    const double error = (product - (sum - back)) + (c - back);
+    const double side = sum * error; /* < 0: sum is too large; NaN: sum is infinite or NaN, and stays so */
+    int64_t bits;
+    double odd;
+    memcpy(&bits, &sum, 8);
+    bits = side < 0 ? (bits - 1) | 1 : side > 0 ? bits | 1 : bits;
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+#endif
 }
 
 /* -- vec and unit ----------------------------------------------------------------------------------------------- */
@@ -80,8 +90,49 @@ static inline vec vec_from(const float *x) { /* LANES floats */
 }
 static inline void put(float *to, vec x) { memcpy(to, &x, sizeof(x)); }
 
+/* a * b + c, rounded once. */
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    float x[LANES], y[LANES], z[LANES]; /* gcc makes no vectors of a loop over the lanes of vectors */
+    put(x, a);
+    put(y, b);
+    put(z, c);
+    for (int l = 0; l < LANES; l++)
+        z[l] = fused_float(x[l], y[l], z[l]);
+    return vec_from(z);
+#endif
+}
+
+typedef int32_t mask __attribute__((vector_size(4 * LANES))); /* a comparison of vecs: all bits of a lane, or none */
+static inline vec choose(mask which, vec yes, vec no) {
+    return (vec)((which & (mask)yes) | (~which & (mask)no));
+}
+static inline vec larger_of(vec a, vec b) { return choose(a > b, a, b); } /* b where a is NaN */
+
+/* exp(x) for x <= 0, to about 4e-7: 2^n * e^f with a polynomial for e^f, |f| <= 0.35. Exactly 0 below -88, where n is -127
+ * and the power's bits are 0; exactly 1 for 0; NaN for NaN. */
+static inline vec exp_negative(vec x) {
+    const vec zero = {0};
+    x = choose(x < -88.0f, zero - 88.0f, x);
+    const mask n = __builtin_convertvector(x * 1.44269504f - 0.5f, mask);
+    const vec f = fused(__builtin_convertvector(n, vec), zero - 0.69314718f, x);
+    vec p = fused(zero + 0.0013888889f, f, zero + 0.008333334f);
+    p = fused(p, f, zero + 0.041666668f);
+    p = fused(p, f, zero + 0.16666667f);
+    p = fused(p, f, zero + 0.5f);
+    p = fused(p, f, zero + 1);
+    p = fused(p, f, zero + 1);
+    return p * (vec)((n + 127) << 23);
+}
+
 static inline vec floats_at(const num *x) { /* gcc makes scalar code of the loop below, six times as slow */
-#if defined(TYPE_bf16) && defined(__AVX512F__)
+#if defined(TYPE_f32)
+    return vec_from(x);
+#elif defined(TYPE_bf16) && defined(__AVX512F__)
     return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
 #elif defined(TYPE_bf16) && defined(__AVX2__)
     return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
@@ -97,7 +148,31 @@ static inline vec floats_at(const num *x) { /* gcc makes scalar code of the loop
 #endif
 }
 
-#if defined(TYPE_bf16) && defined(__AVX512BF16__)
+static inline void put_nums(num *to, vec x) { /* each rounded as by store() */
+#if defined(TYPE_f32)
+    put(to, x);
+#elif defined(TYPE_bf16) && defined(__AVX2__)
+    const mask bits = (mask)x, up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)up));
+#else
+    const __m256i low = (__m256i)(up & 0xffff);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(packed));
+#endif
+#elif defined(TYPE_f16) && defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(TYPE_f16) && defined(__F16C__)
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    float y[LANES];
+    put(y, x);
+    for (int l = 0; l < LANES; l++)
+        to[l] = store(y[l]);
+#endif
+}
+
+#if defined(TYPE_bf16) && defined(__AVX512BF16__) && !defined(NO_PAIRS)
 enum { PAIR = 2 };
 typedef uint32_t unit;
 typedef __m512bh unit_vec;
@@ -132,7 +207,7 @@ static inline unit_vec join_at(const num *x, const num *same) { return (void)sam
 static inline unit_vec join_vecs(vec x, vec same) { return (void)same, x; }
 static inline void put_units(unit *to, vec x) { put(to, x); }
 static inline unit_vec all_lanes(unit x) { return (vec){0} + x; }
-static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return sum + a * b; }
+static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return fused(a, b, sum); }
 #endif
 
 static inline void put_unit_vec(unit *to, unit_vec x) { memcpy(to, &x, sizeof(x)); }
@@ -145,38 +220,17 @@ static inline unit_vec in_register(unit_vec x) {
     return x;
 }
 
-/* -- sums over lanes -------------------------------------------------------------------------------------------- */
+/* -- sums over many numbers ------------------------------------------------------------------------------------- */
 
-/* interleave(a, b): a's and b's lanes in turn, those of their lower halves or those of their upper halves. */
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef int32_t lane_numbers __attribute__((vector_size(4 * LANES)));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lane_numbers){__VA_ARGS__})
-#endif
-#ifdef __AVX512F__
-#define INTERLEAVE_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define INTERLEAVE_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#else
-#define INTERLEAVE_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define INTERLEAVE_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#endif
+/* A sum's bits depend on its order. Here it is the same for every vector length: sixteen partial sums, of which number j
+ * takes the numbers j, j + 16, j + 32, ... one after another, and then this tree. */
+enum { PARTIAL_SUMS = 16, PARTIAL_VECS = PARTIAL_SUMS / LANES };
 
-/* Lane l of the result is the sum of all lanes of x[l]. Each round halves the number of vectors. With 4 lanes:
- *
- *     x[0]    | a0      | a1      | a2      | a3      |
- *     x[1]    | b0      | b1      | b2      | b3      |    and c in x[2], d in x[3]
- *     x[0]    | a0 + a2 | c0 + c2 | a1 + a3 | c1 + c3 |    interleaved with x[2]; x[1] with x[3]
- *     x[0]    | a       | b       | c       | d       |    interleaved with x[1] */
-static inline void halve(vec *x, int half) {
-    for (int i = 0; i < half; i++)
-        x[i] = INTERLEAVE_LOW(x[i], x[i + half]) + INTERLEAVE_HIGH(x[i], x[i + half]);
-}
-static inline vec sum_lanes(vec *x) {
-    if (LANES == 16)
-        halve(x, 8);
-    halve(x, 4);
-    halve(x, 2);
-    halve(x, 1);
-    return x[0];
+static inline float sum_of(const float *partial) {
+    float sum[PARTIAL_SUMS];
+    memcpy(sum, partial, sizeof(sum));
+    for (int half = PARTIAL_SUMS / 2; half; half /= 2)
+        for (int j = 0; j < half; j++)
+            sum[j] += sum[j + half];
+    return sum[0];
 }

@@ -1,5 +1,6 @@
 """Positions: rotary embeddings and their scaling, windows, layers without either; transformers has the last word."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, Qwen3Config
@@ -27,6 +28,17 @@ def test_rotary_table_has_the_positions_that_can_occur(broken):
     llm = LLM(str(broken), num_gpu_blocks_override=64, max_model_len=64)
     assert llm.engine.model_runner.rotary.table.shape[1] == 64
     assert len(llm.generate([[5] * 60], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+def test_the_rotary_table_is_rounded_once(broken, theta):
+    """NumPy has other functions than PyTorch, as other processors have. In float32 they would differ in last bits."""
+    edit(broken / "config.json", rope_parameters=dict(rope_type="default", rope_theta=theta), head_dim=64)
+    config = ModelConfig.from_directory(broken)
+    inv_freq = np.array([theta ** (-pair / 32) for pair in range(32)], dtype=np.float32)
+    angles = (np.arange(4096, dtype=np.float32)[:, None] * inv_freq).astype(np.float64)
+    table = RotaryEmbedding(config, 4096, torch.float32, torch.device("cpu")).table
+    assert np.array_equal(table.numpy(), np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32))
 
 
 @pytest.mark.parametrize("head_dim", [24, 64, 128])
