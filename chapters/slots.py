@@ -1,7 +1,5 @@
 """The KV cache as a chapter shows it, slot by slot, whatever layout the machine's kernels have inside a block."""
 
-from torch import Tensor
-
 from nanovllm.worker.kernels import Kernels, Tensors
 
 
@@ -14,4 +12,3 @@ def in_slots(kv_layer: Tensors, kernels: Kernels) -> Tensors:
     k_columns = k_cache.view(num_blocks, num_heads, -1, size, kernels.library.unit_size())
     v_rows = v_cache.view(num_blocks, num_heads, size, head_dim)
     return k_columns.permute(0, 3, 1, 2, 4).flatten(3), v_rows.transpose(1, 2)
-

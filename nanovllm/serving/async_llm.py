@@ -11,7 +11,7 @@ The thread is in engine_thread.py; here is what a coroutine asks of it.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from nanovllm.features.callers.snapshot import snapshot
@@ -42,7 +42,8 @@ class AsyncLLM:
         self.engine = self.llm.engine
         self.thread = EngineThread(self.engine)
         self.max_waiting = max_waiting
-        self._num_entering = 0  # sequences that are being prepared or on their way to the engine
+        self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue
+        self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
         self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
 
@@ -80,26 +81,28 @@ class AsyncLLM:
 
         make: makes the requests, in a thread beside the event loop; their grammars are compiled here. See generate().
         """
-        self._check_room()
         loop = asyncio.get_running_loop()
         began, too_late = loop.time(), TimeoutError(f"the request was not done after {timeout_s or 0:g} s")
-        self._num_entering += 1  # others that come meanwhile count it
+        self._enter(1)
         try:
             requests = await wait_for(self._made(make), timeout_s)
         except asyncio.TimeoutError:
             raise too_late from None
         finally:
-            self._num_entering -= 1
+            with self._counting:
+                self._num_entering -= 1
         num_samples = sum(request.params.n for request in requests)
-        self._check_room(num_samples)
         reader = Reader(requests)
-        timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
-        self._num_entering += num_samples
-        try:
-            try:
-                await self.call(lambda: self.thread.enqueue(reader))
-            finally:
+
+        def enqueue() -> None:
+            with self._counting:
                 self._num_entering -= num_samples
+                self.thread.enqueue(reader)
+
+        self._enter(num_samples)
+        timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
+        try:
+            await self.call(enqueue)
             while reader.num_unfinished or reader.newest:
                 await reader.changed.wait()
                 reader.changed.clear()
@@ -179,13 +182,17 @@ class AsyncLLM:
     def __exit__(self, *error: object) -> None:
         self.shutdown()
 
-    def _check_room(self, num_samples: int = 1) -> None:
+    def _enter(self, num_samples: int) -> None:
+        """Count these sequences as entering. Raises Overloaded if there is no room for them, EngineDied, ValueError."""
         self.thread.check_usable()
-        num_waiting, limit = len(self.engine.scheduler.waiting) + self._num_entering, self.max_waiting
-        if limit is not None and num_samples > limit:
-            raise ValueError(f"a request may have {limit} samples (max_waiting), found {num_samples}")
-        if limit is not None and num_waiting + num_samples > limit:
-            raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
+        limit = self.max_waiting
+        with self._counting:
+            num_waiting = len(self.engine.scheduler.waiting) + self._num_entering
+            if limit is not None and num_samples > limit:
+                raise ValueError(f"a request may have {limit} samples (max_waiting), found {num_samples}")
+            if limit is not None and num_waiting + num_samples > limit:
+                raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
+            self._num_entering += num_samples
 
 
 async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:

@@ -225,6 +225,32 @@ def test_bad_requests_and_a_full_queue(make):
     finish(run())
 
 
+def test_a_sequence_waits_once(make, monkeypatch):
+    """Also while the engine's thread has queued it and the event loop has not heard of that yet."""
+    llm = make(max_waiting=2)
+    goes_on, tell = threading.Event(), llm.thread.tell
+
+    def slow(*args) -> None:
+        goes_on.wait(60)
+        tell(*args)
+
+    async def run():
+        monkeypatch.setattr(llm.thread, "tell", slow)
+        llm.thread.set_pace(0)
+        tasks = [asyncio.create_task(last_of(llm.generate("two gulls", LONG)))]
+        while not llm.engine.scheduler.waiting:
+            await asyncio.sleep(0.001)
+        tasks.append(asyncio.create_task(last_of(llm.generate("a red boat", LONG))))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="2 sequences wait already"):
+            await last_of(llm.generate("two gulls", LONG))
+        llm.thread.set_pace()
+        goes_on.set()
+        assert [len(output.outputs[0].token_ids) for output in await asyncio.gather(*tasks)] == [200, 200]
+
+    finish(run())
+
+
 @pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule"])
 def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where):
     llm = make()
