@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
-from nanovllm.features.experts import layer as experts
+from nanovllm.features.experts import layer, rows
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 3, 8, 2
 SIZES: dict[str, Any] = {
@@ -117,15 +118,12 @@ def routes_watched() -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
 
     def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
-        weights, chosen = OUR_ROUTE(scores, num_chosen, normalize)
+        weights, chosen = rows.route(scores, num_chosen, normalize)
         found.append(chosen.clone())
         return weights, chosen
 
-    with replaced(experts, "route", route):
+    with replaced(layer, "kernels_for", lambda kernels: replace(rows.kernels_for(kernels), route=route)):
         yield found
-
-
-OUR_ROUTE = experts.route
 
 
 def visits_of(llm: LLM, texts: list[str]) -> Tensor:

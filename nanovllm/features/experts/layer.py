@@ -29,17 +29,8 @@ class Experts(nn.Module):
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up."""
         kernels = kernels_for(context.kernels)
-        weights, chosen = route(self.gate(hidden), self.num_chosen, self.normalize)
+        weights, chosen = kernels.route(self.gate(hidden), self.num_chosen, self.normalize)
         by_expert = sort_by_expert(chosen, len(self.experts))
         x = kernels.expert_linear(hidden[by_expert.rows], self.gate_up, by_expert)  # [T * num_chosen, 2 * size]
         x = kernels.expert_linear(context.kernels.silu_and_mul(x), self.down, by_expert)
         return kernels.weighted_sum(x, by_expert.places, weights)
-
-
-def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """scores: [T, num_experts]. Returns the weights, float32, and the numbers of each row's experts [T, num_chosen].
-
-    The weights are probabilities over all experts; normalize: those of the chosen ones are scaled to add up to 1.
-    """
-    weights, chosen = scores.float().softmax(-1).topk(num_chosen)
-    return weights / weights.sum(-1, keepdim=True) if normalize else weights, chosen

@@ -1,4 +1,4 @@
-"""Rows that each meet some of many weights, sorted by the weights they meet (chapter 15).
+"""Which rows meet which of many weights, and the rows sorted by the weights they meet (chapter 15).
 
 Plain PyTorch, and beside it the C kernels that multiply the rows of all experts in one pass (worker/cpu/linear.c and
 quantized.c).
@@ -34,6 +34,15 @@ class ExpertRows:
     places: Tensor
     met: Tensor
     ends: Tensor
+
+
+def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """scores: [T, num_experts]. Returns the weights, float32, and the numbers of each row's experts [T, num_chosen].
+
+    The weights are probabilities over all experts; normalize: those of the chosen ones are scaled to add up to 1.
+    """
+    weights, chosen = scores.float().softmax(-1).topk(num_chosen)
+    return weights / weights.sum(-1, keepdim=True) if normalize else weights, chosen
 
 
 def sort_by_expert(chosen: Tensor, num_weights: int) -> ExpertRows:
@@ -72,8 +81,9 @@ def weighted_sum(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ExpertKernels:
-    """The two functions above, or the same in C."""
+    """The functions above, or the same in C, which sums up in an order of its own on every processor."""
 
+    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]] = route
     expert_linear: Callable[[Tensor, ExpertWeights, ExpertRows], Tensor] = expert_linear
     weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
 
@@ -82,7 +92,17 @@ class ExpertKernels:
 def kernels_for(kernels: Kernels) -> ExpertKernels:
     if kernels.library is None:
         return ExpertKernels()
-    return ExpertKernels(partial(_linear_in_c, kernels), partial(_sum_in_c, kernels.library))
+    lib = kernels.library
+    return ExpertKernels(partial(_route_in_c, lib), partial(_linear_in_c, kernels), partial(_sum_in_c, lib))
+
+
+def _route_in_c(lib: ctypes.CDLL, scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    num_rows, num_experts = scores.shape
+    weights = torch.empty(num_rows, num_chosen)
+    chosen = torch.empty(num_rows, num_chosen, dtype=torch.int64)
+    pointers = weights.data_ptr(), chosen.data_ptr(), scores.contiguous().data_ptr()
+    lib.route(*map(PTR, pointers), *map(INT, (num_rows, num_experts, num_chosen, normalize)))
+    return weights, chosen
 
 
 def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:

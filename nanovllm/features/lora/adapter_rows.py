@@ -17,7 +17,7 @@ from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
 from nanovllm.worker.kernels import Kernels
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
-PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B, for kernels that read vectors
+PADDING = 16  # numbers: the inputs of A are a multiple of it, and so many lie behind B; PARTIAL_SUMS of cpu/vectors.h
 
 
 @dataclass(frozen=True)

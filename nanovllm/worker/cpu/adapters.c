@@ -24,21 +24,24 @@ static inline __attribute__((always_inline)) void multiply_a(const int rows, flo
     memset(inner, 0, rank * sizeof(*inner));
     for (int64_t first = 0; first < args->k; first += PART) {
         const int64_t count = args->k - first < PART ? args->k - first : PART;
-        const int64_t padded = (count + LANES - 1) / LANES * LANES;
+        const int64_t padded = (count + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
         float x[TASK_ROWS][PART] = {{0}};
         for (int r = 0; r < task->num_rows; r++)
             for (int64_t i = 0; i < count; i++)
                 x[r][i] = load(args->x[task->rows[r] * args->x_stride + first + i]);
         for (int64_t j = 0; j < rank; j++) {
-            vec sum[TASK_ROWS] = {{0}};
-            for (int64_t i = 0; i < padded; i += LANES) {
-                const vec weights = floats_at(a + j * args->padded_k + first + i);
-                for (int r = 0; r < rows; r++)
-                    sum[r] += weights * vec_from(x[r] + i);
+            vec sum[TASK_ROWS][PARTIAL_VECS] = {{{0}}};
+            for (int64_t i = 0; i < padded; i += PARTIAL_SUMS)
+                for (int v = 0; v < PARTIAL_VECS; v++) {
+                    const vec weights = floats_at(a + j * args->padded_k + first + i + v * LANES);
+                    for (int r = 0; r < rows; r++)
+                        sum[r][v] += weights * vec_from(x[r] + i + v * LANES);
+                }
+            for (int r = 0; r < rows; r++) {
+                float partial[PARTIAL_SUMS];
+                memcpy(partial, sum[r], sizeof(partial));
+                inner[j][r] += sum_of(partial);
             }
-            for (int r = 0; r < rows; r++)
-                for (int l = 0; l < LANES; l++)
-                    inner[j][r] += sum[r][l];
         }
     }
 }

@@ -155,6 +155,56 @@ void rotary_and_write(const rotary_args *args) {
 }
 
 typedef struct {
+    float *weights;
+    int64_t *chosen;
+    const num *scores;
+    int64_t num_experts, num_chosen, normalize;
+} route_args;
+
+static const float TAKEN = -1, LEAST = -1e30f; /* less than a probability; less than scores */
+
+static void route_rows(const void *args, int64_t first, int64_t end) {
+    const route_args a = *(const route_args *)args;
+    const int64_t padded = (a.num_experts + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
+    float p[padded];
+    for (int64_t r = first; r < end; r++) {
+        float max = LEAST, partial[PARTIAL_SUMS], *weights = a.weights + r * a.num_chosen;
+        vec sum[PARTIAL_VECS] = {{0}};
+        for (int64_t i = 0; i < padded; i++) {
+            p[i] = i < a.num_experts ? load(a.scores[r * a.num_experts + i]) : -INFINITY;
+            max = p[i] > max ? p[i] : max;
+        }
+        for (int64_t i = 0; i < padded; i += LANES) {
+            const vec e = exp_negative(vec_from(p + i) - max);
+            sum[i / LANES % PARTIAL_VECS] += e;
+            put(p + i, e);
+        }
+        memcpy(partial, sum, sizeof(partial));
+        float total = sum_of(partial), of_chosen = 0;
+        for (int64_t c = 0; c < a.num_chosen; c++) {
+            int64_t best = -1; /* the largest that is left; the first of equal ones */
+            for (int64_t i = 0; i < a.num_experts; i++)
+                if (p[i] != TAKEN && (best < 0 || p[i] > p[best]))
+                    best = i;
+            weights[c] = p[best] / total;
+            of_chosen += weights[c];
+            a.chosen[r * a.num_chosen + c] = best;
+            p[best] = TAKEN;
+        }
+        for (int64_t c = 0; c < a.num_chosen && a.normalize; c++)
+            weights[c] /= of_chosen;
+    }
+}
+
+/* The experts of each row: weights [rows][num_chosen] are the largest of softmax(scores [rows][num_experts]), chosen are
+ * their places; normalize: the weights are scaled to add up to 1. */
+void route(float *weights, int64_t *chosen, const num *scores, int64_t rows, int64_t num_experts, int64_t num_chosen,
+           int64_t normalize) {
+    const route_args args = {weights, chosen, scores, num_experts, num_chosen, normalize};
+    parallel_for(route_rows, &args, rows, rows_a_chunk(num_experts * num_chosen));
+}
+
+typedef struct {
     num *out;
     const num *x;
     const int64_t *places;

@@ -45,7 +45,7 @@ int64_t reordered_columns(int64_t n) { return num_col_blocks(n) * COLS; }
 /* Reorder a weight [n][k] as [n / COLS, rounded up][k / PAIR][COLS][PAIR]. Returns 0, with nothing done, where PyTorch's
  * libraries should compute this model's products. */
 int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
-#if defined(TYPE_bf16) && (defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
+#if defined(TYPE_bf16) && !defined(NO_PAIRS) && (defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
     return 0;
 #endif
     if (k % PAIR)

@@ -5,8 +5,8 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.experts.layer import Experts, Router, route
-from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, sort_by_expert
+from nanovllm.features.experts.layer import Experts, Router
+from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, route, sort_by_expert
 from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
 from nanovllm.features.quantization.q4_1_search import search_q4_1
@@ -19,9 +19,11 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_route(normalize):
+@pytest.mark.parametrize("in_c", [False, True])
+def test_route(in_c, normalize):
     scores = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
-    weights, chosen = route(scores.bfloat16(), 3, normalize)
+    choose = kernels_for(kernels(torch.bfloat16)).route if in_c else route
+    weights, chosen = choose(scores.bfloat16(), 3, normalize)
     assert weights.dtype == torch.float32
     for row, row_weights, row_chosen in zip(scores.bfloat16().double(), weights, chosen, strict=True):
         probabilities = row.exp() / row.exp().sum()
@@ -29,6 +31,20 @@ def test_route(normalize):
         assert row_chosen.tolist() == best
         expected = probabilities[best] / (probabilities[best].sum() if normalize else 1)
         torch.testing.assert_close(row_weights.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_a_route_in_c():
+    """Many experts; equal scores: the first ones; a row with NaN has weights that are NaN, and experts that exist."""
+    choose = kernels_for(kernels(torch.float32)).route
+    scores = torch.randn(50, 130, generator=torch.Generator().manual_seed(0)) * 5
+    found, expected = choose(scores, 8, True), route(scores, 8, True)
+    assert torch.equal(found[1], expected[1])
+    torch.testing.assert_close(found[0], expected[0], atol=1e-6, rtol=1e-5)
+    assert choose(torch.zeros(1, 130), 8, False)[1].tolist() == [list(range(8))]
+    scores[3, 7] = torch.nan
+    weights, chosen = choose(scores, 8, True)
+    assert weights[3].isnan().all() and sorted(chosen[3].unique().tolist()) == sorted(chosen[3].tolist())
+    assert chosen[3].min() >= 0 and chosen[3].max() < 130 and not weights[4].isnan().any()
 
 
 def test_sort_by_expert():
