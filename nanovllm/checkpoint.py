@@ -32,6 +32,7 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     dtype: str
+    is_quantized: bool = False  # the file holds weights of few bits
     num_experts: int = 0  # of each layer in expert_layers, the ones that have several MLPs
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0

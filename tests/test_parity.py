@@ -133,36 +133,3 @@ def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
     for text, output in zip(texts, outputs, strict=True):
         assert output.prompt_token_ids == llm.get_tokenizer()(text).input_ids
         assert_greedy(demo_checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3-moe"])
-def test_schedules_are_interchangeable_with_quantized_weights(checkpoint, variant, quantization):
-    """The reference is the engine itself, one prompt at a time: activations are quantized row by row."""
-    folder, prompts = checkpoint(variant), make_prompts(10)
-    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, logprobs=2)
-    schedules = {
-        "alone": dict(max_num_seqs=1, enable_prefix_caching=False),
-        "batch": dict(),
-        "tiny budget": dict(max_num_batched_tokens=5, max_num_seqs=8, block_size=4),
-        "tiny pool": dict(num_gpu_blocks_override=29, block_size=4),
-    }
-    expected = None
-    for schedule, options in schedules.items():
-        llm = LLM(str(folder), dtype="float32", quantization=quantization, max_model_len=96, **options)
-        for _ in ("cold", "warm"):
-            answers = [output.outputs[0] for output in llm.generate(prompts, params)]
-            expected = expected or answers
-            for answer, reference in zip(answers, expected, strict=True):
-                assert_same_or_tie(answer, reference)
-        assert (llm.stats()["num_preemptions"] > 3) == (schedule == "tiny pool")
-        assert (llm.engine.block_manager.stats.hits > 0) == (schedule != "alone")
-
-
-def assert_same_or_tie(answer, reference) -> None:
-    """The same tokens, up to a place where the reference's two best are so close that a rounding may decide."""
-    for token, expected, logprobs in zip(answer.token_ids, reference.token_ids, reference.logprobs, strict=True):
-        if token != expected:
-            best, second = sorted((entry.logprob for entry in logprobs.values()), reverse=True)[:2]
-            assert best - second < 0.02
-            return

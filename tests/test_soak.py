@@ -7,12 +7,9 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.core.sequence import Sequence
-from nanovllm.worker.sampler import SamplingBatch, sample
-from tests.checkpoints import EOS, SIZES, reference_logits
+from tests.checkpoints import SIZES
 
 pytestmark = pytest.mark.soak
 
@@ -48,28 +45,14 @@ def random_request(rng: random.Random, prefixes: list[list[int]]) -> tuple[dict,
     return {"prompt_token_ids": prompt, **salt}, SamplingParams(**options)
 
 
-def possible_tokens(folder, seq: Sequence) -> set[int]:
-    """What transformers' logits, a little disturbed, may sample next: more than one token only where it is a tie."""
-    logits = reference_logits(folder, seq.tokens)[-1]
-    generator = torch.Generator().manual_seed(0)
-    disturbed = logits + 1e-4 * (2 * torch.rand(500, VOCAB_SIZE, generator=generator) - 1)
-    return set(sample(disturbed, SamplingBatch.from_sequences([seq] * 500, frozenset([EOS, 3])))[0])
-
-
-def assert_same(folder, found: RequestOutput, alone: RequestOutput, params: SamplingParams, is_whole: bool) -> bool:
-    """Equal, or equal up to a tie. An aborted request gives the beginning. Returns whether a tie was met."""
+def assert_same(found: RequestOutput, alone: RequestOutput, is_whole: bool) -> None:
+    """An aborted request gives the beginning."""
     for a, b in zip(found.outputs, alone.outputs, strict=True):
-        ours, theirs = a.token_ids, b.token_ids if is_whole else b.token_ids[: len(a.token_ids)]
-        if ours == theirs:
-            assert not is_whole or (a.text, a.finish_reason, a.stop_reason) == (b.text, b.finish_reason, b.stop_reason)
-            continue
-        at = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), None)
-        assert at is not None, f"ended differently: {a} and alone {b}"
-        seq = Sequence(found.prompt_token_ids, params)
-        seq.tokens, seq.sample_index = seq.tokens + ours[:at], a.index
-        assert {ours[at], theirs[at]} <= possible_tokens(folder, seq), f"token {at} of {a}, alone {b}"
-        return True
-    return False
+        if is_whole:
+            assert (a.token_ids, a.logprobs, a.text) == (b.token_ids, b.logprobs, b.text)
+            assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason)
+        else:
+            assert a.token_ids == b.token_ids[: len(a.token_ids)]
 
 
 def test_engine(checkpoint):
@@ -124,7 +107,7 @@ def test_engine(checkpoint):
         engine.scheduler.check_integrity()
         for request_id, (prompt, params) in zip(ids, requests, strict=True):
             [expected] = alone.generate(prompt, params, use_tqdm=False)
-            counts["ties"] += assert_same(folder, finished[request_id], expected, params, request_id not in aborted)
+            assert_same(finished[request_id], expected, request_id not in aborted)
         counts["aborts"] += len(aborted)
         gc.collect()
         resident = resident_bytes()
@@ -137,7 +120,6 @@ def test_engine(checkpoint):
         )
     assert resident - flat_from < 16 * MB, "memory has grown over the last three quarters"
     assert min(counts["aborts"], counts["failed steps"], engine.scheduler.num_preemptions) > 100, "too little happened"
-    assert counts["ties"] < NUM_REQUESTS / 1000
 
 
 def peak_bytes_of_job(folder, checkpoint, processes, num_lines: int) -> int:

@@ -79,6 +79,9 @@ class ThreadGroup(RankGroup):
         self.num_reduces += 1
         return super().all_reduce(x)
 
+    def _add_up(self, x: Tensor) -> None:
+        self._together("all_reduce", x)
+
     def _together(self, operation: str, *args: Any) -> None:
         parts = self.meeting.exchange(self.rank, operation, args[0])
         if operation == "all_reduce":

@@ -65,6 +65,10 @@ class GGUFFile:
         except (struct.error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is damaged, or not whole: {error} in its header; download it again") from error
 
+    @property
+    def is_quantized(self) -> bool:
+        return any(tensor.type.name not in FLOATS for tensor in self.tensors.values())
+
     def config(self) -> dict[str, Any]:
         """What config.json says of an ordinary checkpoint. Raises ValueError for what would be computed wrongly."""
         kind: Any = self.metadata.get("general.architecture")
@@ -76,13 +80,12 @@ class GGUFFile:
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
         embeddings = self.tensors.get("model.embed_tokens.weight")
-        quantized = any(tensor.type.name not in FLOATS for tensor in self.tensors.values())
         eos = [self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         config = {ours: given.get(theirs) for theirs, ours in SIZES.items()} | {
             "architectures": [ARCHITECTURES[kind]],
             "head_dim": head_dim,
             "vocab_size": embeddings and embeddings.shape[0],
-            "dtype": "bfloat16" if quantized or embeddings is None else FLOATS[embeddings.type.name],
+            "dtype": "bfloat16" if self.is_quantized or embeddings is None else FLOATS[embeddings.type.name],
             "eos_token_id": [token_id for token_id in eos if token_id is not None],
             "tie_word_embeddings": "lm_head.weight" not in self.tensors,
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,

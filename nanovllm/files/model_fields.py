@@ -33,7 +33,8 @@ def read_model_fields(directory: Path, overrides: dict[str, Any], generation_con
 
         file = GGUFFile(directory)
         found = _fields(with_overrides(file.config(), overrides), generation, directory, generation_path)
-        return found | {"rope_scaling": found["rope_scaling"] | file.rope_divisors(found["head_dim"])}
+        found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
+        return found | {"is_quantized": file.is_quantized}
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")

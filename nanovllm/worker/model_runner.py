@@ -50,6 +50,7 @@ class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
     prompt_logprobs   what the newest step has found out about prompts whose log-probabilities are asked for
+    same_bits         where a row's logits have the same bits, whatever else a step computes: see cpu/platform.py
     """
 
     group: Any = None  # of ranks
@@ -91,6 +92,9 @@ class ModelRunner:
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
         self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
+        self.same_bits = self.platform.same_bits(self)
+        if self.same_bits == "not promised":
+            logger.info("libraries compute here: the last bits of a row's logits may depend on the rest of its step")
         num_bytes = self.kv_cache.num_bytes
         size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.dtype}"
         blocks = f"{self.num_blocks} blocks of {self.block_size}"

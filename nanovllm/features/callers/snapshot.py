@@ -17,6 +17,7 @@ def snapshot(engine: LLMEngine) -> dict[str, Any]:
         **asdict(engine.stats),
         "acceptance_rate": engine.stats.acceptance_rate,
         "tokens_per_step": engine.stats.tokens_per_step,
+        "same_bits": engine.model_runner.same_bits,
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,

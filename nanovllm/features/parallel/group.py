@@ -60,7 +60,7 @@ class RankGroup:
         """The sum over all ranks, in place."""
         if self.size > 1:
             self.num_reduced_bytes += x.nbytes
-            self._together("all_reduce", x)
+            self._add_up(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
@@ -79,6 +79,18 @@ class RankGroup:
         tensor = torch.tensor([-number], device=device)
         self._together("all_reduce", tensor, dist.ReduceOp.MAX)
         return -int(tensor)
+
+    def _add_up(self, x: Tensor) -> None:
+        """On a CPU in the order of ranks: gloo adds up each part of x in another one, so a row's place would matter."""
+        if x.is_cuda:
+            self._together("all_reduce", x)
+            return
+        parts = x.new_empty(self.size, *x.shape)
+        self._together("all_gather", list(parts), x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        x.copy_(total)
 
     def _together(self, operation: str, *args: object) -> None:
         try:

@@ -1,8 +1,9 @@
 """RankRunner: the model runner of one rank (chapter 9)."""
 
+from typing import Any
+
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.features.logprobs.scores import PromptLogprobs
 from nanovllm.features.parallel.group import RankGroup, shard_config
 from nanovllm.worker.model_runner import ModelRunner
 
@@ -20,8 +21,9 @@ class RankRunner(ModelRunner):
             free_bytes //= self.group.size
         return self.group.smallest(super().count_blocks(free_bytes))
 
-    def get_prompt_logprobs(self) -> PromptLogprobs:
-        return self.prompt_logprobs
+    def get(self, name: str) -> Any:
+        """An attribute of this runner, for the driver."""
+        return getattr(self, name)
 
     def usage(self) -> dict[str, int]:
         return super().usage() | {"all_reduced": self.group.num_reduced_bytes}

@@ -87,6 +87,7 @@ class ParallelRunner:
         """See ModelRunner.prepare."""
         pools = self._ask("prepare", eos_token_ids)
         self.block_size, self.eos_token_ids = pools[0].block_size, eos_token_ids
+        self.same_bits = self._ask("get", "same_bits")[0]
         return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools))
 
     def run(self, output: SchedulerOutput) -> "Sampled":
@@ -97,7 +98,7 @@ class ParallelRunner:
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
         sampled = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
-        self.prompt_logprobs = self._ask("get_prompt_logprobs")[0] if sampling.prompt_rows is not None else []
+        self.prompt_logprobs = self._ask("get", "prompt_logprobs")[0] if sampling.prompt_rows is not None else []
         return sampled
 
     def usage(self) -> list[dict[str, int]]:

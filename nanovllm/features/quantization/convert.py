@@ -80,7 +80,7 @@ def quantize_weights(
     read, quantized, importance = files.read, kernels_for(kernels), dict[Linear, Tensor]()
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
-        importance = measure_importance(model, read, whole, make_decoder)
+        importance = measure_importance(model, read, whole, make_decoder, kernels)
     in_8_bits = names_in_8_bits(places, model.config.num_hidden_layers)
     for layer in layers:
         address = layer.weight.untyped_storage().data_ptr()

@@ -2,7 +2,9 @@
 
 In y = W x the error of a weight comes out multiplied by its input. So the squared error counts as much as the mean
 square of the input. Some inputs are a thousand times as large as others, and they are the same ones whatever the text.
-So no text is needed: random tokens go through the model once, in float32, layer by layer, with one layer in memory.
+So no text is needed: random tokens go through the model once, layer by layer, with one layer in memory.
+
+With the C kernels, and sums in one order, every processor measures the same and so chooses the same codes.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import TORCH_KERNELS
+from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
 from nanovllm.worker.model import Decoder
 
@@ -26,7 +28,11 @@ LEAST_IMPORTANCE = 1e-4  # of an input, beside the layer's mean: random tokens m
 
 
 def measure_importance(
-    model: Decoder, read: Callable[[str], Any], whole: ModelConfig, make_decoder: Callable[[ModelConfig], Decoder]
+    model: Decoder,
+    read: Callable[[str], Any],
+    whole: ModelConfig,
+    make_decoder: Callable[[ModelConfig], Decoder],
+    kernels: Kernels,
 ) -> dict[Linear, Tensor]:
     """{linear layer: mean squares of its inputs, float32 [k], as multiples of their mean}; of this rank's share.
 
@@ -34,30 +40,31 @@ def measure_importance(
     weights are not touched.
     """
     config = model.config
-    decoder = make_decoder(replace(whole, num_hidden_layers=1)).float()
+    dtype = model.norm.weight.dtype
+    decoder = make_decoder(replace(whole, num_hidden_layers=1)).to(dtype)
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
     norm, seen = decoder.norm, dict[Linear, Tensor]()
     batch = random_batch(whole.vocab_size)
-    rotary = RotaryEmbedding(config, SEQ_LEN, torch.float32, torch.device("cpu"))
-    context = ForwardContext(batch, rotary.lookup(batch.positions), TORCH_KERNELS)
-    k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim)
-    hidden, residual = decoder.embed(batch.input_ids).float(), None
+    rotary = RotaryEmbedding(config, SEQ_LEN, dtype, torch.device("cpu"))
+    context = ForwardContext(batch, rotary.lookup(batch.positions), kernels)
+    k_cache, v_cache = torch.zeros(2, NUM_SEQS, SEQ_LEN, config.num_key_value_heads, config.head_dim, dtype=dtype)
+    hidden, residual = decoder.embed(batch.input_ids).to(dtype), None
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        decoder.layers[0] = layer = decoder.make_layer(config, i).float()  # layers differ in what they compute
+        decoder.layers[0] = layer = decoder.make_layer(config, i).to(dtype)  # layers differ in what they compute
         for name, place in decoder.checkpoint_tensors():
             if name.startswith(FIRST_LAYER):
                 place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
-        for linear in linears_of(layer):
-            linear.product = measuring_product(linear, seen)
+        for linear in (part for part in layer.modules() if isinstance(part, Linear)):
+            linear.product = measuring_product(linear, seen, kernels)
         hidden, residual = layer(hidden, residual, (k_cache, v_cache), context)
         for ours, linear in zip(linears_of(model.layers[i]), linears_of(layer), strict=True):
             importance[ours] = seen.get(linear, torch.zeros(linear.weight.shape[1]))  # an expert that no token has met
         seen.clear()
     norm.weight.copy_(read("model.norm.weight"))
-    importance[model.lm_head] = norm(hidden, residual, context)[0].square().mean(0)
-    return {linear: relative(mean_squares) for linear, mean_squares in importance.items()}
+    importance[model.lm_head] = mean_squares(norm(hidden, residual, context)[0])
+    return {linear: relative(measured) for linear, measured in importance.items()}
 
 
 def linears_of(module: nn.Module) -> list[Linear]:
@@ -65,12 +72,25 @@ def linears_of(module: nn.Module) -> list[Linear]:
     return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
 
 
-def measuring_product(linear: Linear, seen: dict[Linear, Tensor]) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
+def measuring_product(
+    linear: Linear, seen: dict[Linear, Tensor], kernels: Kernels
+) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
     def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        seen[linear] = x.square().mean(0)
-        return F.linear(x, weight, bias)
+        seen[linear] = mean_squares(x)
+        reordered = None if kernels.library is None else kernels.reorder_weight(weight)
+        return F.linear(x, weight, bias) if reordered is None else kernels.linear(x, reordered, bias)
 
     return product
+
+
+def mean_squares(x: Tensor) -> Tensor:
+    """Of each column of x [T, k]: float32 [k]."""
+    return (sum_in_order(x.double().square()) / len(x)).float()
+
+
+def sum_in_order(x: Tensor) -> Tensor:
+    """Over the first dimension, one after another; sum() has an order for each kind of processor."""
+    return x.cumsum(0)[-1]
 
 
 def random_batch(vocab_size: int) -> Batch:
@@ -91,7 +111,7 @@ def random_batch(vocab_size: int) -> Batch:
     )
 
 
-def relative(mean_squares: Tensor) -> Tensor:
+def relative(measured: Tensor) -> Tensor:
     """As multiples of their mean. All alike where they are all 0, or not numbers: the weights are at fault then."""
-    multiples = mean_squares / mean_squares.mean()
+    multiples = measured / (sum_in_order(measured.double()) / len(measured)).float()
     return torch.where(multiples.isfinite(), multiples, 1) + LEAST_IMPORTANCE

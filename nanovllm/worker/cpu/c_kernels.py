@@ -76,7 +76,7 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype, in_pairs: bool = T
     group_size = config.num_attention_heads // config.num_key_value_heads
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
-    defines += [] if in_pairs else ["-DNO_PAIRS"]
+    defines += [] if in_pairs or dtype != torch.bfloat16 else ["-DNO_PAIRS"]
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")

@@ -9,7 +9,7 @@ import torch
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.reorder import reorder_weights
-from nanovllm.worker.cpu.threads import step_threads
+from nanovllm.worker.cpu.threads import pytorch_multiplies, step_threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 
 
@@ -20,7 +20,7 @@ def device() -> torch.device:
 def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     in_c = "c_kernels" in runner.config.optimizations
-    in_pairs = runner.config.quantization is None
+    in_pairs = runner.config.quantization is None and not runner.model_config.is_quantized
     found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs) if in_c else None
     return found or TORCH_KERNELS, None
 
@@ -36,6 +36,17 @@ def finish_load(runner: Any) -> Callable[[], AbstractContextManager]:
     if "reordered_weights" in runner.config.optimizations:
         reorder_weights(runner.model, runner.kernels)
     return step_threads(runner.model, runner.kernels)
+
+
+def same_bits(runner: Any) -> str:
+    """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
+
+    Instructions that multiply pairs of bf16, which some processors have, round in their own way. What PyTorch's
+    libraries multiply, they sum up in an order that depends on the number of rows.
+    """
+    if runner.kernels is TORCH_KERNELS or pytorch_multiplies(runner.model):
+        return "not promised"
+    return "on every processor" if runner.kernels.library.unit_size() == 1 else "on processors that multiply bf16 pairs"
 
 
 def finish_pool(runner: Any) -> None:

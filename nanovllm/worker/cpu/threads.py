@@ -68,9 +68,13 @@ def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractCon
     """Makes what each step of this model runs in."""
     if kernels is TORCH_KERNELS:
         return nullcontext
+    return partial(one_kind_of_threads, pytorch_multiplies(model))
+
+
+def pytorch_multiplies(model: nn.Module) -> bool:
+    """Whether a weight is left to PyTorch, where the kernels are C's: these multiply quantized ones, too."""
     products = {module.product for module in model.modules() if isinstance(module, Linear)}
-    pytorchs = {F.linear, TORCH_KERNELS.linear}  # quantized weights are multiplied in C, as `kernels` are C's
-    return partial(one_kind_of_threads, not products.isdisjoint(pytorchs))
+    return not products.isdisjoint({F.linear, TORCH_KERNELS.linear})
 
 
 @contextmanager

@@ -30,6 +30,11 @@ def finish_load(runner: Any) -> Callable[[], AbstractContextManager]:
     return nullcontext
 
 
+def same_bits(runner: Any) -> str:
+    """Libraries choose their kernels by the number of rows."""
+    return "not promised"
+
+
 def finish_pool(runner: Any) -> DecodeGraphs | None:
     """The largest KV pool that a step leaves room for, and decode graphs that read it."""
     return make_pool(runner)

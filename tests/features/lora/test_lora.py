@@ -2,6 +2,7 @@
 
 import shutil
 import struct
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,6 +127,23 @@ def check_against_peft(llm, base, adapters):
         llm.engine.scheduler.check_integrity()
     assert llm.engine.block_manager.stats.hits > 0
     assert (llm.stats()["num_preemptions"] > 3) == (llm.engine.config.num_gpu_blocks_override == 24)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(dtype="bfloat16"), dict(quantization="int8")], ids=str)
+def test_the_same_bits_in_any_company(base, adapters, options):
+    prompts, chosen = mixed(adapters)
+    options, params = {"dtype": "float32", "enable_lora": True} | options, replace(GREEDY, logprobs=2)
+    llm = LLM(str(base), **options, enable_prefix_caching=False)
+    expected = []
+    for prompt, lora in zip(prompts, chosen, strict=True):
+        [alone] = llm.generate([prompt], params, lora_request=[lora])[0].outputs
+        expected.append((alone.token_ids, alone.logprobs))
+    for name in set(SCHEDULES) - {"plain PyTorch"}:
+        llm = LLM(str(base), **options, **SCHEDULES[name])
+        for temperature in ("cold", "warm"):
+            outputs = llm.generate(prompts, params, lora_request=chosen)
+            found = [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+            assert found == expected, f"{name}, {temperature}"
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3-moe", "mistral-window"])

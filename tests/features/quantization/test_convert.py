@@ -17,6 +17,7 @@ from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
 from nanovllm.features.quantization.formats import Q4_1, Q8_0, QuantizedRows, in_groups
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
+from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, RotaryEmbedding
 from nanovllm.worker.loader import load_model
@@ -136,15 +137,22 @@ def test_weights_that_have_4_bits_come_back(search):
     assert (again.codes == groups.codes).float().mean() > 0.99
 
 
-def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint):
+@pytest.mark.parametrize("in_c", [False, True])
+def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c):
     config = ModelConfig.from_directory(every_checkpoint)
     model = load_model(every_checkpoint, config, torch.float32, torch.device("cpu"))
     weights = load_file(every_checkpoint / "model.safetensors")
     with torch.inference_mode():
-        importance = calibration.measure_importance(model, weights.__getitem__, config, Decoder)
+        importance = calibration.measure_importance(
+            model,
+            weights.__getitem__,
+            config,
+            Decoder,
+            load_cpu_kernels(config, torch.float32) if in_c else TORCH_KERNELS,
+        )
         seen: dict[Linear, Tensor] = {}
         for layer in calibration.linears_of(model):
-            layer.product = calibration.measuring_product(layer, seen)
+            layer.product = calibration.measuring_product(layer, seen, TORCH_KERNELS)
         batch = calibration.random_batch(config.vocab_size)
         batch = replace(batch, logits_rows=torch.arange(len(batch.input_ids)))
         rotary = RotaryEmbedding(config, calibration.SEQ_LEN, torch.float32, torch.device("cpu"))

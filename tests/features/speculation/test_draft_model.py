@@ -70,7 +70,7 @@ def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
     folder, requests = checkpoint(), random_requests(random.Random(8), 8)
     expected = generate(LLM(str(folder), **OPTIONS), requests)
     llm = processes.llm(folder, 2, speculative_config={"model": str(folder)}, **OPTIONS)
-    assert_same(generate(llm, requests), expected)
+    assert_same(generate(llm, requests), expected, 1e-5)
     assert llm.stats()["num_accepted_tokens"] > 10
 
 

@@ -116,16 +116,17 @@ def generate(llm: LLM, requests: Iterable[tuple[list[int], SamplingParams]]) -> 
     return outputs
 
 
-def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+def assert_same(found: list[RequestOutput], expected: list[RequestOutput], tolerance: float = 0) -> None:
+    """tolerance: of log-probabilities, where PyTorch computes, or another number of ranks."""
     for a, b in zip(found, expected, strict=True):
         for x, y in zip(a.outputs, b.outputs, strict=True):
             assert (x.token_ids, x.text) == (y.token_ids, y.text), f"{a.prompt_token_ids}"
             assert (x.finish_reason, x.stop_reason) == (y.finish_reason, y.stop_reason)
-            assert_same_logprobs(x.logprobs, y.logprobs)
-        assert_same_logprobs(a.prompt_logprobs, b.prompt_logprobs)
+            assert_same_logprobs(x.logprobs, y.logprobs, tolerance)
+        assert_same_logprobs(a.prompt_logprobs, b.prompt_logprobs, tolerance)
 
 
-def assert_same_logprobs(found: list | None, expected: list | None) -> None:
+def assert_same_logprobs(found: list | None, expected: list | None, tolerance: float) -> None:
     assert (found is None) == (expected is None)
     for a, b in zip(found or [], expected or [], strict=True):
         assert (a is None) == (b is None)
@@ -133,7 +134,7 @@ def assert_same_logprobs(found: list | None, expected: list | None) -> None:
         a, b = ({t: x for t, x in (each or {}).items() if x.logprob > -math.inf} for each in (a, b))
         assert list(a) == list(b)
         for x, y in zip(a.values(), b.values(), strict=True):
-            assert x.logprob == pytest.approx(y.logprob, rel=1e-5, abs=1e-5)
+            assert abs(x.logprob - y.logprob) <= tolerance * (1 + abs(y.logprob))
             assert (x.rank, x.decoded_token) == (y.rank, y.decoded_token)
 
 
@@ -156,8 +157,8 @@ SETTINGS = [  # pools and budgets from roomy to as tight as can be
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options):
     """25 requests for each of six engines, cold and again warm: a hostile proposer, then n-grams."""
-    rng, options = random.Random(str(options)), OPTIONS | options
-    requests = random_requests(rng, 25)
+    rng, tolerance = random.Random(str(options)), 1e-5 if "optimizations" in options else 0
+    requests, options = random_requests(rng, 25), OPTIONS | options
     expected = generate(LLM(str(checkpoint()), **options), requests)
     llm = LLM(str(checkpoint()), **options)
     hostile(llm, expected, seed=1)
@@ -165,7 +166,7 @@ def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options
         found = generate(llm, requests)
         # Only a request's index differs, from which it gets its seed if it has none.
         llm.engine._num_requests = 0
-        assert_same(found, expected)
+        assert_same(found, expected, tolerance)
     stats = llm.stats()
     assert 0 < stats["num_accepted_tokens"] < stats["num_guessed_tokens"] * 0.9
     assert stats["num_output_tokens"] == 2 * sum(len(s.token_ids) for o in expected for s in o.outputs)
@@ -175,7 +176,7 @@ def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options
 
     llm = LLM(str(checkpoint()), speculative_config=NGRAM, **options)
     let_guess(llm.engine.scheduler, llm.engine.scheduler.speculation.proposer, rng)
-    assert_same(generate(llm, requests), expected)
+    assert_same(generate(llm, requests), expected, tolerance)
     assert llm.stats()["num_guessed_tokens"] > 0
 
 
@@ -185,8 +186,16 @@ def test_three_ranks_give_the_same(tmp_path, processes):
     requests = random_requests(random.Random(5), 25)
     expected = generate(LLM(str(folder), **OPTIONS), requests)
     llm = processes.llm(folder, 3, **OPTIONS)
+    together = generate(llm, requests)
+    assert_same(together, expected, 1e-5)
+    alone = []
+    for i, request in enumerate(requests):
+        llm.engine._num_requests = i
+        alone += generate(llm, [request])
+    assert_same(alone, together)
     hostile(llm, expected, seed=2)
-    assert_same(generate(llm, requests), expected)
+    llm.engine._num_requests = 0
+    assert_same(generate(llm, requests), together)
     assert llm.stats()["num_accepted_tokens"] > 30
 
 

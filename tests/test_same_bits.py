@@ -1,0 +1,113 @@
+"""The same bits always: tokens and log-probabilities of a prompt are equal, with ==, in any company (chapter 10)."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nanovllm import LLM, SamplingParams
+from tests.checkpoints import SIZES
+from tests.features.speculation.test_speculation import Hostile, let_guess
+
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=1)
+SEEDED = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, logprobs=1, seed=3)
+BLOCK_SIZE, MAX_MODEL_LEN = 4, 352
+ROOMY, ALONE = (
+    dict(block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN),
+    dict(max_num_seqs=1, enable_prefix_caching=False),
+)
+TIGHT = dict(num_gpu_blocks_override=MAX_MODEL_LEN // BLOCK_SIZE + 8)
+# Each of these changes which rows are computed together, or where a row's keys are cut, or who computes them.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batch": dict(),
+    "small chunks": dict(max_num_batched_tokens=23, max_num_seqs=4),
+    "blocks of 16, tokens in chunks of 64": dict(block_size=16, max_num_batched_tokens=64),
+    "blocks of 5": dict(block_size=5, max_num_batched_tokens=100),
+    "tight pool": TIGHT,
+    "guesses": dict(),
+    "guesses, tight pool, small chunks": dict(max_num_batched_tokens=19) | TIGHT,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "bfloat16": dict(dtype="bfloat16"),
+    "float32": dict(dtype="float32"),
+    "int8": dict(dtype="float32", quantization="int8"),
+    "int4": dict(dtype="float32", quantization="int4"),
+}
+
+
+def make_prompts() -> list[list[int]]:
+    """Some with a common beginning, some that repeat themselves, and one with more keys than a core takes at a time."""
+    rng = random.Random(0)
+    ids = range(4, SIZES["vocab_size"])
+    shared, loop = rng.choices(ids, k=130), rng.choices(ids, k=5)
+    own = [rng.choices(ids, k=n) for n in (1, 9, 64, 200)]
+    return [shared + own[0], own[1], loop * 3, shared + own[3], shared[:70] + loop * 4, own[2]]
+
+
+def bits(llm: LLM, prompts: list[list[int]], params: Any) -> list[Any]:
+    """All that is said of each prompt: tokens, and log-probabilities as they are."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [(output.prompt_logprobs, [(x.token_ids, x.logprobs) for x in output.outputs]) for output in outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen3-moe", "mistral-window"])
+def test_schedules(checkpoint, variant, kind):
+    folder, prompts = str(checkpoint(variant)), make_prompts()
+    params = [replace(PARAMS, prompt_logprobs=None), PARAMS, *[replace(PARAMS, prompt_logprobs=None)] * 3, SEEDED]
+    alone = LLM(folder, **KINDS[kind], **ROOMY | ALONE)
+    expected = [bits(alone, [prompt], [each])[0] for prompt, each in zip(prompts, params, strict=True)]
+    answers = [samples[0][0] for _, samples in expected]
+    continuations = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    for name, options in SCHEDULES.items():
+        llm = LLM(folder, **KINDS[kind], **ROOMY | options)
+        if "guesses" in name:  # some of them right
+            let_guess(llm.engine.scheduler, Hostile(continuations, random.Random(0)), random.Random(0))
+        for temperature in ("cold", "warm"):
+            assert bits(llm, prompts, params) == expected, f"{name}, {temperature}"
+        stats = llm.stats()
+        assert (stats["num_preemptions"] > 0) == ("tight pool" in name)
+        assert (stats["num_accepted_tokens"] > 0) == ("guesses" in name)
+        assert stats["prefix_cache"]["hits"] > 0
+
+
+def test_bfloat16_with_weights_of_8_bits(checkpoint):
+    llm = LLM(str(checkpoint("llama")), dtype="bfloat16", quantization="int8", **ROOMY)
+    assert llm.stats()["same_bits"] == "on every processor"
+    prompts = make_prompts()
+    together = bits(llm, prompts, PARAMS)
+    assert [bits(llm, [prompt], PARAMS)[0] for prompt in prompts] == together
+
+
+def test_threads_and_samples(checkpoint, monkeypatch):
+    """One thread, two, five; four samples of a prompt, each as if it were the only one."""
+    prompts, answers = make_prompts(), []
+    for num_threads in (1, 2, 5):
+        for module in ("threads", "c_kernels"):
+            monkeypatch.setattr(f"nanovllm.worker.cpu.{module}.num_threads", lambda num=num_threads: num)
+        llm = LLM(str(checkpoint("llama")), dtype="bfloat16", **ROOMY)
+        answers += [bits(llm, prompts, PARAMS), bits(llm, prompts[::-1], PARAMS)[::-1]]
+        four = [samples for _, samples in bits(llm, prompts, replace(PARAMS, n=4, prompt_logprobs=None))]
+        assert four == [samples * 4 for _, samples in answers[0]]
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_what_is_said_of_the_promise(checkpoint, caplog):
+    caplog.set_level("INFO", "nanovllm")
+    folder, line = str(checkpoint("llama")), "last bits of a row's logits may depend"
+    assert LLM(folder, dtype="float32").stats()["same_bits"] == "on every processor" and line not in caplog.text
+    assert LLM(folder, dtype="bfloat16").stats()["same_bits"].startswith("on ")
+    assert LLM(folder, dtype="float32", enforce_eager=True).stats()["same_bits"] == "not promised"
+    assert caplog.text.count(line) == 1
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "smollm3", "llama-mha-tied"])
+def test_other_models(checkpoint, variant):
+    """Biases and tied heads, layers without rotary embedding, a KV head for each query head; in float16."""
+    prompts = make_prompts()
+    llm = LLM(str(checkpoint(variant)), dtype="float16", **ROOMY)
+    together = bits(llm, prompts, PARAMS)
+    assert [bits(llm, [prompt], PARAMS)[0] for prompt in prompts] == together
+    assert not any(torch.isnan(torch.tensor(x.logprob)) for entry in together[0][0][1:] for x in entry.values())
