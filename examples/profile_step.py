@@ -6,12 +6,15 @@ Measures a prefill of one prompt and decodes of a batch, part by part, against t
 take at this machine's read bandwidth, or its multiplications at this machine's best matrix product, whichever is more.
 The ratio is how many times as long as its floor a part takes. Floors are those of layers that see all tokens, without a
 sliding window.
+Before that: how long a decode step takes, and how much of it is spent outside C functions (Python's share), with the
+step recorded and replayed (nanovllm/worker/cpu/recorded_step.py) and not. Part by part, nothing is replayed.
 --contexts: time per decoded token of one sequence against the length of its context, beside the bandwidth floor.
 """
 
 import argparse
 import dataclasses
 import random
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,6 +29,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
+from nanovllm.worker.cpu.recorded_step import RECORDED
 from nanovllm.worker.layers import Linear
 
 NUM_STEPS = 20
@@ -57,6 +61,7 @@ def main() -> None:
     if args.contexts:
         show_contexts(llm, gb_per_s)
         return
+    show_python(llm, sorted({1, args.batch}), args.context)
     add_timers(llm)
 
     def floor_ms(num_rows: int, num_sampled: int, keys_read: int, pairs: int) -> dict[str, float]:
@@ -90,9 +95,53 @@ def main() -> None:
     )
 
 
-def request(llm: LLM, num_prompt: int, num_output: int) -> None:
+def request(llm: LLM, num_prompt: int, num_output: int, stream: bool = True) -> str:
     prompt = random.choices(range(100, llm.engine.model_config.vocab_size), k=num_prompt)
-    llm.engine.add_request(None, prompt, SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output))
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_output)
+    return llm.engine.add_request(None, prompt, params, stream=stream)
+
+
+def show_python(llm: LLM, batches: list[int], context: int) -> None:
+    """Decode steps and the part of them that is spent outside C functions, of requests whose text nobody reads yet."""
+    runner = llm.engine.model_runner
+    library, record = runner.kernels.library, runner._graphs
+    if library is None or runner.device.type != "cpu":
+        return
+    functions = {name: getattr(library, name) for name in (*RECORDED, "replay")}
+    in_c = [0.0]
+
+    def timed(function: Callable) -> Callable:
+        def run(*args: Any) -> None:
+            started = time.perf_counter()
+            function(*args)
+            in_c[0] += time.perf_counter() - started
+
+        return run
+
+    table = Table(title="Decode steps, median", title_justify="left")
+    for name in ("batch", "", "ms a step", "of it Python"):
+        table.add_column(name, justify="right")
+    for name, function in functions.items():
+        setattr(library, name, timed(function))
+    for batch in batches:
+        ids = [request(llm, context, 3 * NUM_STEPS + 4, stream=False) for _ in range(batch)]
+        while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
+            llm.engine.step()
+        for how, graphs in (("recorded", record), ("call by call", None)):
+            if how == "recorded" and graphs is None:
+                continue
+            steps, runner._graphs = [], graphs
+            for _ in range(NUM_STEPS):
+                in_c[0], started = 0.0, time.perf_counter()
+                llm.engine.step()
+                steps.append((time.perf_counter() - started, in_c[0]))
+            step_s, python_s = (statistics.median(s) for s in zip(*((s, s - c) for s, c in steps), strict=True))
+            table.add_row(str(batch), how, f"{step_s * 1e3:.2f}", f"{python_s * 1e3:.2f}")
+        runner._graphs = record
+        llm.engine.abort_request(ids)
+    for name, function in functions.items():
+        setattr(library, name, function)
+    console.print(table, "")
 
 
 def timed_steps(llm: LLM, num: int) -> float:
@@ -129,7 +178,7 @@ def add_timers(llm: LLM) -> None:
         setattr(owner, name, timed(part, getattr(owner, name)))
     functions = (field.name for field in dataclasses.fields(runner.kernels) if field.name != "library")
     parts = dict.fromkeys(functions, "small operations")
-    parts["paged_attention"] = "attention"
+    parts |= {"paged_attention": "attention", "most_likely": "sampling"}
     runner.kernels = dataclasses.replace(
         runner.kernels, **{name: timed(part, getattr(runner.kernels, name)) for name, part in parts.items()}
     )

@@ -36,7 +36,7 @@ class EngineConfig(metaclass=Named):
     tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
     optimizations: tuple[str, ...] = option(
-        OPTIMIZATIONS, "which to use; on a CPU the first two (layers.py, cpu/c_kernels.py), on a GPU the others (cuda/)"
+        OPTIMIZATIONS, "which to use; on a CPU the first three (cpu/), on a GPU the others (cuda/)"
     )
     enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")

@@ -73,8 +73,10 @@ class Batch:
         tokens = tensor(input_ids), tensor(positions), tensor(slots)
         lengths = tensor(cu_seqlens_q, torch.int32), tensor(seqlens_k, torch.int32)
         block_tables = tensor([table + [0] * (width - len(table)) for table in tables], torch.int32)
-        max_query_len = max(chunk.end - chunk.start for chunk in output.chunks)
-        return cls(*tokens, *lengths, block_tables, tensor(logits_rows), max_query_len, max(seqlens_k))
+        query_lens = [chunk.end - chunk.start for chunk in output.chunks]
+        batch = cls(*tokens, *lengths, block_tables, tensor(logits_rows), max(query_lens), max(seqlens_k))
+        vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # they need not be made of the tensors again
+        return batch
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in a device's memory; nothing waits for the copies."""

@@ -14,6 +14,9 @@ The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same i
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See cpu/reorder.py.
+    most_likely(logits) -> token ids
+        The first of each row's largest logits [R, vocab_size]; NO_TOKEN for a row that holds NaN or +infinity, or
+        nothing but -infinity. See cpu/argmax.py.
     library
         The compiled C library, in which features find kernels of their own. None: PyTorch does the work.
 """
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu.argmax import most_likely
 
 Tensors = tuple[Tensor, Tensor]
 
@@ -40,6 +44,7 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
     reorder_weight: Callable[[Tensor], Tensor | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    most_likely: Callable[[Tensor], list[int]]
     library: Any = None
 
 
@@ -83,4 +88,6 @@ def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
 
 
-TORCH_KERNELS = Kernels(add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear)
+TORCH_KERNELS = Kernels(
+    add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear, most_likely
+)

@@ -43,8 +43,8 @@ class Attention(nn.Module):
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))  # [T, num_kv_heads, head_dim]
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q, _ = self.q_norm(q.contiguous(), None, context)
-            k, _ = self.k_norm(k.contiguous(), None, context)
+            q, _ = self.q_norm(q, None, context)
+            k, _ = self.k_norm(k, None, context)
         # First the K/V of all rows is written, then attention reads: a row may see blocks that another one fills now.
         context.kernels.rotary_and_write(q, k, v, context.cos_sin if self.has_rotary else None, kv_layer, context.batch)
         return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch, self.window).flatten(1))

@@ -116,8 +116,8 @@ class ModelRunner:
             hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
             if hidden is None:
                 hidden = self.forward(batch)  # [num_sampled + prompt rows, hidden_size]
-            sampled = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
             rows = sampling.prompt_rows
+            sampled = self._sample(self.model.logits(hidden if rows is None else hidden[:num_sampled]), sampling)
             self.prompt_logprobs = [] if rows is None else rows.score(self.model.logits, hidden[num_sampled:])
             return sampled
 
@@ -132,6 +132,8 @@ class ModelRunner:
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
             return [], []
+        if sampling.is_greedy:
+            return self.kernels.most_likely(logits), [None] * num_rows
         if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
         # The buffer is kept from step to step: page faults of a new one take longer than the conversion.

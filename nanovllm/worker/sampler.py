@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Sampled = tuple[list[int], list["TokenLogprobs | None"]]  # a token of each row, and its logprobs if they are asked for
 
+NOTHING = torch.empty(0, dtype=torch.int64)  # made once: the calls of a step for which nothing is drawn take time, too
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
 
 
@@ -65,14 +66,21 @@ class SamplingBatch:
             batch.prompt_rows = PromptRows.from_scheduler_output(output)
         return batch
 
+    @property
+    def is_greedy(self) -> bool:
+        """Is every row's most likely token wanted, of the model's own logits, and nothing else?"""
+        return not len(self.random_rows) and not self.processors and all(k is None for k in self.num_logprobs)
+
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
         random_rows = [row for row, seq in enumerate(seqs) if seq.sampling_params.temperature >= MIN_TEMPERATURE]
         chosen = [seqs[row] for row in random_rows]
         params = [seq.sampling_params for seq in chosen]
+        of_all = [seq.sampling_params.logprobs for seq in seqs], LogitsProcessors.from_sequences(seqs, eos_token_ids)
+        if not chosen:
+            return cls(*of_all, *[NOTHING] * 6)
         return cls(
-            [seq.sampling_params.logprobs for seq in seqs],
-            LogitsProcessors.from_sequences(seqs, eos_token_ids),
+            *of_all,
             torch.tensor(random_rows, dtype=torch.int64),
             torch.tensor([p.temperature for p in params]),
             torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
@@ -90,7 +98,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     batch.processors.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
     batch.processors.apply(logits)
-    chosen = logits.argmax(-1) if logits.is_cuda else argmax(logits)
+    chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
     if len(batch.random_rows):
         rows = to_device(batch.random_rows, logits.device)

@@ -114,7 +114,7 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
         address_of = parts_of if is_quantized else Tensor.data_ptr
         weights.kernel_args = torch.tensor([address_of(layer.weight) for layer in weights.linears])
     met = weights.kernel_args[sorted_rows.met]
-    pointers = met.data_ptr(), sorted_rows.ends.data_ptr(), len(met)
+    pointers = (PTR * len(met)).from_address(met.data_ptr()), sorted_rows.ends.data_ptr(), len(met)
     if is_quantized:
         return quantized_kernels_for(kernels).products(x, *pointers, None, first.weight)
     return products(kernels.library, x, *pointers, None, *first.weight.shape)

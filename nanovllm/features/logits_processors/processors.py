@@ -61,6 +61,10 @@ class LogitsProcessors:
             made.pending = compute_bits(grammars)
         return made
 
+    def __bool__(self) -> bool:
+        """Does anything happen to any row?"""
+        return any((self.allowed, self.banned, self.bias, self.penalties, self.grammar_rows))
+
     def apply_grammars(self, logits: Tensor) -> None:
         """Let the rows' logits be -inf where the grammar allows no token. Changes them in place, as apply() does."""
         if self.pending is not None:

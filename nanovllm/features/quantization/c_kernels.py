@@ -47,6 +47,7 @@ class QuantizedArgs(ctypes.Structure):
     """quantized_args of worker/cpu/quantized.c."""
 
     _fields_ = (
+        ("num_rows", INT),
         *args_of(PTR, "out x bias groups weights ends"),
         *args_of(INT, "num_weights num_parts num_blocks n k x_stride"),
     )
@@ -66,9 +67,9 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
     scratch = torch.empty(0)
 
     def products(
-        x: Tensor, weights: int, ends: int, num_weights: int, bias: Tensor | None, alike: MergedWeight
+        x: Tensor, weights: Any, ends: int | None, num_weights: int, bias: Tensor | None, alike: MergedWeight
     ) -> Tensor:
-        """The rows up to ends[i] meet weights[i]: addresses of num_weights numbers. alike: a weight of their sizes."""
+        """See products() of worker/cpu/c_kernels.py. alike: a weight of the same sizes as all of them."""
         nonlocal scratch
         parts_of(alike)
         parts, num_blocks, n = alike.kernel_args
@@ -78,16 +79,16 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
         x = x if x.stride(1) == 1 else x.contiguous()
         out = x.new_empty(x.shape[0], n)
         args = QuantizedArgs(
-            out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            groups=scratch.data_ptr(), weights=weights, ends=ends, num_weights=num_weights, num_parts=len(parts),
-            num_blocks=num_blocks, n=n, k=x.shape[1], x_stride=x.stride(0),
+            num_rows=x.shape[0], out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+            groups=scratch.data_ptr(), weights=ctypes.addressof(weights), ends=ends, num_weights=num_weights,
+            num_parts=len(parts), num_blocks=num_blocks, n=n, k=x.shape[1], x_stride=x.stride(0),
         )  # fmt: skip
+        args.kept = weights, scratch  # as long as the arguments
         lib.quantized_linear(args)
         return out
 
     def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
-        parts, end = PTR(parts_of(weight)), INT(x.shape[0])
-        return products(x, ctypes.addressof(parts), ctypes.addressof(end), 1, bias, weight)
+        return products(x, PTR(parts_of(weight)), None, 1, bias, weight)
 
     def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
         k, groups = weight.shape[1], in_groups(weight).contiguous()

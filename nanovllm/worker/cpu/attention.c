@@ -80,7 +80,7 @@ typedef struct {
 } attention_item;
 
 static attention_item item_at(const attention_args *a, int64_t i) {
-    const attention_task *task = a->tasks + i / a->num_kv_heads;
+    const attention_task *task = a->step->tasks + i / a->num_kv_heads;
     const int64_t hidden = a->window && task->num_keys > a->window ? task->num_keys - a->window : 0;
     return (attention_item){task, i % a->num_kv_heads, hidden / CHUNK * CHUNK, task->num_keys + task->num_rows - 1,
                             task->num_rows * GROUP};
@@ -112,8 +112,8 @@ static void attend_items(const void *args, int64_t first, int64_t end) {
 static void attend_parts(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
     for (int64_t i = first; i < end; i++) {
-        const attention_item item = item_at(a, i / a->num_parts);
-        attend_part(a->scratch + i * a->most_rows * GROUP, a, &item, item.first_key / PART_KEYS + i % a->num_parts);
+        const attention_item item = item_at(a, i / a->step->num_parts);
+        attend_part(a->step->scratch + i * a->step->most_rows * GROUP, a, &item, item.first_key / PART_KEYS + i % a->step->num_parts);
     }
 }
 
@@ -125,17 +125,17 @@ static void add_parts(const void *args, int64_t first, int64_t end) {
         const int64_t first_part = item.first_key / PART_KEYS, last_part = (item.end_key - 1) / PART_KEYS;
         forget(all, item.num_queries);
         for (int64_t part = 0; part <= last_part - first_part; part++)
-            add_part(all, a->scratch + (i * a->num_parts + part) * a->most_rows * GROUP, item.num_queries);
+            add_part(all, a->step->scratch + (i * a->step->num_parts + part) * a->step->most_rows * GROUP, item.num_queries);
         store_result(a, item.task, item.kv_head, all);
     }
 }
 
 void paged_attention(const attention_args *args) {
-    const int64_t num_items = args->num_tasks * args->num_kv_heads;
-    if (args->num_parts == 1) {
+    const int64_t num_items = args->step->num_tasks * args->num_kv_heads, num_parts = args->step->num_parts;
+    if (num_parts == 1) {
         parallel_for(attend_items, args, num_items, 1);
         return;
     }
-    parallel_for(attend_parts, args, num_items * args->num_parts, 1);
-    parallel_for(add_parts, args, num_items, 1 + ADDED_PARTS / args->num_parts);
+    parallel_for(attend_parts, args, num_items * num_parts, 1);
+    parallel_for(add_parts, args, num_items, 1 + ADDED_PARTS / num_parts);
 }

@@ -31,17 +31,24 @@ typedef struct {
     float acc[HEAD_DIM], max, sum;
 } partial;
 
-/* Strides count numbers. cpu/c_kernels.py has the same fields in the same order. */
+/* What all layers of a step have in common. cpu/c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
-    num *out;                         /* [rows][num_kv_heads * GROUP][HEAD_DIM] */
-    const num *q;                     /* the same, rows q_stride apart */
-    const num *k_cache, *v_cache;     /* see above; blocks block_stride apart */
-    const int32_t *tables;            /* [sequences][table_width]: block ids */
-    const attention_task *tasks;      /* [num_tasks] */
-    partial *scratch;                 /* [num_tasks][num_kv_heads][num_parts][most_rows * GROUP], used if num_parts > 1 */
-    int64_t q_stride, block_stride, block_size, table_width, num_tasks, num_kv_heads;
+    const int32_t *tables;       /* [sequences][table_width]: block ids */
+    const attention_task *tasks; /* [num_tasks] */
+    partial *scratch;            /* [num_tasks][num_kv_heads][num_parts][most_rows * GROUP], used if num_parts > 1 */
+    int64_t table_width, num_tasks;
     int64_t num_parts; /* 1: the parts of a task are computed one after another; more: side by side, so many at most */
     int64_t most_rows; /* of a task */
+} attention_step;
+
+/* Strides count numbers. */
+typedef struct {
+    int64_t num_rows;
+    num *out;                     /* [num_rows][num_kv_heads * GROUP][HEAD_DIM] */
+    const num *q;                 /* the same, rows q_stride apart */
+    const num *k_cache, *v_cache; /* see above; blocks block_stride apart */
+    const attention_step *step;
+    int64_t q_stride, block_stride, block_size, num_kv_heads;
     int64_t window; /* how many keys a row sees; 0: all */
     float scale;
 } attention_args;
@@ -59,7 +66,7 @@ static const num zeros[HEAD_DIM];
 /* Find the keys and values first_key to end_key - 1, or as many of them as a chunk holds, through the block table. */
 static inline void find_chunk(key_chunk *kv, const attention_args *args, const attention_task *task, int64_t kv_head,
                               int64_t first_key, int64_t end_key) {
-    const int32_t *table = args->tables + task->seq * args->table_width;
+    const int32_t *table = args->step->tables + task->seq * args->step->table_width;
     const int64_t size = args->block_size, left = end_key > first_key ? end_key - first_key : 0;
     const int in_place = size % LANES == 0;
     const int64_t seen_from = args->window ? task->num_keys - args->window - first_key : 0; /* by any row */

@@ -8,6 +8,7 @@ import ctypes
 import logging
 import subprocess
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,37 +34,69 @@ def args_of(ctype: type, names: str) -> list[tuple[str, type]]:
     return [(name, ctype) for name in names.split()]
 
 
+class NormArgs(ctypes.Structure):
+    """norm_args of cpu/kernels.c. What a layer calls has such a struct, with the number of rows in front."""
+
+    _fields_ = (
+        ("num_rows", INT),
+        *args_of(PTR, "out residual delta weight"),
+        *args_of(INT, "num_heads row_stride size"),
+        ("eps", FLOAT),
+    )
+
+
+class SiluArgs(ctypes.Structure):
+    """silu_args of cpu/kernels.c."""
+
+    _fields_ = (("num_rows", INT), *args_of(PTR, "out gate_up"), ("size", INT))
+
+
 class RotaryArgs(ctypes.Structure):
     """rotary_args of cpu/kernels.c."""
 
     _fields_ = (
+        ("num_rows", INT),
         *args_of(PTR, "q k v cos sin slots k_cache v_cache"),
-        *args_of(INT, "q_stride k_stride v_stride block_stride num_rows num_kv_heads block_size"),
+        *args_of(INT, "q_stride k_stride v_stride block_stride num_kv_heads block_size"),
     )
+
+
+class AttentionStep(ctypes.Structure):
+    """attention_step of cpu/attention.h."""
+
+    _fields_ = (*args_of(PTR, "tables tasks scratch"), *args_of(INT, "table_width num_tasks num_parts most_rows"))
 
 
 class AttentionArgs(ctypes.Structure):
-    """attention_args of cpu/attention.c."""
+    """attention_args of cpu/attention.h."""
 
     _fields_ = (
-        *args_of(PTR, "out q k_cache v_cache tables tasks scratch"),
-        *args_of(INT, "q_stride block_stride block_size table_width num_tasks num_kv_heads num_parts most_rows window"),
+        ("num_rows", INT),
+        *args_of(PTR, "out q k_cache v_cache step"),
+        *args_of(INT, "q_stride block_stride block_size num_kv_heads window"),
         ("scale", FLOAT),
     )
+
+
+class ChoiceArgs(ctypes.Structure):
+    """choice_args of cpu/rows.c."""
+
+    _fields_ = (("num_rows", INT), *args_of(PTR, "token_ids logits"), ("size", INT))
 
 
 class LinearArgs(ctypes.Structure):
     """linear_args of cpu/linear.c."""
 
-    _fields_ = (*args_of(PTR, "out x weights bias ends"), *args_of(INT, "num_weights n k"))
+    _fields_ = (("num_rows", INT), *args_of(PTR, "out x weights bias ends"), *args_of(INT, "num_weights n k"))
 
 
 SIGNATURES = {
-    "add_rms_norm": [PTR, PTR, PTR, PTR, INT, INT, FLOAT],
-    "silu_and_mul": [PTR, PTR, INT, INT],
-    "rotary_and_write": [ctypes.POINTER(RotaryArgs)],
-    "linear": [ctypes.POINTER(LinearArgs)],
-    "paged_attention": [ctypes.POINTER(AttentionArgs)],
+    "add_rms_norm": NormArgs,
+    "silu_and_mul": SiluArgs,
+    "rotary_and_write": RotaryArgs,
+    "linear": LinearArgs,
+    "paged_attention": AttentionArgs,
+    "most_likely": ChoiceArgs,
 }
 
 
@@ -82,8 +115,8 @@ def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype, in_pairs: bool = T
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
         library = ctypes.CDLL(str(compile_library("kernels.c", defines)))
         PTR.in_dll(library, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
-        for name, types in SIGNATURES.items():
-            getattr(library, name).argtypes = types
+        for name, args in SIGNATURES.items():
+            getattr(library, name).argtypes = [ctypes.POINTER(args)]
             getattr(library, name).restype = None
     # AttributeError, ValueError: the library is another one.
     except (OSError, subprocess.SubprocessError, AttributeError, ValueError) as error:
@@ -109,21 +142,19 @@ def _warn_once(reason: str) -> None:
 def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
-    partial_bytes, part_keys, many_items = lib.partial_bytes(), lib.part_keys(), ITEMS_PER_THREAD * num_threads()
-    scratch = torch.empty(0, dtype=torch.uint8)
 
     def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
-        size, normed = hidden.shape[-1], torch.empty_like(hidden)
-        added = None if residual is None else hidden.data_ptr()
+        normed, added = hidden.new_empty(hidden.shape), None if residual is None else hidden.data_ptr()
         residual = hidden if residual is None else residual
         pointers = normed.data_ptr(), residual.data_ptr(), added, weight.data_ptr()
-        lib.add_rms_norm(*pointers, hidden.numel() // size, size, eps)
+        sizes = hidden.shape[1:-1].numel(), residual.stride(0), hidden.shape[-1]
+        lib.add_rms_norm(NormArgs(hidden.shape[0], *pointers, *sizes, eps))
         return normed, residual
 
     def silu_and_mul(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
-        lib.silu_and_mul(out.data_ptr(), gate_up.data_ptr(), rows, size)
+        lib.silu_and_mul(SiluArgs(rows, out.data_ptr(), gate_up.data_ptr(), size))
         return out
 
     def rotary_and_write(
@@ -132,29 +163,20 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         k_cache, v_cache = kv_layer
         cos, sin = (None, None) if cos_sin is None else (x.data_ptr() for x in cos_sin)
         args = RotaryArgs(
-            q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos, sin=sin,
+            num_rows=q.shape[0], q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos, sin=sin,
             slots=batch.slot_mapping.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
             q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
-            num_rows=q.shape[0], num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
+            num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
         )  # fmt: skip
         lib.rotary_and_write(args)
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
-        nonlocal scratch
-        out = q.new_empty(q.shape)
-        (tasks, most_rows), tables = row_tiles(batch), batch.block_tables
-        num_items = len(tasks) * num_kv_heads
-        # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
-        num_parts = cdiv(batch.max_key_len, part_keys) if num_items < many_items else 1
-        num_bytes = num_items * num_parts * most_rows * partial_bytes if num_parts > 1 else 0
-        if len(scratch) < num_bytes:
-            scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        out, step = q.new_empty(q.shape), attention_step(lib, num_kv_heads, batch)
         args = AttentionArgs(
-            out=out.data_ptr(), q=q.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
-            tables=tables.data_ptr(), tasks=tasks.data_ptr(), scratch=scratch.data_ptr(),
+            num_rows=q.shape[0], out=out.data_ptr(), q=q.data_ptr(),
+            k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(), step=ctypes.addressof(step),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
-            table_width=tables.shape[1], num_tasks=len(tasks), num_kv_heads=num_kv_heads, num_parts=num_parts,
-            most_rows=most_rows, window=window, scale=head_dim**-0.5,
+            num_kv_heads=num_kv_heads, window=window, scale=head_dim**-0.5,
         )  # fmt: skip
         lib.paged_attention(args)
         return out
@@ -165,21 +187,48 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
         return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), n, k) else None
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
-        weight, end = PTR(reordered.data_ptr()), INT(x.shape[0])
-        return products(lib, x, ctypes.addressof(weight), ctypes.addressof(end), 1, bias, *reordered.shape)
+        return products(lib, x, PTR(reordered.data_ptr()), None, 1, bias, *reordered.shape)
 
-    own = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear
+    def most_likely(logits: Tensor) -> list[int]:
+        token_ids = (INT * len(logits))()
+        lib.most_likely(ChoiceArgs(len(logits), ctypes.addressof(token_ids), logits.data_ptr(), logits.shape[1]))
+        return list(token_ids)
+
+    own = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear, most_likely
     return Kernels(*own, library=lib)
 
 
 def products(
-    lib: ctypes.CDLL, x: Tensor, weights: int, ends: int, num_weights: int, bias: Tensor | None, n: int, k: int
+    lib: ctypes.CDLL, x: Tensor, weights: Any, ends: int | None, num_weights: int, bias: Tensor | None, n: int, k: int
 ) -> Tensor:
-    """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[i]: addresses of num_weights numbers each."""
+    """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[i], the last weight meets the rest.
+
+    weights: addresses of num_weights weights, as a ctypes object. ends: the address of as many numbers; None if one
+    weight meets all rows.
+    """
     x, out = x.contiguous(), x.new_empty(x.shape[0], n)
-    bias_ptr = None if bias is None else bias.data_ptr()
-    lib.linear(LinearArgs(out.data_ptr(), x.data_ptr(), weights, bias_ptr, ends, num_weights, n, k))
+    pointers = out.data_ptr(), x.data_ptr(), ctypes.addressof(weights), None if bias is None else bias.data_ptr(), ends
+    args = LinearArgs(x.shape[0], *pointers, num_weights, n, k)
+    args.kept = weights  # as long as the arguments
+    lib.linear(args)
     return out
+
+
+def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> AttentionStep:
+    """What the layers of a step have in common, worked out by the first of them."""
+    if "attention_step" not in batch.plans:
+        (tasks, most_rows), tables = row_tiles(batch), batch.block_tables
+        num_items, num_parts, scratch = len(tasks) * num_kv_heads, cdiv(batch.max_key_len, lib.part_keys()), None
+        # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
+        if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_threads():
+            num_parts = 1
+        else:
+            scratch = torch.empty(num_items * num_parts * most_rows * lib.partial_bytes(), dtype=torch.uint8)
+        pointers = (None if x is None else x.data_ptr() for x in (tables, tasks, scratch))
+        step = AttentionStep(*pointers, tables.shape[1], len(tasks), num_parts, most_rows)
+        step.kept = tables, tasks, scratch  # as long as the step
+        batch.plans["attention_step"] = step
+    return batch.plans["attention_step"]
 
 
 def row_tiles(batch: Batch) -> tuple[Tensor, int]:
@@ -188,11 +237,11 @@ def row_tiles(batch: Batch) -> tuple[Tensor, int]:
     And the largest of the numbers of rows.
     """
     if "row_tiles" not in batch.plans:
-        tiles, row = [], 0
+        tiles, row, most_rows = list[int](), 0, 0
         for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
             size = TILE_ROWS if num_rows > FEW_ROWS else 1
             for i in range(0, num_rows, size):
-                tiles.append((row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1))
-            row += num_rows
-        batch.plans["row_tiles"] = torch.tensor(tiles), max((tile[1] for tile in tiles), default=0)
+                tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
+            row, most_rows = row + num_rows, max(most_rows, min(size, num_rows))
+        batch.plans["row_tiles"] = torch.tensor(tiles, dtype=torch.int64).view(-1, 4), most_rows
     return batch.plans["row_tiles"]

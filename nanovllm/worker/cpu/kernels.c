@@ -10,11 +10,13 @@
  *     adapters.c          small changes of matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *     quantize.c          weights of 4 bits, made of others
+ *     rows.c, replay.c    what surrounds the layers of a step, and all of its calls made again
  *
  * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
  * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
  * compute in float32 and round once, when they store a result.
+ * What a decoder layer calls takes one struct, whose first field is the number of rows: replay.c says why.
  *
  * The bits of a row's result depend on nothing but the row's own numbers and the weights: every sum has one order, which
  * neither the other rows nor the number of threads nor the length of vectors changes. A compiler may not change it
@@ -26,13 +28,14 @@
 /* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
 static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
 
+/* cpu/c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
-    num *out, *residual;
-    const num *delta, *weight;
-    int64_t size;
+    int64_t num_rows;
+    num *out, *residual;       /* [num_rows][num_heads][size]; rows of residual are row_stride apart */
+    const num *delta, *weight; /* as residual, or NULL; [size] */
+    int64_t num_heads, row_stride, size;
     float eps;
 } norm_args;
-
 static inline float sum_of_squares(const num *x, int64_t size) {
     vec sum[PARTIAL_VECS] = {{0}};
     float partial[PARTIAL_SUMS];
@@ -48,28 +51,29 @@ static inline float sum_of_squares(const num *x, int64_t size) {
     return sum_of(partial);
 }
 
-static void add_rms_norm_rows(const void *args, int64_t first, int64_t end) {
+static void add_rms_norm_heads(const void *args, int64_t first, int64_t end) {
     const norm_args a = *(const norm_args *)args;
-    for (int64_t r = first; r < end; r++) {
-        num *x = a.residual + r * a.size;
-        num *y = a.out + r * a.size;
+    for (int64_t head = first; head < end; head++) {
+        const int64_t at = head / a.num_heads * a.row_stride + head % a.num_heads * a.size;
+        num *x = a.residual + at, *y = a.out + head * a.size;
         if (a.delta)
             for (int64_t i = 0; i < a.size; i++)
-                x[i] = store(load(x[i]) + load(a.delta[r * a.size + i]));
+                x[i] = store(load(x[i]) + load(a.delta[at + i]));
         const float scale = 1.0f / sqrtf(sum_of_squares(x, a.size) / a.size + a.eps);
         for (int64_t i = 0; i < a.size; i++)
             y[i] = store(load(x[i]) * scale * load(a.weight[i]));
     }
 }
 
-/* residual += delta (unless it is NULL), out = residual / rms(residual) * weight; rows of `size` numbers. */
-void add_rms_norm(num *out, num *residual, const num *delta, const num *weight, int64_t rows, int64_t size, float eps) {
-    parallel_for(add_rms_norm_rows, &(norm_args){out, residual, delta, weight, size, eps}, rows, rows_a_chunk(size));
+/* residual += delta (unless it is NULL), out = residual / rms(residual) * weight, for each head of `size` numbers. */
+void add_rms_norm(const norm_args *args) {
+    parallel_for(add_rms_norm_heads, args, args->num_rows * args->num_heads, rows_a_chunk(args->size));
 }
 
 typedef struct {
-    num *restrict out;
-    const num *restrict gate_up;
+    int64_t num_rows;
+    num *restrict out;           /* [num_rows][size] */
+    const num *restrict gate_up; /* [num_rows][2 * size] */
     int64_t size;
 } silu_args;
 
@@ -95,8 +99,8 @@ static void silu_and_mul_rows(const void *args, int64_t first, int64_t end) {
 }
 
 /* out = silu(gate) * up, from rows that hold gate and then up. */
-void silu_and_mul(num *restrict out, const num *restrict gate_up, int64_t rows, int64_t size) {
-    parallel_for(silu_and_mul_rows, &(silu_args){out, gate_up, size}, rows, rows_a_chunk(2 * size));
+void silu_and_mul(const silu_args *args) {
+    parallel_for(silu_and_mul_rows, args, args->num_rows, rows_a_chunk(2 * args->size));
 }
 
 /* Rotate one head in place. */
@@ -113,14 +117,15 @@ static inline void rotate(num *x, const num *restrict cos, const num *restrict s
     }
 }
 
-/* Strides count numbers. cpu/c_kernels.py has the same fields in the same order. */
+/* Strides count numbers. */
 typedef struct {
+    int64_t num_rows;
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
     const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */
     const int64_t *slots;    /* [num_rows]; -1: k and v are not written */
     num *k_cache, *v_cache;  /* see attention.h */
     int64_t q_stride, k_stride, v_stride, block_stride;
-    int64_t num_rows, num_kv_heads, block_size;
+    int64_t num_kv_heads, block_size;
 } rotary_args;
 
 static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) {
@@ -150,8 +155,7 @@ static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) 
 
 /* Rotate q and k in place, then write k and v to their slots. */
 void rotary_and_write(const rotary_args *args) {
-    const int64_t row_size = args->num_kv_heads * (GROUP + 2) * HEAD_DIM;
-    parallel_for(rotary_and_write_rows, args, args->num_rows, rows_a_chunk(row_size));
+    parallel_for(rotary_and_write_rows, args, args->num_rows, rows_a_chunk(args->num_kv_heads * (GROUP + 2) * HEAD_DIM));
 }
 
 typedef struct {
@@ -241,3 +245,5 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
 #include "adapters.c"
 #include "quantized.c"
 #include "quantize.c"
+#include "rows.c"
+#include "replay.c"

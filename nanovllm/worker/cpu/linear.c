@@ -101,9 +101,10 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
 }
 
 typedef struct {
+    int64_t num_rows;
     num *out;
-    const num *x, *const *weights, *bias; /* [rows][k]; [num_weights] reordered weights; [n] or NULL */
-    const int64_t *ends; /* [num_weights]: weight w meets the rows ends[w - 1] to ends[w] - 1; it meets one at least */
+    const num *x, *const *weights, *bias; /* [num_rows][k]; [num_weights] reordered weights; [n] or NULL */
+    const int64_t *ends; /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
     int64_t num_weights, n, k;
 } linear_args;
 
@@ -113,7 +114,8 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const int64_t num_blocks = num_col_blocks(l.n);
     for (int64_t item = first; item < end; item++) {
         const int64_t w = item / num_blocks, c = item % num_blocks * COLS;
-        const int64_t first_row = w ? l.ends[w - 1] : 0, num_rows = l.ends[w] - first_row;
+        const int64_t first_row = w ? l.ends[w - 1] : 0;
+        const int64_t num_rows = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
         const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
         const num *weight = l.weights[w] + c * l.k, *bias = l.bias ? l.bias + c : NULL;
         const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * l.k : l.weights[w + 1];
@@ -141,6 +143,6 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
 
 /* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
 void linear(const linear_args *args) {
-    const int64_t num_rows = args->ends[args->num_weights - 1], num_blocks = args->num_weights * num_col_blocks(args->n);
-    parallel_for(linear_blocks, args, num_rows ? num_blocks : 0, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
+    const int64_t num_blocks = args->num_rows ? args->num_weights * num_col_blocks(args->n) : 0;
+    parallel_for(linear_blocks, args, num_blocks, 1 + CHUNK_BYTES / (COLS * args->k * sizeof(num)));
 }

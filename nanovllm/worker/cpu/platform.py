@@ -8,6 +8,7 @@ import torch
 
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
+from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
 from nanovllm.worker.cpu.reorder import reorder_weights
 from nanovllm.worker.cpu.threads import pytorch_multiplies, step_threads
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
@@ -49,6 +50,8 @@ def same_bits(runner: Any) -> str:
     return "on every processor" if runner.kernels.library.unit_size() == 1 else "on processors that multiply bf16 pairs"
 
 
-def finish_pool(runner: Any) -> None:
+def finish_pool(runner: Any) -> RecordedStep | None:
+    """Everything that a step reads has its place: record the step."""
     memory.keep_freed_memory()
     runner.prefaulting.join()
+    return record_step(runner)

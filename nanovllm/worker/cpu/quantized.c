@@ -22,11 +22,12 @@ typedef struct {
 } quantized_part;
 
 typedef struct {
+    int64_t num_rows;    /* m */
     num *out;            /* [m][n], n of all parts together */
     const num *x, *bias; /* [m][k], rows x_stride numbers apart; [n] or NULL */
     x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS] */
     const quantized_part *const *weights; /* [num_weights][num_parts], all weights alike */
-    const int64_t *ends; /* [num_weights]: weight w meets the rows ends[w - 1] to ends[w] - 1; it meets one at least */
+    const int64_t *ends; /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
     int64_t num_weights, num_parts, num_blocks, n, k, x_stride;
 } quantized_args;
 
@@ -158,14 +159,14 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
 
 /* Fill a slab with the rows from `row` on, the first of them of weight w. Returns the row and sets the weight behind. */
 static int64_t fill(slab *s, int64_t row, int64_t *w) {
-    const int64_t *ends = s->args->ends;
     s->first_weight = *w;
     s->num_weights = s->num_tiles = s->tile[0] = 0;
     while (*w < s->args->num_weights && s->num_tiles < SLAB_TILES) {
-        for (; row < ends[*w] && s->num_tiles < SLAB_TILES; row = smaller(row + MAX_ROWS, ends[*w]))
+        const int64_t end = *w + 1 < s->args->num_weights ? s->args->ends[*w] : s->args->num_rows;
+        for (; row < end && s->num_tiles < SLAB_TILES; row = smaller(row + MAX_ROWS, end))
             s->row[s->num_tiles++] = row;
         s->tile[++s->num_weights] = s->num_tiles;
-        if (row == ends[*w])
+        if (row == end)
             ++*w;
     }
     s->row[s->num_tiles] = row;
@@ -177,7 +178,7 @@ void quantized_linear(const quantized_args *args) {
     const int64_t row_bytes = num_groups(args->k) * sizeof(x_group);
     slab s;
     s.args = args;
-    for (int64_t row = 0, w = 0; row < args->ends[args->num_weights - 1];) {
+    for (int64_t row = 0, w = 0; row < args->num_rows;) {
         row = fill(&s, row, &w);
         parallel_for(quantize_tiles, &s, s.num_tiles, 1 + CHUNK_BYTES / 2 / MAX_ROWS / row_bytes);
         const int64_t block_bytes = args->weights[0]->block_bytes * s.num_tiles / s.num_weights;

@@ -20,6 +20,8 @@ from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import Linear
 
+ROOT = Path("/")  # of the file system; made once, as each step asks
+
 
 @cache
 def load_pool() -> ctypes.CDLL:
@@ -39,7 +41,7 @@ def num_threads() -> int:
 def num_cpus() -> int:
     """CPUs that this process may use: its affinity (taskset), or the CPU quota of its cgroup (containers) if less."""
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(num_allowed, cgroup_quota(Path("/")) or num_allowed)
+    return min(num_allowed, cgroup_quota(ROOT) or num_allowed)
 
 
 @cache

@@ -218,7 +218,7 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
     runner = llm.engine.model_runner
     if how != "plain" and runner.kernels is threads.TORCH_KERNELS:
         pytest.skip("no C compiler")
-    products = {module.product for module in runner.model.modules() if isinstance(module, Linear)}
+    products = {module.product for module in runner.model.layers.modules() if isinstance(module, Linear)}
     in_c, seen, forward = products == {runner.kernels.linear}, [], runner.forward
 
     def observed(batch):

@@ -1,0 +1,15 @@
+/* A step without Python (chapter 10). A part of cpu/kernels.c; cpu/recorded_step.py makes the record. */
+
+/* A function of these files, and its arguments: a struct whose first field is the number of rows. */
+typedef struct {
+    void (*function)(const void *args);
+    int64_t *args;
+} recorded_call;
+
+/* Make the calls again, one after another, with so many rows. Everything else is where it was. */
+void replay(const recorded_call *calls, int64_t num_calls, int64_t num_rows) {
+    for (const recorded_call *c = calls; c < calls + num_calls; c++) {
+        *c->args = num_rows;
+        c->function(c->args);
+    }
+}

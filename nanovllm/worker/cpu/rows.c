@@ -1,0 +1,79 @@
+/* What a step does with rows before and behind its layers (chapter 10). A part of cpu/kernels.c. */
+
+typedef struct {
+    int64_t num_rows;
+    num *out;            /* [num_rows][size] */
+    const num *table;    /* rows of size numbers */
+    const int64_t *rows; /* [num_rows]: of the table */
+    int64_t size;
+} gather_args;
+
+void gather_rows(const gather_args *args) {
+    for (int64_t r = 0; r < args->num_rows; r++)
+        memcpy(args->out + r * args->size, args->table + args->rows[r] * args->size, args->size * sizeof(num));
+}
+
+typedef struct {
+    int64_t num_rows;
+    num *out;            /* [num_rows][size]: normed */
+    const num *residual; /* [num_rows][size]: what was normed */
+    int64_t size;
+} mark_args;
+
+/* Decoder.forward() says why. */
+void mark_rows(const mark_args *args) {
+    for (int64_t r = 0; r < args->num_rows; r++) {
+        num *first = args->out + r * args->size;
+        *first = store(load(*first) + 0 * sum_of_squares(args->residual + r * args->size, args->size));
+    }
+}
+
+typedef struct {
+    int64_t num_rows;
+    int64_t *token_ids; /* [num_rows] */
+    const num *logits;  /* [num_rows][size] */
+    int64_t size;
+} choice_args;
+
+enum { LOOKED_AT = 256 }; /* logits, of which the largest is found, before anybody asks which one it is */
+
+/* The first of a row's largest numbers; -1 if one is NaN or infinity, or all are -infinity. */
+static int64_t first_largest(const num *x, int64_t size) {
+    float largest = -INFINITY;
+    int64_t at = 0;
+    mask is_nan = {0};
+    for (int64_t first = 0; first < size; first += LOOKED_AT) {
+        vec best = (vec){0} - INFINITY;
+        for (int64_t i = first; i < first + LOOKED_AT && i < size; i += LANES) {
+            num padded[LANES]; /* with the last number, which is there already */
+            for (int l = 0; l < LANES && i + LANES > size; l++)
+                padded[l] = x[i + l < size ? i + l : size - 1];
+            const vec now = floats_at(i + LANES > size ? padded : x + i);
+            is_nan |= now != now;
+            best = larger_of(now, best);
+        }
+        for (int l = 0; l < LANES; l++)
+            if (best[l] > largest) {
+                largest = best[l];
+                at = first;
+            }
+    }
+    for (int l = 0; l < LANES; l++)
+        if (is_nan[l])
+            return -1;
+    if (!(largest > -INFINITY && largest < INFINITY))
+        return -1;
+    while (load(x[at]) != largest)
+        at++;
+    return at;
+}
+
+static void most_likely_rows(const void *args, int64_t first, int64_t end) {
+    const choice_args *a = args;
+    for (int64_t r = first; r < end; r++)
+        a->token_ids[r] = first_largest(a->logits + r * a->size, a->size);
+}
+
+void most_likely(const choice_args *args) {
+    parallel_for(most_likely_rows, args, args->num_rows, rows_a_chunk(args->size));
+}
