@@ -1,0 +1,198 @@
+/* Prints a digest of what each kernel computes from fixed inputs. test_digests.py compiles it for several processors, and
+ * all must print the same. No pool, no files, no clock: it runs under an emulator and as WebAssembly, too. */
+#include "../../../nanovllm/worker/cpu/kernels.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void in_this_thread(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {
+    for (int64_t i = 0; i < num_items; i += min_chunk) /* in chunks, as the pool's threads claim them */
+        work(args, i, i + min_chunk < num_items ? i + min_chunk : num_items);
+}
+
+static uint64_t state, digest;
+
+static uint32_t random_bits(void) { /* Knuth's MMIX */
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 40; /* 24 bits */
+}
+static float random_float(float range) { return ((int32_t)random_bits() - (1 << 23)) * (range / (1 << 23)); }
+
+static void *space(int64_t bytes) { return calloc(bytes / 64 + 2, 64); }
+static num *nums(int64_t count, float range) {
+    num *x = space(count * sizeof(num));
+    for (int64_t i = 0; i < count; i++)
+        x[i] = store(random_float(range));
+    return x;
+}
+
+static void add_byte(uint8_t byte) { digest = (digest ^ byte) * 0x100000001b3u; } /* FNV-1a */
+static void add_bits(uint32_t bits, int bytes) {
+    for (int i = 0; i < bytes; i++)
+        add_byte(bits >> 8 * i);
+}
+static void add_floats(const float *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        add_bits(x[i] != x[i] ? 0x7fc00000 : bits, 4); /* which NaN it is differs */
+    }
+}
+static void add_nums(const num *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const float value = load(x[i]);
+        add_floats(&value, 1);
+    }
+}
+static void show(const char *name) {
+    printf("%s %016llx\n", name, (unsigned long long)digest);
+    digest = 0xcbf29ce484222325u;
+    state = 1;
+}
+
+/* Numbers from the smallest to the largest, by their bits. */
+static void show_numbers(void) {
+    for (uint32_t i = 0; i < 1 << 20; i++) {
+        const uint32_t bits = 0x80000000u | (uint32_t)((uint64_t)i * 0x43000000u >> 20); /* 0 to -128 */
+        float x[LANES] = {0};
+        memcpy(x, &bits, 4);
+        put(x, exp_negative(vec_from(x)));
+        add_floats(x, 1);
+    }
+    for (int i = 0; i < 1 << 20; i++) {
+        uint32_t bits[3];
+        float x[3];
+        for (int j = 0; j < 3; j++)
+            bits[j] = (random_bits() << 12 | random_bits() >> 4) & (j < 2 ? 0xbfffffff : 0xffffffff);
+        memcpy(x, bits, sizeof(x));
+        const vec y = fused((vec){0} + x[0], (vec){0} + x[1], (vec){0} + x[2]);
+        float lanes[LANES];
+        put(lanes, y);
+        add_floats(lanes, 1);
+        const float one = fused_float(x[0], x[1], x[2]);
+        add_floats(&one, 1);
+    }
+    show("numbers");
+}
+
+static void show_small_operations(void) {
+    const int64_t sizes[] = {64, 576, 37};
+    for (int i = 0; i < 3; i++) {
+        const int64_t size = sizes[i], rows = 3;
+        num *residual = nums(rows * size, 3), *out = nums(rows * size, 1), *gate_up = nums(rows * 2 * size, 20);
+        add_rms_norm(&(norm_args){rows, out, residual, nums(rows * size, 2), nums(size, 2), 1, size, size, 1e-5f});
+        add_nums(out, rows * size);
+        add_nums(residual, rows * size);
+        silu_and_mul(&(silu_args){rows, out, gate_up, size});
+        add_nums(out, rows * size);
+        const int64_t places[] = {4, 0, 1, 5, 3, 2};
+        const float weights[] = {0.3f, 0.7f, 0.9f, 0.2f, 0.11f, 1.7f};
+        weighted_sum(out, gate_up, places, weights, rows, 2, size);
+        add_nums(out, rows * size);
+        float of_experts[6];
+        int64_t chosen[6];
+        route(of_experts, chosen, gate_up, 2, size, 3, i % 2);
+        add_floats(of_experts, 6);
+        for (int j = 0; j < 6; j++)
+            add_bits((uint32_t)chosen[j], 4);
+    }
+    show("small");
+}
+
+/* Prompts and decodes of two sequences, with a window and without; parts of the keys side by side and not. */
+static void show_attention(void) {
+    enum { BLOCK = 16, BLOCKS = 48, HEADS = 2, SEQS = 2, KEYS = 700, ROWS_OF_STEP = TILE + 3 };
+    const int64_t block_numbers = HEADS * BLOCK * KV_SIZE, q_stride = HEADS * (GROUP + 2) * HEAD_DIM;
+    kv_num *k_cache = space(BLOCKS * block_numbers * sizeof(kv_num)), *v_cache = space(BLOCKS * block_numbers * sizeof(kv_num));
+    int32_t tables[SEQS][BLOCKS];
+    for (int b = 0; b < BLOCKS; b++)
+        tables[0][b] = b * 5 % BLOCKS, tables[1][b] = b * 7 % BLOCKS;
+    num *cos = nums(BLOCK * BLOCKS * HEAD_DIM / 2, 1), *sin = nums(BLOCK * BLOCKS * HEAD_DIM / 2, 1);
+    int64_t slots[BLOCK * BLOCKS];
+    for (int i = 0; i < BLOCK * BLOCKS; i++)
+        slots[i] = i;
+    num *qkv = nums(BLOCK * BLOCKS * q_stride, 1), *k = qkv + HEADS * GROUP * HEAD_DIM, *v = k + HEADS * HEAD_DIM;
+    rotary_and_write(&(rotary_args){BLOCK * BLOCKS, qkv, k, v, cos, sin, slots, k_cache, v_cache, q_stride, q_stride,
+                                    q_stride, block_numbers, HEADS, BLOCK});
+    const attention_task tasks[] = {{0, TILE, 0, KEYS - TILE}, {TILE, 1, 1, KEYS}, {TILE + 1, 1, 0, 70}, {TILE + 2, 1, 1, 1}};
+    const int64_t part_counts[] = {1, 3}, windows[] = {0, 100};
+    num *out = space(ROWS_OF_STEP * HEADS * GROUP * HEAD_DIM * sizeof(num));
+    partial *scratch = space(4 * HEADS * 3 * TILE * GROUP * sizeof(partial));
+    for (int i = 0; i < 4; i++) {
+        const attention_step step = {tables[0], tasks, scratch, BLOCKS, 4, part_counts[i % 2], TILE};
+        paged_attention(&(attention_args){ROWS_OF_STEP, out, qkv, k_cache, v_cache, &step, q_stride, block_numbers, BLOCK,
+                                          HEADS, windows[i / 2], 0.125f});
+        add_nums(out, ROWS_OF_STEP * HEADS * GROUP * HEAD_DIM);
+    }
+    show("attention");
+}
+
+static void show_products(void) {
+    const int64_t counts[] = {1, 5, 33}, n = 101, k = 300;
+    num *reordered = space(reordered_columns(n) * k * sizeof(num)), *weight = nums(n * k, 1);
+    const num *weights[] = {reordered};
+    if (!reorder_weight(reordered, weight, n, k))
+        exit(1);
+    for (int i = 0; i < 3; i++) {
+        num *out = space(counts[i] * n * sizeof(num));
+        linear(&(linear_args){counts[i], out, nums(counts[i] * k, 1), weights, i % 2 ? nums(n, 1) : NULL, NULL, 1, n, k});
+        add_nums(out, counts[i] * n);
+    }
+    const int64_t ranks[] = {5}, ends[] = {n}, padded = (k + 15) / 16 * 16;
+    const adapter_task tasks[] = {{0, 3, {0, 2, 4}}, {0, 1, {1}}};
+    num *y = nums(5 * n, 1), *a = space(5 * padded * sizeof(num)), *in_rows = nums(5 * k, 1);
+    for (int64_t j = 0; j < 5; j++)
+        memcpy(a + j * padded, in_rows + j * k, k * sizeof(num));
+    add_adapters(&(adapter_args){y, nums(5 * k, 1), a, nums(5 * n + 16, 1), ranks, ends, tasks, 1, 5, n, k, padded, k}, 2);
+    add_nums(y, 5 * n);
+    show("products");
+}
+
+static void show_quantized(void) {
+    enum { N = 70, K = 260, GROUPS = 9, K_PADDED = GROUPS * GROUP_SIZE };
+    float *weight = space(N * K_PADDED * 4), *importance = space(K_PADDED * 4);
+    for (int64_t i = 0; i < N * K_PADDED; i++)
+        weight[i] = random_float(1);
+    for (int64_t i = 0; i < K_PADDED; i++)
+        importance[i] = 1.5f + random_float(1);
+    uint8_t *codes = space(N * GROUPS * 16);
+    float *scales = space(N * GROUPS * 4), *minimums = space(N * GROUPS * 4);
+    search_q4_1(&(search_args){codes, scales, minimums, weight, importance, N, K_PADDED});
+    for (int i = 0; i < N * GROUPS * 16; i++)
+        add_byte(codes[i]);
+    add_floats(scales, N * GROUPS);
+    add_floats(minimums, N * GROUPS);
+    show("rounding");
+    const int64_t group_bytes[] = {34, 18, 20}, counts[] = {1, 2, 50}, num_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (int format = 0; format < 3; format++) {
+        const int64_t block_bytes = GROUPS * BLOCK_ROWS * group_bytes[format];
+        uint8_t *blocks = space(num_blocks * block_bytes);
+        for (int64_t i = 0; i < num_blocks * block_bytes; i++)
+            blocks[i] = random_bits() >> 9;
+        for (int64_t g = 0; g < num_blocks * GROUPS; g++) /* scales and minimums: halves from 2^-7 to 2^-5, or negative */
+            for (int i = 0; i < BLOCK_ROWS * (format == Q4_1 ? 2 : 1); i++) {
+                const uint16_t half = 0x2000 | (random_bits() & 0x87ff);
+                memcpy(blocks + g * BLOCK_ROWS * group_bytes[format] + 2 * i, &half, 2);
+            }
+        const quantized_part part = {blocks, block_bytes, format, N}, *weights[] = {&part};
+        for (int i = 0; i < 3; i++) {
+            num *out = space(counts[i] * N * sizeof(num)), *bias = nums(N, 1);
+            quantized_linear(&(quantized_args){counts[i], out, nums(counts[i] * K, 2), bias, space(x_groups_bytes(K)),
+                                               weights, NULL, 1, 1, num_blocks, N, K, K});
+            add_nums(out, counts[i] * N);
+        }
+    }
+    show("quantized");
+}
+
+int main(void) {
+    parallel_for = in_this_thread;
+    digest = 0xcbf29ce484222325u;
+    state = 1;
+    show_numbers();
+    show_small_operations();
+    show_attention();
+    show_products();
+    show_quantized();
+    return 0;
+}

@@ -1,0 +1,77 @@
+"""The kernels' results have the same bits on every processor, but for bf16 that is multiplied in pairs.
+
+digests.c computes with all kernels and prints digests. It is compiled here for vectors of each length that this machine
+has, and with PyPI's ziglang, a C compiler for every machine, for Arm (run by qemu-user) and WebAssembly (run by Node).
+A change that means to change results records new digests: run this file's commands and read what they print.
+"""
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanovllm.worker.cpu.compiler import COMPILE
+from tests.processes import LIMIT_S
+
+SOURCE = Path(__file__).with_name("digests.c")
+FLAGS = [flag for flag in COMPILE if not flag.startswith("-march") and flag not in ("-fPIC", "-pthread")]
+KINDS = {"f32": ["-DTYPE_f32"], "bf16": ["-DTYPE_bf16"], "f16": ["-DTYPE_f16"], "int8kv": ["-DTYPE_f32", "-DKV_INT8"]}
+FLAGS += ["-DNO_PAIRS", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"]
+NAMES = ("numbers", "small", "attention", "products", "rounding", "quantized")
+DIGESTS = {
+    "f32": "d26a86df670c6932 d045966d1634feda e4f0d31f5e64f4b9 3e8ede2371ffef4d c3665129e70b10fe 957477c94c52015e",
+    "bf16": "d26a86df670c6932 a7ee0687183faf08 99571fb742cfe6c9 665d439fa8193ad2 c3665129e70b10fe d2edebba3e7308ad",
+    "int8kv": "d26a86df670c6932 d045966d1634feda 8dd50c36d7955c85 3e8ede2371ffef4d c3665129e70b10fe 957477c94c52015e",
+    "f16": "d26a86df670c6932 c3071687ed3df7dd ea2462ecc16e9e61 11f9fdee7d351ca0 c3665129e70b10fe 360dbc538a085e62",
+}
+# x86-64-v2 has vectors of 128 bits and no fused multiply-add, v3 has 256 bits, v4 512 bits, as a processor's own may.
+LEVELS = {"native": "", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}
+RUN_WASM = """
+import { readFile } from "node:fs/promises";
+import { WASI } from "node:wasi";
+const wasi = new WASI({ version: "preview1", args: [] });
+const compiled = await WebAssembly.compile(await readFile(process.argv[2]));
+wasi.start(await WebAssembly.instantiate(compiled, wasi.getImportObject()));
+"""
+
+
+def digests(compiler: list[str], run: list[str], program: Path, kind: str) -> dict[str, str]:
+    subprocess.run([*compiler, *FLAGS, *KINDS[kind], str(SOURCE), "-o", str(program), "-lm"], check=True)
+    printed = subprocess.run([*run, str(program)], check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
+    return dict(line.split() for line in printed.splitlines())
+
+
+def recorded(kind: str) -> dict[str, str]:
+    return dict(zip(NAMES, DIGESTS[kind].split(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_this_machine(tmp_path, level, kind):
+    if level != "native" and platform.machine() != "x86_64":
+        pytest.skip("a level of x86-64")
+    if LEVELS[level] not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {LEVELS[level]}")
+    assert digests(["cc", f"-march={level}"], [], tmp_path / "digests", kind) == recorded(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8kv"])
+@pytest.mark.parametrize("target", ["aarch64-linux-musl", "wasm32-wasi"])
+def test_other_machines(tmp_path, target, kind):
+    run = [shutil.which("qemu-aarch64" if "aarch64" in target else "node") or ""]
+    if importlib.util.find_spec("ziglang") is None or not run[0]:
+        pytest.skip("needs PyPI's ziglang, and Debian's qemu-user (for Arm) or Node (for WebAssembly)")
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+    if "wasm" in target:
+        script = tmp_path / "run.mjs"
+        script.write_text(RUN_WASM)
+        run, compiler = [*run, "--no-warnings", str(script)], [*compiler, "-msimd128"]
+    else:
+        compiler.append("-mcpu=neoverse_n1")  # with products of bytes, which the first 64-bit Arms lack
+    assert digests(compiler, run, tmp_path / "digests", kind) == recorded(kind)
