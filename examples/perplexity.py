@@ -1,6 +1,7 @@
 """What fewer bits cost: perplexity of a model with its weights as they are, in int8 and in int4 (chapter 12).
 
     python examples/perplexity.py [MODEL] [--quantization none int8 int4] [--text FILE] [--tokens 8192] [--shuffle]
+    python examples/perplexity.py --quantization none --kv-cache-dtype auto int8
 
 Perplexity is exp(mean of -log p(token | the tokens before it in its window)): the model is as uncertain as among that
 many equally likely tokens. Windows do not overlap, and the first token of each is not counted
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
@@ -39,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="directory, GGUF file or hub id (default: the demo checkpoint)")
     parser.add_argument("--quantization", nargs="+", choices=("none", "int8", "int4"), default=["none", "int8", "int4"])
+    parser.add_argument("--kv-cache-dtype", nargs="+", choices=("auto", "int8"), default=["auto"])
     parser.add_argument("--text", type=Path, help="a text file (default: Python's language reference)")
     parser.add_argument("--tokens", type=int, default=8192, help="at most (default: 8192)")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window (default: 512)")
@@ -58,9 +61,10 @@ def main() -> None:
         for name in ("weights", "perplexity", "more than the first", "MB", "of the first's"):
             table.add_column(name, justify="left" if name == "weights" else "right")
         first: tuple[float, float] | None = None
-        for quantization in args.quantization:
-            quantized = None if quantization == "none" else quantization
-            llm = LLM(model, dtype=args.dtype, quantization=quantized, max_model_len=args.window, max_num_seqs=1)
+        for quantization, kv_cache_dtype in product(args.quantization, args.kv_cache_dtype):
+            options = dict(dtype=args.dtype, quantization=None if quantization == "none" else quantization)
+            options |= dict(kv_cache_dtype=kv_cache_dtype, max_model_len=args.window, max_num_seqs=1)
+            llm = LLM(model, **options)
             windows = windows_of(llm.get_tokenizer()(text)["input_ids"], args.tokens, args.window)
             value, weights_mb = perplexity(llm, windows), llm.engine.model_runner.weight_bytes / 1e6
             first = first or (value, weights_mb)
@@ -69,7 +73,9 @@ def main() -> None:
                 f"{len(windows) * (args.window - 1):,} tokens of {source}, windows of {args.window}, in {dtype}"
             )
             compared = f"{value / first[0] - 1:+.2%}", f"{weights_mb:,.0f}", f"{weights_mb / first[1]:.3f}"
-            table.add_row(quantized or "as they are", f"{value:.3f}", *compared)
+            name = "as they are" if quantization == "none" else quantization
+            name += ", K/V int8" if kv_cache_dtype == "int8" else ""
+            table.add_row(name, f"{value:.3f}", *compared)
             del llm
     console.print(table)
 

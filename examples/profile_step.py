@@ -44,12 +44,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--enforce-eager", action="store_true", help="plain PyTorch, for comparison")
     parser.add_argument("--contexts", action="store_true")
     args = parser.parse_args()
     llm = LLM(
         model_or_demo(args.model),
         dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,
         max_num_batched_tokens=max(args.prompt, 1024),
@@ -70,7 +72,7 @@ def main() -> None:
         head = config.vocab_size * config.hidden_size
         body = sum(p.numel() for n, p in shapes(llm)) - head
         linear = max((body + head) * size / gb_per_s / 1e9, 2 * (body * num_rows + head * num_sampled) / gflops / 1e9)
-        kv_bytes = keys_read * config.kv_bytes_per_token(size)
+        kv_bytes = keys_read * runner.kv_config.kv_bytes_per_token(runner.kv_dtype.itemsize)
         attention_flops = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
         attention = max(kv_bytes / gb_per_s / 1e9, attention_flops / gflops / 1e9)
         return {"linear layers": linear * 1e3, "attention": attention * 1e3}

@@ -11,6 +11,7 @@ DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d i
 CHOICES = {  # option -> what may be said -> what is meant
     "dtype": DTYPES,
     "quantization": {name: name for name in ("int8", "int4")},
+    "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
     "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
@@ -40,6 +41,8 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         return None
     if name == "dtype":
         value = str(value).removeprefix("torch.")  # vLLM's scripts pass torch.bfloat16, too
+    if name == "kv_cache_dtype" and str(value).startswith("fp8"):
+        raise ValueError(f"kv_cache_dtype={value!r} is not supported; 'int8' takes as little memory")
     if name in CHOICES and value is not None:
         check_choice(name, value, CHOICES[name])
         return CHOICES[name][value]

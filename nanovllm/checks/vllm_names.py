@@ -40,7 +40,7 @@ ENGINE: Table = {
     **_asks("something else than text", runner=("auto", "generate"), convert=("auto", "none"), pooler_config=None),
     **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
     **_asks("input that is not text", **MEDIA),
-    **_asks("a KV cache of another dtype than the model's", kv_cache_dtype="auto", calculate_kv_scales=False),
+    **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
     **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
     **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),

@@ -70,6 +70,7 @@ class ModelRunner:
         self.max_model_len = config.max_model_len or limit
         self.kernels, block_size = self.platform.choose_kernels(self)
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
+        self.kv_config, self.kv_dtype = self.platform.kv_numbers(self)
         self._graphs: Any = None
         self.prompt_logprobs: PromptLogprobs = []
         self._logits = torch.empty(0)
@@ -93,12 +94,11 @@ class ModelRunner:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
         self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
         self.same_bits = self.platform.same_bits(self)
-        if self.same_bits == "not promised":
-            logger.info("libraries compute here: the last bits of a row's logits may depend on the rest of its step")
         num_bytes = self.kv_cache.num_bytes
-        size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.dtype}"
+        size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.kv_dtype}"
         blocks = f"{self.num_blocks} blocks of {self.block_size}"
         logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
+        logger.info("The same bits in any company: %s", self.same_bits)
         return KVPool(self.num_blocks, self.block_size, self.max_model_len, num_bytes)
 
     def run(self, output: SchedulerOutput) -> Sampled:
@@ -140,10 +140,10 @@ class ModelRunner:
         return sample(self._logits[:num_rows].copy_(logits), sampling)
 
     def count_blocks(self, free_bytes: int) -> int:
-        sizes = self.local_config, self.block_size, self.dtype, self.max_model_len
+        sizes = self.kv_config, self.block_size, self.kv_dtype, self.max_model_len
         return num_blocks_for_pool(self.config, *sizes, free_bytes)
 
     def make_pool(self, free_bytes: int) -> None:
         self.num_blocks = self.count_blocks(free_bytes)
         self.max_model_len = check_pool(self.config, self.num_blocks, self.block_size, self.max_model_len)
-        self.kv_cache = KVCache(self.local_config, self.num_blocks, self.block_size, self.dtype, self.device)
+        self.kv_cache = KVCache(self.kv_config, self.num_blocks, self.block_size, self.kv_dtype, self.device)

@@ -30,7 +30,7 @@ def blocks(chapter) -> list[re.Match]:
 
 def source_of(path: str, symbol: str) -> str:
     """The dedented source of what node_of() finds, or of a function in C."""
-    if path.endswith(".c"):
+    if path.endswith((".c", ".h")):
         return c_function(path, symbol)[0]
     node, lines = node_of(path, symbol), (ROOT / path).read_text("utf-8").splitlines()
     return textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
 from nanovllm.worker.model import Decoder
 
@@ -40,6 +41,8 @@ def measure_importance(
     weights are not touched.
     """
     config = model.config
+    if kernels.library is not None:  # the same codes for every processor and every kind of KV cache
+        kernels = load_cpu_kernels(config, model.norm.weight.dtype, in_pairs=False) or TORCH_KERNELS
     dtype = model.norm.weight.dtype
     decoder = make_decoder(replace(whole, num_hidden_layers=1)).to(dtype)
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's

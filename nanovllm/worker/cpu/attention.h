@@ -1,11 +1,5 @@
 /* What the files of attention share: a task, its result, and the way through the block table. A part of cpu/kernels.c.
  *
- * How a block of the cache is laid out is known to these files and to rotary_and_write() alone. A key lies in a column, so
- * that neighbouring keys fill the lanes of a vector:
- *
- *     k_cache    [num_blocks][num_kv_heads][HEAD_UNITS][block_size][PAIR]
- *     v_cache    [num_blocks][num_kv_heads][block_size][HEAD_DIM]
- *
  * The keys are cut at fixed positions, into chunks of CHUNK for the softmax and into parts of PART_KEYS for the cores. So
  * a row's sums have the same order whatever else a step computes.
  */
@@ -13,7 +7,6 @@
 enum {
     CHUNK = 64,                                      /* keys of one round of the online softmax */
     PART_KEYS = 256,                                 /* keys that one core computes; a multiple of CHUNK */
-    HEAD_UNITS = HEAD_DIM / PAIR,                    /* units of a query or key */
     QUERY_VECS = (TILE * GROUP + LANES - 1) / LANES, /* vectors that hold the queries of a task, a lane each */
     KEY_VECS = CHUNK / LANES,                        /* vectors that hold a dimension of a chunk's keys */
 };
@@ -46,7 +39,7 @@ typedef struct {
     int64_t num_rows;
     num *out;                     /* [num_rows][num_kv_heads * GROUP][HEAD_DIM] */
     const num *q;                 /* the same, rows q_stride apart */
-    const num *k_cache, *v_cache; /* see above; blocks block_stride apart */
+    const kv_num *k_cache, *v_cache; /* see kv_cache.h; blocks block_stride apart */
     const attention_step *step;
     int64_t q_stride, block_stride, block_size, num_kv_heads;
     int64_t window; /* how many keys a row sees; 0: all */
@@ -55,13 +48,29 @@ typedef struct {
 
 /* Where the keys and values of a chunk lie. Vector g of dimension d: k[g] + d / PAIR * k_stride. */
 typedef struct {
-    const num *k[KEY_VECS], *v[CHUNK]; /* values that no row sees are zeros */
+    const kv_num *k[KEY_VECS], *v[CHUNK]; /* values that no row sees are zeros */
     int64_t k_stride;
     int num_keys;
-    num copied[HEAD_DIM * CHUNK]; /* keys, where a vector of them would reach beyond its block */
+    kv_num copied[HEAD_DIM * CHUNK]; /* keys, where a vector of them would reach beyond its block */
+#ifdef KV_INT8
+    float k_scale[CHUNK], v_scale[CHUNK]; /* 0 behind the last key, and for values that no row sees */
+#endif
 } key_chunk;
 
 static const num zeros[HEAD_DIM];
+static const kv_num no_value[HEAD_DIM];
+
+#ifdef KV_INT8
+static inline float score_factor(const key_chunk *kv, int t, float scale) { return kv->k_scale[t] * scale; }
+static inline vec score_factors(const key_chunk *kv, int t, float scale) { return vec_from(kv->k_scale + t) * scale; }
+static inline vec scaled_weight(const key_chunk *kv, int t, vec weight) { return weight * kv->v_scale[t]; }
+static inline vec scaled_weights(const key_chunk *kv, int t, vec weights) { return weights * vec_from(kv->v_scale + t); }
+#else
+static inline float score_factor(const key_chunk *kv, int t, float scale) { return (void)kv, (void)t, scale; }
+static inline vec score_factors(const key_chunk *kv, int t, float scale) { return (void)kv, (void)t, (vec){0} + scale; }
+static inline vec scaled_weight(const key_chunk *kv, int t, vec weight) { return (void)kv, (void)t, weight; }
+static inline vec scaled_weights(const key_chunk *kv, int t, vec weights) { return (void)kv, (void)t, weights; }
+#endif
 
 /* Find the keys and values first_key to end_key - 1, or as many of them as a chunk holds, through the block table. */
 static inline void find_chunk(key_chunk *kv, const attention_args *args, const attention_task *task, int64_t kv_head,
@@ -76,9 +85,13 @@ static inline void find_chunk(key_chunk *kv, const attention_args *args, const a
     for (int g = 0; g < KEY_VECS; g++)
         kv->k[g] = kv->copied + g * LANES * PAIR;
     for (int t = 0; t < kv->num_keys; t++) {
-        const int64_t at = table[block] * args->block_stride + kv_head * size * HEAD_DIM;
-        const num *key = args->k_cache + at + place * PAIR;
-        kv->v[t] = t < seen_from ? zeros : args->v_cache + at + place * HEAD_DIM; /* 0 * NaN is NaN */
+        const int64_t at = table[block] * args->block_stride + kv_head * size * KV_SIZE;
+        const kv_num *key = args->k_cache + at + place * PAIR;
+        kv->v[t] = t < seen_from ? no_value : args->v_cache + at + place * HEAD_DIM; /* 0 * NaN is NaN */
+#ifdef KV_INT8
+        kv->k_scale[t] = scale_at(args->k_cache + at, size, place);
+        kv->v_scale[t] = t < seen_from ? 0 : scale_at(args->v_cache + at, size, place);
+#endif
         if (!in_place)
             for (int d = 0; d < HEAD_DIM; d++)
                 kv->copied[(d / PAIR * CHUNK + t) * PAIR + d % PAIR] = key[d / PAIR * size * PAIR + d % PAIR];
@@ -92,8 +105,12 @@ static inline void find_chunk(key_chunk *kv, const attention_args *args, const a
     if (in_place) /* any that can be read: their scores are masked */
         for (int g = (kv->num_keys + LANES - 1) / LANES; g < KEY_VECS; g++)
             kv->k[g] = kv->num_keys ? kv->k[0] : args->k_cache;
-    for (int t = kv->num_keys; t < CHUNK; t++)
-        kv->v[t] = zeros;
+    for (int t = kv->num_keys; t < CHUNK; t++) {
+        kv->v[t] = no_value;
+#ifdef KV_INT8
+        kv->k_scale[t] = kv->v_scale[t] = 0;
+#endif
+    }
 }
 
 /* Query m of a task for one KV head: query head m % GROUP of row m / GROUP. */

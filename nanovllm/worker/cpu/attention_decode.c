@@ -35,7 +35,7 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
         for (int u = 0; u < HEAD_UNITS; u++) {
             unit_vec key[SCORE_VECS];
             for (int i = 0; i < SCORE_VECS; i++) {
-                key[i] = units_at(kv->k[g + i] + u * kv->k_stride);
+                key[i] = kv_units_at(kv->k[g + i] + u * kv->k_stride);
                 __builtin_prefetch(next->k[g + i] + u * next->k_stride);
             }
             for (int m = 0; m < GROUP; m++)
@@ -44,20 +44,20 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
         }
         for (int m = 0; m < GROUP; m++)
             for (int i = 0; i < SCORE_VECS; i++)
-                put(score[m] + (g + i) * LANES, sum[m][i] * scale);
+                put(score[m] + (g + i) * LANES, sum[m][i] * score_factors(kv, (g + i) * LANES, scale));
     }
 }
 
-/* Make weights of a chunk's scores, and bring max and sum up to date. The row sees the keys hidden to num_keys - 1. acc
+/* Make weights of a chunk's scores, and bring max and sum up to date. The row sees the keys hidden to num_keys - 1 of it. acc
  * belongs to the old maximum: it has to be multiplied by rescale. */
 static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restrict weight)[CHUNK / PAIR],
-                                  partial *restrict out, float *restrict rescale, int hidden, int num_keys) {
+                                  const key_chunk *kv, partial *restrict out, float *restrict rescale, int hidden) {
     for (int m = 0; m < GROUP; m++) {
         vec scores[KEY_VECS], largest = (vec){0} + out[m].max, sum[PARTIAL_VECS] = {{0}};
         float lanes[PARTIAL_SUMS];
         for (int t = 0; t < hidden; t++)
             score[m][t] = MASKED;
-        for (int t = num_keys; t < CHUNK; t++)
+        for (int t = kv->num_keys; t < CHUNK; t++)
             score[m][t] = MASKED;
         for (int g = 0; g < KEY_VECS; g++) {
             scores[g] = vec_from(score[m] + g * LANES);
@@ -70,7 +70,7 @@ static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restric
         for (int g = 0; g < KEY_VECS; g++) {
             const vec w = exp_negative(scores[g] - max);
             sum[g % PARTIAL_VECS] += w;
-            put_units(weight[m] + g * LANES / PAIR, w);
+            put_units(weight[m] + g * LANES / PAIR, scaled_weights(kv, g * LANES, w));
         }
         memcpy(lanes, sum, sizeof(lanes));
         rescale[m] = exp_negative((vec){0} + (out[m].max - max))[0];
@@ -88,9 +88,9 @@ static inline void decode_values(partial *restrict out, const unit (*weight)[CHU
             for (int i = 0; i < VALUE_VECS; i++)
                 sum[m][i] = vec_from(out[m].acc + d + i * LANES) * rescale[m];
         for (int t = 0; t < kv->num_keys; t += PAIR) {
-            const num *low = kv->v[t] + d, *high = kv->v[t + PAIR - 1] + d;
+            const kv_num *low = kv->v[t] + d, *high = kv->v[t + PAIR - 1] + d;
             for (int i = 0; i < VALUE_VECS; i++) {
-                const unit_vec value = join_at(low + i * LANES, high + i * LANES);
+                const unit_vec value = kv_join_at(low + i * LANES, high + i * LANES);
                 __builtin_prefetch(next->v[t] + d + i * LANES);
                 for (int m = 0; m < GROUP; m++)
                     sum[m][i] = multiply_add(sum[m][i], all_lanes(weight[m][t / PAIR]), value);
@@ -118,7 +118,7 @@ static void attend_decode(partial *out, const attention_args *args, const attent
         const int64_t hidden = args->window ? task->num_keys - args->window - first : 0; /* less than CHUNK */
         find_chunk(next, args, task, kv_head, first + CHUNK, end_key);
         decode_scores(score, query, kv, next, args->scale);
-        decode_softmax(score, weight, out, rescale, hidden, kv->num_keys);
+        decode_softmax(score, weight, kv, out, rescale, hidden);
         decode_values(out, weight, kv, next, rescale);
     }
 }

@@ -28,10 +28,10 @@ typedef struct {
 static inline void read_chunk(unit_chunk *units, const key_chunk *kv, int num_padded) {
     for (int g = 0; g * LANES < num_padded; g++)
         for (int u = 0; u < HEAD_UNITS; u++)
-            put_unit_vec(units->key[g][u], units_at(kv->k[g] + u * kv->k_stride));
+            put_unit_vec(units->key[g][u], kv_units_at(kv->k[g] + u * kv->k_stride));
     for (int t = 0; t < num_padded; t += PAIR) {
         for (int d = 0; d < HEAD_DIM; d++)
-            units->value[t / PAIR][d] = join(kv->v[t][d], kv->v[t + PAIR - 1][d]);
+            units->value[t / PAIR][d] = kv_join(kv->v[t][d], kv->v[t + PAIR - 1][d]);
         for (int d = HEAD_DIM; d < PADDED_DIM; d++)
             units->value[t / PAIR][d] = 0;
     }
@@ -44,8 +44,8 @@ static inline void read_chunk(unit_chunk *units, const key_chunk *kv, int num_pa
  * While a lane has seen no key, its running_max is MASKED, and keys that it does not see have weight exp(0) = 1. Its
  * first visible key undoes that: rescale is then 0. */
 static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict weight)[LANES],
-                                 float *restrict running_max, float *restrict running_sum, const int *hidden,
-                                 const int *visible, int num_keys) {
+                                 const key_chunk *kv, float *restrict running_max, float *restrict running_sum,
+                                 const int *hidden, const int *visible, int num_keys) {
     const vec old_max = vec_from(running_max);
     vec max = old_max, sum[PARTIAL_SUMS] = {{0}};
     for (int t = 0; t < hidden[LANES - 1]; t++)
@@ -59,7 +59,7 @@ static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict
     for (int t = 0; t < num_keys; t += PAIR) {
         const vec low = exp_negative(vec_from(score[t]) - max);
         const vec high = PAIR == 1 ? low : exp_negative(vec_from(score[t + PAIR - 1]) - max);
-        const unit_vec joined = join_vecs(low, high);
+        const unit_vec joined = join_vecs(scaled_weight(kv, t, low), scaled_weight(kv, t + PAIR - 1, high));
         memcpy(weight[t / PAIR], &joined, sizeof(joined));
         sum[t % PARTIAL_SUMS] += low;
         if (PAIR == 2)
@@ -77,7 +77,8 @@ static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict
 /* score[i][t] for `vecs` vectors of queries, 1 or 2: each key that is loaded serves both. */
 static inline __attribute__((always_inline)) void prompt_scores(const int vecs, float (*restrict score)[CHUNK][LANES],
                                                                 const unit (*query)[HEAD_UNITS][LANES],
-                                                                const unit_chunk *units, int num_keys, float scale) {
+                                                                const unit_chunk *units, const key_chunk *kv,
+                                                                int num_keys, float scale) {
     for (int t = 0; t < num_keys; t += STEP / vecs) {
         vec sum[VECS][STEP] = {{{0}}};
         const unit *key = units->key[t / LANES][0] + t % LANES; /* one pointer for all keys: with one for each, registers run out */
@@ -94,7 +95,7 @@ static inline __attribute__((always_inline)) void prompt_scores(const int vecs, 
         }
         for (int i = 0; i < vecs; i++)
             for (int j = 0; j < STEP / vecs; j++)
-                put(score[i][t + j], sum[i][j] * scale);
+                put(score[i][t + j], sum[i][j] * score_factor(kv, t + j, scale));
     }
 }
 
@@ -168,16 +169,16 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
         for (int w = 0; w < num_vecs; w += VECS) {
             const int vecs = num_vecs - w < VECS ? 1 : VECS;
             if (vecs == VECS) /* a constant, so that the sums stay in registers */
-                prompt_scores(VECS, score, queries + w, &units, num_padded, args->scale);
+                prompt_scores(VECS, score, queries + w, &units, &kv, num_padded, args->scale);
             else
-                prompt_scores(1, score, queries + w, &units, num_padded, args->scale);
+                prompt_scores(1, score, queries + w, &units, &kv, num_padded, args->scale);
             for (int i = 0; i < vecs; i++) {
                 const int m = (w + i) * LANES;
                 int visible[LANES];
                 count_visible(visible, task, w + i, first, kv.num_keys);
                 if (args->window) /* a row does not see what the row so many positions before it sees */
                     count_visible(hidden, task, w + i, first + args->window, kv.num_keys);
-                rescale[i] = online_softmax(score[i], weight[i], running_max + m, running_sum + m, hidden,
+                rescale[i] = online_softmax(score[i], weight[i], &kv, running_max + m, running_sum + m, hidden,
                                             visible, num_padded);
             }
             if (vecs == VECS)

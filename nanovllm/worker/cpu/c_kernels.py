@@ -100,16 +100,20 @@ SIGNATURES = {
 }
 
 
-def load_cpu_kernels(config: ModelConfig, dtype: torch.dtype, in_pairs: bool = True) -> Kernels | None:
+def load_cpu_kernels(
+    config: ModelConfig, dtype: torch.dtype, in_pairs: bool = True, kv_int8: bool = False
+) -> Kernels | None:
     """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had.
 
     in_pairs: with the instructions of some processors that multiply and add two pairs of bf16. They are fast, and round
-    in their own way: without them results have the same bits on every processor.
+    in their own way: without them results have the same bits on every processor. kv_int8: the KV cache holds codes of 8
+    bits (cpu/kv_cache.h).
     """
     group_size = config.num_attention_heads // config.num_key_value_heads
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
     defines += [] if in_pairs or dtype != torch.bfloat16 else ["-DNO_PAIRS"]
+    defines += ["-DKV_INT8"] if kv_int8 else []
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")

@@ -2,6 +2,7 @@
  *
  *     pool.h              work for all cores
  *     vectors.h           number and vector types
+ *     kv_cache.h          how keys and values lie in the cache
  *     attention.h         the way through the block table
  *     attention_prompt.c  attention of many queries
  *     attention_decode.c  attention of few queries
@@ -24,6 +25,8 @@
  */
 #include "pool.h"
 #include "vectors.h"
+#include "kv_cache.h"
+#include "attention.h"
 
 /* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
 static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
@@ -123,7 +126,7 @@ typedef struct {
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
     const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */
     const int64_t *slots;    /* [num_rows]; -1: k and v are not written */
-    num *k_cache, *v_cache;  /* see attention.h */
+    kv_num *k_cache, *v_cache; /* see kv_cache.h */
     int64_t q_stride, k_stride, v_stride, block_stride;
     int64_t num_kv_heads, block_size;
 } rotary_args;
@@ -143,11 +146,9 @@ static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) 
         if (slot >= 0) {
             const int64_t block = slot / a.block_size * a.block_stride, place = slot % a.block_size;
             for (int64_t head = 0; head < a.num_kv_heads; head++) {
-                num *keys = a.k_cache + block + head * a.block_size * HEAD_DIM + place * PAIR;
-                for (int d = 0; d < HEAD_DIM; d++)
-                    keys[d / PAIR * a.block_size * PAIR + d % PAIR] = k[head * HEAD_DIM + d];
-                memcpy(a.v_cache + block + (head * a.block_size + place) * HEAD_DIM, v + head * HEAD_DIM,
-                       HEAD_DIM * sizeof(num));
+                const int64_t at = block + head * a.block_size * KV_SIZE;
+                write_head(a.k_cache + at, a.block_size, place, k + head * HEAD_DIM, place * PAIR, PAIR, a.block_size * PAIR);
+                write_head(a.v_cache + at, a.block_size, place, v + head * HEAD_DIM, place * HEAD_DIM, HEAD_DIM, 0);
             }
         }
     }
@@ -235,8 +236,6 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
                   int64_t size) {
     parallel_for(weighted_sum_rows, &(sum_args){out, x, places, weights, count, size}, rows, rows_a_chunk(count * size));
 }
-
-#include "attention.h"
 
 #include "attention_prompt.c"
 #include "attention_decode.c"

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
@@ -22,8 +24,24 @@ def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     in_c = "c_kernels" in runner.config.optimizations
     in_pairs = runner.config.quantization is None and not runner.model_config.is_quantized
-    found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs) if in_c else None
+    kv_int8 = runner.config.kv_cache_dtype == "int8"
+    found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs, kv_int8) if in_c else None
     return found or TORCH_KERNELS, None
+
+
+def kv_numbers(runner: Any) -> tuple[ModelConfig, torch.dtype]:
+    """What keys and values are held as: (sizes of the model as the KV cache sees them, dtype).
+
+    Raises ValueError for int8 without the C kernels.
+    """
+    config = runner.local_config
+    if runner.config.kv_cache_dtype != "int8":
+        return config, runner.dtype
+    if runner.kernels.library is None:
+        raise ValueError("kv_cache_dtype='int8' needs the C kernels of a CPU; leave it out here")
+    return replace(
+        config, head_dim=config.head_dim + 2
+    ), torch.int8  # behind a head's codes is its scale: cpu/kv_cache.h
 
 
 def begin_pool(runner: Any) -> None:

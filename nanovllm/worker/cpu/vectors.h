@@ -22,14 +22,16 @@
 
 /* -- num -------------------------------------------------------------------------------------------------------- */
 
-#if defined(TYPE_bf16)
-typedef uint16_t num; /* the upper half of a float32 */
-static inline float load(num x) {
+static inline float bf16_to_float(uint16_t x) { /* the upper half of a float32 */
     uint32_t bits = (uint32_t)x << 16;
     float y;
     memcpy(&y, &bits, 4);
     return y;
 }
+
+#if defined(TYPE_bf16)
+typedef uint16_t num;
+static inline float load(num x) { return bf16_to_float(x); }
 static inline num store(float x) { /* round to nearest, ties to even */
     uint32_t bits;
     memcpy(&bits, &x, 4);

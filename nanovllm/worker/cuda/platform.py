@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.cuda.gpu_kernels import load_cuda_kernels
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.cuda.memory import make_pool
@@ -19,6 +20,13 @@ def device() -> torch.device:
 def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     return load_cuda_kernels(runner.config, runner.local_config.head_dim, runner.dtype)
+
+
+def kv_numbers(runner: Any) -> tuple[ModelConfig, torch.dtype]:
+    """What keys and values are held as: (sizes of the model as the KV cache sees them, dtype)."""
+    if runner.config.kv_cache_dtype == "int8":
+        raise ValueError("kv_cache_dtype='int8' needs the C kernels of a CPU; leave it out here")
+    return runner.local_config, runner.dtype
 
 
 def begin_pool(runner: Any) -> None:

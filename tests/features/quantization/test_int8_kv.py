@@ -1,0 +1,82 @@
+"""Keys and values of 8 bits: what is stored, attention to it against a dense twin, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanovllm import LLM
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
+from tests.checkpoints import SMALL
+from tests.errors import expect
+from tests.worker.cpu.test_kernels import TOLERANCE, dense_attention, ragged_batch
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # as the tiny checkpoints have them
+
+
+def kernels(dtype: torch.dtype):
+    config = SimpleNamespace(num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
+    found = load_cpu_kernels(config, dtype, kv_int8=True)
+    assert found is not None
+    return found
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What int8 leaves of heads [..., head_dim]: the scale is the largest magnitude / 127, rounded up to bf16."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    up = scale.bfloat16().float()
+    up = torch.where(up < scale, (up.view(torch.int32) + (1 << 16)).view(torch.float32), up)
+    return torch.where(up > 0, (x.float() / up.clamp_min(1e-38)).round() * up, 0)
+
+
+def write(found, k: Tensor, v: Tensor) -> Tensor:
+    """K and V [num_blocks, block_size, num_kv_heads, head_dim] as the kernel stores them: [2, ..., head_dim + 2]."""
+    caches = torch.zeros(2, *k.shape[:3], HEAD_DIM + 2, dtype=torch.int8)
+    batch = SimpleNamespace(slot_mapping=torch.arange(k.shape[0] * k.shape[1]), written=None)
+    found.rotary_and_write(k.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, tuple(caches), batch)
+    return caches
+
+
+@pytest.mark.parametrize("block_size", [16, 5])
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention(dtype, window, block_size):
+    torch.manual_seed(0)
+    found = kernels(dtype)
+    batch, num_blocks = ragged_batch(block_size)
+    k, v = (torch.randn(2, num_blocks, block_size, NUM_KV_HEADS, HEAD_DIM) * torch.rand(NUM_KV_HEADS, 1) * 3).to(dtype)
+    v[1, 2] = 0  # a scale that is 0
+    q = torch.randn(len(batch.input_ids), NUM_HEADS, HEAD_DIM).to(dtype)
+    out = found.paged_attention(q, *write(found, k, v), batch, window)
+    expected = dense_attention(q, rounded(k), rounded(v), batch, window)
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_lost(number):
+    """A row that sees it is NaN; a row before it is as it was."""
+    torch.manual_seed(0)
+    found = kernels(torch.float32)
+    batch, num_blocks = ragged_batch(16, [(0, 20)])
+    k, v = torch.randn(2, num_blocks, 16, NUM_KV_HEADS, HEAD_DIM)
+    q = torch.randn(20, NUM_HEADS, HEAD_DIM)
+    sound = found.paged_attention(q, *write(found, k, v), batch, 0)
+    v[int(batch.block_tables[0, 0]), 10, :, 3] = number
+    out = found.paged_attention(q, *write(found, k, v), batch, 0)
+    assert torch.equal(out[:10], sound[:10]) and not out[10:, :, 3].isfinite().any()
+
+
+def test_half_the_memory(checkpoint):
+    sizes = [LLM(str(checkpoint()), dtype="bfloat16", **SMALL, kv_cache_dtype=kind) for kind in ("auto", "int8")]
+    whole, half = (llm.stats()["kv_pool"]["num_bytes"] for llm in sizes)
+    head_dim = ModelConfig.from_directory(checkpoint()).head_dim
+    assert half / whole == (head_dim + 2) / (2 * head_dim)
+
+
+def test_what_is_refused(checkpoint):
+    for name in ("fp8", "fp8_e4m3"):
+        expect(f"kv_cache_dtype='{name}' is not supported; 'int8'", LLM, str(checkpoint()), kv_cache_dtype=name)
+    expect("kv_cache_dtype must be", LLM, str(checkpoint()), kv_cache_dtype="int3")
+    expect("needs the C kernels", LLM, str(checkpoint()), kv_cache_dtype="int8", enforce_eager=True)
