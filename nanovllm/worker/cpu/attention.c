@@ -1,9 +1,9 @@
 /* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
  *
  * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
- * too little work for all cores, so can each part of its keys. attend() computes one part of a task for one KV head, a
- * chunk of keys at a time (attention_prompt.c, attention_decode.c), and add_part() adds part after part, in their order, also
- * where one core computes all of them: the bits of a row do not tell who computed it.
+ * too little work for all cores, so can each part of its keys. A part is computed for one KV head, a chunk of keys at a
+ * time (attention_prompt.c, attention_decode.c). Part after part is added in their order, also where one core computes all
+ * of them: the bits of a row do not tell who computed it.
  */
 
 /* As integers: NaN is then the largest. */
@@ -23,24 +23,6 @@ static void forget(partial *out, int num_queries) {
         out[m] = (partial){.max = MASKED};
 }
 
-static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
-                   int64_t first_key, int64_t end_key) {
-    const int num_queries = task->num_rows * GROUP;
-    forget(out, num_queries);
-    if (DECODE && task->num_rows == 1)
-        attend_decode(out, args, task, kv_head, first_key, end_key);
-    else
-        attend_prompt(out, args, task, kv_head, first_key, end_key);
-    if (task->num_rows == 1 || is_finite(out, num_queries))
-        return;
-    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
-        const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
-        const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
-        attend(out + r * GROUP, args, &row, kv_head, first_key > before ? first_key : before,
-               end_key < row.num_keys ? end_key : row.num_keys);
-    }
-}
-
 /* Add a part to those before it. Each is relative to its own max: both are rescaled to the larger one. */
 static void add_part(partial *all, const partial *part, int num_queries) {
     for (int m = 0; m < num_queries; m++) {
@@ -52,6 +34,32 @@ static void add_part(partial *all, const partial *part, int num_queries) {
             a->acc[d] = a->acc[d] * before + part[m].acc[d] * now;
         a->sum = a->sum * before + part[m].sum * now;
         a->max = max;
+    }
+}
+
+/* Attention of a task to the keys first_key to end_key - 1, part after part. */
+static void attend(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
+                   int64_t first_key, int64_t end_key) {
+    const int num_queries = task->num_rows * GROUP;
+    if (DECODE && task->num_rows == 1) {
+        forget(out, GROUP);
+        for (int64_t first = first_key, end; first < end_key; first = end) {
+            partial part[GROUP];
+            end = end_of_part(first, end_key);
+            forget(part, GROUP);
+            attend_decode(part, args, task, kv_head, first, end);
+            add_part(out, part, GROUP);
+        }
+        return;
+    }
+    attend_prompt(out, args, task, kv_head, first_key, end_key);
+    if (task->num_rows == 1 || is_finite(out, num_queries))
+        return;
+    for (int r = 0; r < task->num_rows; r++) { /* a row without the keys behind it: 0 * NaN is NaN */
+        const attention_task row = {task->first_row + r, 1, task->seq, task->num_keys + r};
+        const int64_t before = args->window ? (row.num_keys - args->window) / CHUNK * CHUNK : 0;
+        attend(out + r * GROUP, args, &row, kv_head, first_key > before ? first_key : before,
+               end_key < row.num_keys ? end_key : row.num_keys);
     }
 }
 
@@ -86,25 +94,12 @@ static attention_item item_at(const attention_args *a, int64_t i) {
                             task->num_rows * GROUP};
 }
 
-/* Attention to those of an item's keys that are in the part `part` of the sequence. Returns whether there are any. */
-static int attend_part(partial *out, const attention_args *a, const attention_item *item, int64_t part) {
-    const int64_t first = part * PART_KEYS, end = first + PART_KEYS;
-    if (first >= item->end_key)
-        return 0;
-    attend(out, a, item->task, item->kv_head, first > item->first_key ? first : item->first_key,
-           end < item->end_key ? end : item->end_key);
-    return 1;
-}
-
 static void attend_items(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
-    partial all[TILE * GROUP], one[TILE * GROUP];
+    partial all[TILE * GROUP];
     for (int64_t i = first; i < end; i++) { /* a prompt's last rows take longest, and come last, in small chunks */
         const attention_item item = item_at(a, i);
-        int64_t part = item.first_key / PART_KEYS;
-        forget(all, item.num_queries);
-        for (; attend_part(one, a, &item, part); part++)
-            add_part(all, one, item.num_queries);
+        attend(all, a, item.task, item.kv_head, item.first_key, item.end_key);
         store_result(a, item.task, item.kv_head, all);
     }
 }
@@ -113,7 +108,10 @@ static void attend_parts(const void *args, int64_t first, int64_t end) {
     const attention_args *a = args;
     for (int64_t i = first; i < end; i++) {
         const attention_item item = item_at(a, i / a->step->num_parts);
-        attend_part(a->step->scratch + i * a->step->most_rows * GROUP, a, &item, item.first_key / PART_KEYS + i % a->step->num_parts);
+        const int64_t begin = (item.first_key / PART_KEYS + i % a->step->num_parts) * PART_KEYS;
+        if (begin < item.end_key)
+            attend(a->step->scratch + i * a->step->most_rows * GROUP, a, item.task, item.kv_head,
+                   begin > item.first_key ? begin : item.first_key, end_of_part(begin, item.end_key));
     }
 }
 
@@ -125,7 +123,8 @@ static void add_parts(const void *args, int64_t first, int64_t end) {
         const int64_t first_part = item.first_key / PART_KEYS, last_part = (item.end_key - 1) / PART_KEYS;
         forget(all, item.num_queries);
         for (int64_t part = 0; part <= last_part - first_part; part++)
-            add_part(all, a->step->scratch + (i * a->step->num_parts + part) * a->step->most_rows * GROUP, item.num_queries);
+            add_part(all, a->step->scratch + (i * a->step->num_parts + part) * a->step->most_rows * GROUP,
+                     item.num_queries);
         store_result(a, item.task, item.kv_head, all);
     }
 }

@@ -113,6 +113,11 @@ static inline void find_chunk(key_chunk *kv, const attention_args *args, const a
     }
 }
 
+static inline int64_t end_of_part(int64_t first_key, int64_t end_key) {
+    const int64_t end = (first_key / PART_KEYS + 1) * PART_KEYS;
+    return end < end_key ? end : end_key;
+}
+
 /* Query m of a task for one KV head: query head m % GROUP of row m / GROUP. */
 static inline const num *query_at(const attention_args *args, const attention_task *task, int64_t kv_head, int m) {
     return args->q + (task->first_row + m / GROUP) * args->q_stride + (kv_head * GROUP + m % GROUP) * HEAD_DIM;

@@ -64,9 +64,10 @@ static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restric
             largest = larger_of(scores[g], largest);
         }
         put(lanes, largest);
-        float max = lanes[0];
-        for (int l = 1; l < LANES; l++)
-            max = lanes[l] > max ? lanes[l] : max;
+        for (int half = LANES / 2; half; half /= 2)
+            for (int l = 0; l < half; l++)
+                lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
+        const float max = lanes[0];
         for (int g = 0; g < KEY_VECS; g++) {
             const vec w = exp_negative(scores[g] - max);
             sum[g % PARTIAL_VECS] += w;

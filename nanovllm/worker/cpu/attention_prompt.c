@@ -56,15 +56,17 @@ static inline vec online_softmax(float (*restrict score)[LANES], unit (*restrict
             score[t][l] = t < visible[l] ? score[t][l] : MASKED;
     for (int t = 0; t < num_keys; t++)
         max = larger_of(vec_from(score[t]), max);
-    for (int t = 0; t < num_keys; t += PAIR) {
-        const vec low = exp_negative(vec_from(score[t]) - max);
-        const vec high = PAIR == 1 ? low : exp_negative(vec_from(score[t + PAIR - 1]) - max);
-        const unit_vec joined = join_vecs(scaled_weight(kv, t, low), scaled_weight(kv, t + PAIR - 1, high));
-        memcpy(weight[t / PAIR], &joined, sizeof(joined));
-        sum[t % PARTIAL_SUMS] += low;
-        if (PAIR == 2)
-            sum[(t + 1) % PARTIAL_SUMS] += high;
-    }
+    for (int first = 0; first < num_keys; first += PARTIAL_SUMS) /* j is a constant: the sums stay in registers */
+        for (int j = 0; j < PARTIAL_SUMS; j += PAIR) {
+            const int t = first + j;
+            const vec low = exp_negative(vec_from(score[t]) - max);
+            const vec high = PAIR == 1 ? low : exp_negative(vec_from(score[t + PAIR - 1]) - max);
+            const unit_vec joined = join_vecs(scaled_weight(kv, t, low), scaled_weight(kv, t + PAIR - 1, high));
+            memcpy(weight[t / PAIR], &joined, sizeof(joined));
+            sum[j] += low;
+            if (PAIR == 2)
+                sum[j + 1] += high;
+        }
     for (int half = PARTIAL_SUMS / 2; half; half /= 2) /* the tree of sum_of() */
         for (int j = 0; j < half; j++)
             sum[j] += sum[j + half];
@@ -142,14 +144,32 @@ static inline void count_visible(int *visible, const attention_task *task, int w
     }
 }
 
+/* A part of the keys is done: add it to those before it, as add_part() does, and forget it. */
+static inline void add_part_in_lanes(float (*restrict all)[LANES], float *restrict all_max, float *restrict all_sum,
+                                     float (*restrict acc)[LANES], float *restrict running_max,
+                                     float *restrict running_sum) {
+    const vec max = larger_of(vec_from(running_max), vec_from(all_max));
+    const vec before = exp_negative(vec_from(all_max) - max), now = exp_negative(vec_from(running_max) - max);
+    for (int d = 0; d < PADDED_DIM; d++) {
+        put(all[d], vec_from(all[d]) * before + vec_from(acc[d]) * now);
+        put(acc[d], (vec){0});
+    }
+    put(all_max, max);
+    put(all_sum, vec_from(all_sum) * before + vec_from(running_sum) * now);
+    put(running_max, (vec){0} + MASKED);
+    put(running_sum, (vec){0});
+}
+
 /* Attention of a task's rows to the keys first_key to end_key - 1, in chunks, with an online softmax (FlashAttention,
  * arXiv:2205.14135). */
 static void attend_prompt(partial *out, const attention_args *args, const attention_task *task, int64_t kv_head,
                           int64_t first_key, int64_t end_key) {
     const int num_queries = task->num_rows * GROUP, num_vecs = (num_queries + LANES - 1) / LANES;
     _Alignas(vec) unit queries[QUERY_VECS][HEAD_UNITS][LANES];
-    _Alignas(vec) float acc[QUERY_VECS][PADDED_DIM][LANES], score[VECS][CHUNK][LANES];
+    _Alignas(vec) float all[QUERY_VECS][PADDED_DIM][LANES], acc[QUERY_VECS][PADDED_DIM][LANES];
+    _Alignas(vec) float score[VECS][CHUNK][LANES];
     _Alignas(vec) unit weight[VECS][CHUNK / PAIR][LANES];
+    float all_max[QUERY_VECS * LANES], all_sum[QUERY_VECS * LANES];
     float running_max[QUERY_VECS * LANES], running_sum[QUERY_VECS * LANES];
     key_chunk kv;
     unit_chunk units;
@@ -157,14 +177,15 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
     int hidden[LANES] = {0};
 
     load_queries(queries, args, task, kv_head, num_vecs);
+    memset(all, 0, num_vecs * sizeof(all[0]));
     memset(acc, 0, num_vecs * sizeof(acc[0]));
     for (int m = 0; m < num_vecs * LANES; m++) {
-        running_max[m] = MASKED;
-        running_sum[m] = 0;
+        all_max[m] = running_max[m] = MASKED;
+        all_sum[m] = running_sum[m] = 0;
     }
     for (int64_t first = first_key; first < end_key; first += CHUNK) {
         find_chunk(&kv, args, task, kv_head, first, end_key);
-        const int num_padded = (kv.num_keys + STEP - 1) / STEP * STEP;
+        const int num_padded = (kv.num_keys + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
         read_chunk(&units, &kv, num_padded);
         for (int w = 0; w < num_vecs; w += VECS) {
             const int vecs = num_vecs - w < VECS ? 1 : VECS;
@@ -186,11 +207,15 @@ static void attend_prompt(partial *out, const attention_args *args, const attent
             else
                 prompt_values(1, acc + w, weight, &units, num_padded, rescale);
         }
+        if (first + CHUNK >= end_of_part(first, end_key))
+            for (int w = 0; w < num_vecs; w++)
+                add_part_in_lanes(all[w], all_max + w * LANES, all_sum + w * LANES, acc[w], running_max + w * LANES,
+                                  running_sum + w * LANES);
     }
     for (int m = 0; m < num_queries; m++) {
         for (int d = 0; d < HEAD_DIM; d++)
-            out[m].acc[d] = acc[m / LANES][d][m % LANES];
-        out[m].max = running_max[m];
-        out[m].sum = running_sum[m];
+            out[m].acc[d] = all[m / LANES][d][m % LANES];
+        out[m].max = all_max[m];
+        out[m].sum = all_sum[m];
     }
 }

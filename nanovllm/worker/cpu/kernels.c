@@ -39,6 +39,7 @@ typedef struct {
     int64_t num_heads, row_stride, size;
     float eps;
 } norm_args;
+
 static inline float sum_of_squares(const num *x, int64_t size) {
     vec sum[PARTIAL_VECS] = {{0}};
     float partial[PARTIAL_SUMS];
@@ -58,12 +59,18 @@ static void add_rms_norm_heads(const void *args, int64_t first, int64_t end) {
     const norm_args a = *(const norm_args *)args;
     for (int64_t head = first; head < end; head++) {
         const int64_t at = head / a.num_heads * a.row_stride + head % a.num_heads * a.size;
+        const int64_t whole = a.size / LANES * LANES; /* numbers in whole vectors */
         num *x = a.residual + at, *y = a.out + head * a.size;
-        if (a.delta)
-            for (int64_t i = 0; i < a.size; i++)
+        if (a.delta) {
+            for (int64_t i = 0; i < whole; i += LANES)
+                put_nums(x + i, floats_at(x + i) + floats_at(a.delta + at + i));
+            for (int64_t i = whole; i < a.size; i++)
                 x[i] = store(load(x[i]) + load(a.delta[at + i]));
+        }
         const float scale = 1.0f / sqrtf(sum_of_squares(x, a.size) / a.size + a.eps);
-        for (int64_t i = 0; i < a.size; i++)
+        for (int64_t i = 0; i < whole; i += LANES)
+            put_nums(y + i, floats_at(x + i) * scale * floats_at(a.weight + i));
+        for (int64_t i = whole; i < a.size; i++)
             y[i] = store(load(x[i]) * scale * load(a.weight[i]));
     }
 }

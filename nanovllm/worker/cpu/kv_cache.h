@@ -76,6 +76,7 @@ static inline unit_vec kv_join_at(const num *low, const num *high) { return join
 static inline unit_vec kv_units_at(const num *x) { return units_at(x); }
 static inline void write_head(kv_num *head, int64_t size, int64_t place, const num *x, int64_t first, int64_t pair,
                               int64_t step) {
+    (void)size, (void)place;
     for (int d = 0; d < HEAD_DIM; d++)
         head[first + d / pair * step + d % pair] = x[d];
 }
