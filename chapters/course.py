@@ -42,7 +42,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     7: "name_block allocate_with_prefix register_prefix take_fresh".split(),
     8: "keep_top_p min_p_probs draw allowed_tokens".split(),
     9: "row_parallel_forward embed read_share".split(),
-    10: "fold attend pad_decode".split(),
+    10: "fold attend attend_in_parts pad_decode".split(),
     11: "summarize audit serve".split(),
     12: "quantize restore group_dot quantized_linear".split(),
     13: "guess accept_tokens share_guesses".split(),

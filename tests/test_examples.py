@@ -111,6 +111,23 @@ def test_profile_step(run, checkpoint):
     assert len(parts) == 10, out  # of a prefill and of a decode
 
 
+@pytest.mark.parametrize("options", [["--compare"], ["--quantization", "int8"], ["--enforce-eager"]])
+def test_reproducible(processes, tmp_path, options):
+    """Ten ways, ten times the same bits; PyTorch's operations may have others, which the exit code then says."""
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=1024)
+    status, out, err = processes.run(str(ROOT / "examples" / "reproducible.py"), str(model), *options, cwd=ROOT)
+    ways = re.findall(r"│ +([0-9a-f]{16}) │ (yes|no) +│", out)
+    assert len(ways) == 10, err
+    assert status == any(same == "no" for _, same in ways) == (len({digest for digest, _ in ways}) > 1)
+    assert status == 0 or options == ["--enforce-eager"]
+    cached, preemptions = (
+        re.findall(pattern, out) for pattern in (r"(\d+) tokens found cached", r"preemptions: (\d+)")
+    )
+    assert all(map(int, cached + preemptions)) and len(cached + preemptions) == 3
+    if options == ["--compare"]:
+        assert re.search(r"nanovllm +│ +0 of 32 │ +0 of 32 │ +0.0e\+00 │\n│ transformers +│ +\d+ of 32", out)
+
+
 def test_perplexity(run, checkpoint):
     out = run("perplexity.py", str(checkpoint()), "--tokens", "128", "--window", "64", "--quantization", "none", "int8")
     as_they_are, rounded = (float(x.replace(",", "")) for x in re.findall(r"│ (?:as they are|int8) +│ +([\d.,]+)", out))

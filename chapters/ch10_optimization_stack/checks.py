@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch10_optimization_stack import solution
+from chapters.ch10_optimization_stack.checks_order import ORDER_CHECKS
 from chapters.ch10_optimization_stack.tiles import TILE, KeyReader, Memory, paged_attention_by
 from chapters.expect import cases, expect_form, unchanged
 from chapters.grading import Bench, Task, Wrong
@@ -494,5 +495,6 @@ PAD_CHECKS = (
 TASKS = [
     Task("fold", "The idea: a softmax that never sees the whole row", use_fold, FOLD_CHECKS),
     Task("attend", "Tiles, step by step", nullcontext, ATTEND_CHECKS),
+    Task("attend_in_parts", "The order of a sum", nullcontext, ORDER_CHECKS),
     Task("pad_decode", "Recorded steps: CUDA graphs", use_pad, PAD_CHECKS),
 ]

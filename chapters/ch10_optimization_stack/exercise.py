@@ -1,13 +1,14 @@
 """Exercises of chapter 10. Edit this file, then:  python -m chapters check 10
 
-Each function works in the real engine while it is checked: fold and attend compute its attention, pad_decode prepares
-its decode steps as CUDA graphs want them (no GPU is needed).
+Each function works in the real engine while it is checked: fold, attend and attend_in_parts compute its attention,
+pad_decode prepares its decode steps as CUDA graphs want them (no GPU is needed).
 """
 
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
 
 from chapters.ch10_optimization_stack.tiles import TILE, KeyReader  # noqa: F401 (you will need TILE)
+from chapters.ch10_optimization_stack.workers import PART, Run  # noqa: F401 (you will need PART)
 from nanovllm.worker.batch import Batch
 
 
@@ -62,6 +63,36 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
 
     Example: block size 4, TILE 32, block_table [7, 2, 5], num_keys 9 -> one call of read, with the slots
     [28, 29, 30, 31, 8, 9, 10, 11, 20].
+    """
+    raise NotImplementedError
+
+
+def attend_in_parts(num_keys: int, num_workers: int, run: Run) -> Tensor:
+    """Attention of one row by several workers at once, with the same bits however many they are.
+
+        num_keys     the row sees the keys 0 to num_keys - 1
+        num_workers  1 or more
+        run          run(shares) -> parts. shares[w] is a list of ranges (first, end): worker w attends to the keys
+                     first to end - 1 of each, range by range. Call it once
+
+    Cut the keys at the multiples of PART: (0, PART), (PART, 2 * PART) and so on; the last part may be short. Each part
+    goes to one worker, and none gets more than its fair share: the number of parts / num_workers, rounded up. A worker
+    may have none.
+
+    parts is a list of what the workers have computed, one entry for each range, in the order in which they were done.
+    That order is another one at every call. An entry has
+
+        first         where its range began
+        running_max   [heads, group]             the largest of its scores
+        running_sum   [heads, group]             the sum of exp(score - running_max) over its keys
+        acc           [heads, group, head_dim]   the sum of exp(score - running_max) * value over its keys
+
+    Each is relative to its own maximum. Return softmax(scores) · values over all keys, [heads, group, head_dim] in
+    float32. For the same keys it must be the same to the last bit for every number of workers, and whoever was done
+    first.
+
+    Example: PART is 16. num_keys 40, 2 workers: the parts are (0, 16), (16, 32) and (32, 40), and shares may be
+    [[(0, 16), (32, 40)], [(16, 32)]].
     """
     raise NotImplementedError
 

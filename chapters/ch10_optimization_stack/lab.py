@@ -1,9 +1,11 @@
-"""Lab 10: FlashAttention built up in six steps, and what each optimization of this engine saves on this machine.
+"""Lab 10: FlashAttention built up in six steps, sums and their order, and what each optimization saves on this machine.
 
 First what can be counted (bytes, operations, memory), then what has to be measured. One engine serves all of it: its
 weights are laid out and its kernels swapped between steps (setups.py). The steps of attention are in tiles.py.
 """
 
+import math
+import random
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,6 +17,16 @@ from torch import Tensor
 from chapters import draw
 from chapters.ch06_prefill_decode.lab import read_rate
 from chapters.ch10_optimization_stack import setups, solution
+from chapters.ch10_optimization_stack.same_bits import (
+    NUM_OUTPUT,
+    NUM_PROMPT,
+    PIECE,
+    OneQuestion,
+    added,
+    float32,
+    in_equal_shares,
+    in_fixed_pieces,
+)
 from chapters.ch10_optimization_stack.setups import BATCH, CONTEXT, NUM_REQUESTS, Setup, Times, World
 from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, paged_attention_by, rows_read
 from chapters.story import Story, one_core, stopwatch
@@ -25,6 +37,7 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 
 BAR = 36  # cells of the longest bar
+NUM_NUMBERS = 1_000  # of the row that several workers add up
 DECODES = {"1 decode": 1, f"{BATCH} decodes": BATCH}
 KINDS = {  # (sequences, rows of each, keys of each)
     **{kind: (num_seqs, 1, CONTEXT) for kind, num_seqs in DECODES.items()},
@@ -40,6 +53,8 @@ def tell(story: Story) -> None:
     tell_operations(story, world)
     tell_ladder(story)
     tell_paged(story, world)
+    tell_order(story)
+    tell_same_bits(story)
     tell_hierarchy(story)
     tell_shares(story, world)
     tell_workload(story, world)
@@ -158,6 +173,43 @@ def tell_paged(story: Story, world: World) -> None:
     story.say(f"Largest difference {max(differences):.1e}.", measured=True)
     story.say(f"The model said: {(outputs[0].prompt or '') + outputs[0].outputs[0].text!r}", measured=True)
     world.use(world.all_on)
+
+
+def tell_order(story: Story) -> None:
+    story.part("Counted: sums that depend on their order")
+    large = 2.0**24
+    left, right = added([large, 1, 1]), float32(large + added([1, 1]))
+    story.say(
+        f"float32 has 24 bits for a number's digits. Let a be {large:,.0f}: a + 1 needs 25 of them and is rounded to a."
+        f"\n\n(a + 1) + 1 = {left:,.0f}\na + (1 + 1) = {right:,.0f}\n\nNow {NUM_NUMBERS:,} random numbers between -1 "
+        f"and 1, added up by several workers. Left, each worker has an equal share of them. Right, the row is cut into "
+        f"pieces of {PIECE} numbers, whoever adds them up, and the pieces' sums are added in the order of the pieces:"
+    )
+    rng = random.Random(10)
+    numbers = [float32(rng.uniform(-1, 1)) for _ in range(NUM_NUMBERS)]
+    table = make_table("workers", "equal shares", f"pieces of {PIECE}", width=14)
+    for num_workers in (1, 2, 3, 5, 8):
+        sums = in_equal_shares(numbers, num_workers), in_fixed_pieces(numbers, num_workers)
+        table.add_row(str(num_workers), *(f"{total:.8f}" for total in sums))
+    story.show(table)
+    story.say(f"In exact arithmetic: {math.fsum(numbers):.8f}.")
+
+
+def tell_same_bits(story: Story) -> None:
+    story.part("Counted: one question in six ways")
+    story.say(
+        f"The engine in float32. A question of {NUM_PROMPT} tokens gets {NUM_OUTPUT} tokens of answer. A hash is made "
+        "of the bits of their log probabilities, and of those of the four next best: where one bit differs, the hash "
+        "does. Left with the C kernels, right with PyTorch's operations:"
+    )
+    engines = {"C kernels": ("reordered_weights", "c_kernels"), "PyTorch": ()}
+    found = {name: OneQuestion(story.load, optimizations).answers() for name, optimizations in engines.items()}
+    table = make_table("the question", *found, width=16)
+    for way, number in found["C kernels"].items():
+        table.add_row(way, f"{number:,}", f"{found['PyTorch'][way]:,}", "(measured)")
+    story.show(table)
+    counts = (f"{name} {len(set(answers.values()))}" for name, answers in found.items())
+    story.say(f"Different hashes: {', '.join(counts)}.", measured=True)
 
 
 # -- measured ---------------------------------------------------------------------------------------------------------

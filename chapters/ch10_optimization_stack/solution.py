@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chapters.ch10_optimization_stack.tiles import TILE, KeyReader
+from chapters.ch10_optimization_stack.workers import PART, Run
 from nanovllm.worker.batch import Batch
 
 
@@ -34,6 +35,19 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
         scores = scores.masked_fill(torch.tensor(keys) > position, -torch.inf)
         running_max, running_sum, acc = fold(running_max, running_sum, acc, scores, v.transpose(0, 1))
     return (acc / running_sum[..., None]).view(heads, group, rows, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def attend_in_parts(num_keys: int, num_workers: int, run: Run) -> Tensor:
+    parts = [(first, min(first + PART, num_keys)) for first in range(0, num_keys, PART)]
+    done = run([parts[worker::num_workers] for worker in range(num_workers)])
+    (_, running_max, running_sum, acc), *others = sorted(done, key=lambda part: part.first)
+    for part in others:
+        new_max = torch.maximum(running_max, part.running_max)
+        before, now = (running_max - new_max).exp(), (part.running_max - new_max).exp()
+        running_sum = running_sum * before + part.running_sum * now
+        acc = acc * before[..., None] + part.acc * now[..., None]
+        running_max = new_max
+    return acc / running_sum[..., None]
 
 
 def pad_decode(batch: Batch, size: int) -> Batch:

@@ -33,6 +33,35 @@ attend
         + fold(running_max, running_sum * 0, acc * 0, scores, v.transpose(0, 1))
     other_groups: query heads h * group to
         ~ view(rows, heads, group, head_dim).permute(1, 2, => view(rows, group, heads, head_dim).permute(2, 1,
+attend_in_parts
+    equal_shares: where a row is cut must not depend on num_workers
+        - parts = [(first, min(first + PART, num_keys)) for first in range(0, num_keys, PART)]
+        + size = -(-num_keys // num_workers)
+        + parts = [(first, min(first + size, num_keys)) for first in range(0, num_keys, size)]
+    one_does_it_all: the others wait for it
+        ~ run([parts[worker::num_workers] for worker in range(num_workers)]) => run([parts] + [[]] * (num_workers - 1))
+    as_they_are_done: add them in the order of the row
+        ~ sorted(done, key=lambda part: part.first) => done
+    in_double_as_they_are_done: more digits make the difference rarer
+        - (_, running_max, running_sum, acc), *others = sorted(done, key=lambda part: part.first)
+        + (_, running_max, running_sum, acc), *others = [type(p)(p.first, *(x.double() for x in p[1:])) for p in done]
+        = for part in others:
+        =     new_max = torch.maximum(running_max, part.running_max)
+        =     before, now = (running_max - new_max).exp(), (part.running_max - new_max).exp()
+        =     running_sum = running_sum * before + part.running_sum * now
+        =     acc = acc * before[..., None] + part.acc * now[..., None]
+        =     running_max = new_max
+        - return acc / running_sum[..., None]
+        + return (acc / running_sum[..., None]).float()
+    worker_by_worker: how you group them
+        ~ key=lambda part: part.first => key=lambda part: (part.first // PART % num_workers, part.first)
+    own_maxima: each part is relative to its own maximum
+        - before, now = (running_max - new_max).exp(), (part.running_max - new_max).exp()
+        + before = now = torch.ones_like(new_max)
+    keeps_acc: running_sum and acc alike
+        ~ acc * before[..., None] + part.acc * now[..., None] => acc + part.acc
+    not_divided: still to be divided
+        ~ return acc / running_sum[..., None] => return acc
 pad_decode
     writes_to_slot_0: must not write: slot -1
         ~ pad(batch.slot_mapping, -1) => pad(batch.slot_mapping, 0)
