@@ -15,8 +15,7 @@ The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same i
     reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
         y = x W^T + b with a weight that was laid out for it once; None: not this weight. See cpu/reorder.py.
     most_likely(logits) -> token ids
-        The first of each row's largest logits [R, vocab_size]; NO_TOKEN for a row that holds NaN or +infinity, or
-        nothing but -infinity. See cpu/argmax.py.
+        The first of each row's largest logits [R, vocab_size]; NO_TOKEN: one is NaN or +infinity, or all -infinity.
     library
         The compiled C library, in which features find kernels of their own. None: PyTorch does the work.
 """
