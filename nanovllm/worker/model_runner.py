@@ -94,12 +94,11 @@ class ModelRunner:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
         self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
         self.same_bits = self.platform.same_bits(self)
-        num_bytes = self.kv_cache.num_bytes
-        size = f"{self.num_blocks * self.block_size} tokens, {num_bytes / 1e6:.1f} MB in {self.kv_dtype}"
+        size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache.num_bytes / 1e6:.1f} MB in {self.kv_dtype}"
         blocks = f"{self.num_blocks} blocks of {self.block_size}"
         logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
         logger.info("The same bits in any company: %s", self.same_bits)
-        return KVPool(self.num_blocks, self.block_size, self.max_model_len, num_bytes)
+        return KVPool(self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes)
 
     def run(self, output: SchedulerOutput) -> Sampled:
         """Compute one step. Returns a token, and its logprobs if asked for, for each row of logits, in order."""

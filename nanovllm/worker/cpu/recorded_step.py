@@ -79,8 +79,7 @@ class RecordedStep:
         self.runner, self.made_of = ref(runner), parts_of(runner)  # weak: who drops an engine gets its memory back
         self.head = model.lm_head.product
         table, sizes, self.num_kv_heads = model.embed_tokens, (MAX_ROWS, config.hidden_size), config.num_key_value_heads
-        if not (isinstance(table, Tensor) and table.dtype == runner.dtype and table.is_contiguous()):
-            raise NotRecordable("an embedding table that is quantized, or in another dtype")
+        is_plain = isinstance(table, Tensor) and table.dtype == runner.dtype and table.is_contiguous()
         self.library.replay.argtypes = [PTR, INT, INT]
         self.inputs, self.step = torch.zeros(4, MAX_ROWS, dtype=torch.int64), AttentionStep()
         self.places = [part.data_ptr() for part in self.inputs]
@@ -91,7 +90,9 @@ class RecordedStep:
         memory: tuple[list[Tensor], ...] = [], [], []
         with torch.inference_mode(), written_down(self.library) as calls:
             cos, sin = (self._gather(part, positions, (MAX_ROWS, part.shape[1])) for part in runner.rotary.table)
-            stream = hidden = self._gather(table, input_ids, sizes)
+            # A table of few bits, or in another dtype, is looked up by PyTorch.
+            hidden = self._gather(table, input_ids, sizes) if is_plain else torch.zeros(sizes, dtype=runner.dtype)
+            stream, self.looked_up = hidden, None if is_plain else hidden
             residual: Any = None
             context = ForwardContext(batch, (cos, sin), runner.kernels)
             for i, (layer, kv_layer) in enumerate(zip(model.layers, runner.kv_cache.layers, strict=True)):
@@ -123,11 +124,14 @@ class RecordedStep:
     def run(self, batch: Batch) -> Tensor | None:
         """What Decoder.forward() returns, until the next call; None: this step cannot be replayed."""
         num_rows, num_results, library = len(batch.input_ids), len(batch.logits_rows), self.library
-        if max(num_rows, num_results) > MAX_ROWS or parts_of(self.runner()) != self.made_of:
+        runner: Any = self.runner()
+        if max(num_rows, num_results) > MAX_ROWS or parts_of(runner) != self.made_of:
             return None
         numbers = batch.input_ids, batch.positions, batch.slot_mapping, batch.logits_rows
         for place, values in zip(self.places, numbers, strict=True):
             ctypes.memmove(place, values.data_ptr(), values.nbytes)
+        if self.looked_up is not None:
+            self.looked_up[:num_rows] = runner.model.embed(batch.input_ids)
         step = attention_step(library, self.num_kv_heads, batch)
         ctypes.memmove(ctypes.byref(self.step), ctypes.byref(step), ctypes.sizeof(step))
         library.replay(self.calls, len(self.calls), num_rows)

@@ -73,6 +73,7 @@ KINDS = [
     ("llama", {"dtype": "float16"}),
     ("llama", {"quantization": "int8"}),
     ("qwen2", {"quantization": "int4"}),
+    ("llama", {"dtype": "bfloat16", "quantization": "int8"}),  # the embedding table is in float32
 ]
 
 
