@@ -112,7 +112,7 @@ class Tap:
             for owner, name, before, after in (
                 (engine.scheduler, "schedule", None, after_schedule),
                 (model_runner, "pack", None, after_pack),
-                (model_runner, "sample", before_sample, None),
+                (engine.model_runner, "_sample", before_sample, None),
                 (engine.model_runner, "run", None, after_run),
                 (engine.scheduler, "update", before_update, after_update),
             ):

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ DIGESTS = {
     "int8kv": "d26a86df670c6932 d045966d1634feda 8dd50c36d7955c85 3e8ede2371ffef4d c3665129e70b10fe 957477c94c52015e",
     "f16": "d26a86df670c6932 c3071687ed3df7dd ea2462ecc16e9e61 11f9fdee7d351ca0 c3665129e70b10fe 360dbc538a085e62",
 }
-# x86-64-v2 has vectors of 128 bits and no fused multiply-add, v3 has 256 bits, v4 512 bits, as a processor's own may.
-LEVELS = {"native": "", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}
+# x86-64-v2 has vectors of 128 bits and no fused multiply-add, v3 has 256 bits, a processor's own may have 512.
+LEVELS = {"native": "", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2"}
 RUN_WASM = """
 import { readFile } from "node:fs/promises";
 import { WASI } from "node:wasi";
@@ -50,8 +51,15 @@ def recorded(kind: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("level", "kind"),
+    [
+        *product(["native"], KINDS),
+        *product(["x86-64-v2", "x86-64-v3"], ["f32"]),
+        ("x86-64-v2", "bf16"),
+        ("x86-64-v3", "f16"),
+    ],
+)
 def test_this_machine(tmp_path, level, kind):
     if level != "native" and platform.machine() != "x86_64":
         pytest.skip("a level of x86-64")
@@ -61,8 +69,9 @@ def test_this_machine(tmp_path, level, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["f32", "bf16", "int8kv"])
-@pytest.mark.parametrize("target", ["aarch64-linux-musl", "wasm32-wasi"])
+@pytest.mark.parametrize(
+    ("target", "kind"), [("aarch64-linux-musl", "f32"), ("aarch64-linux-musl", "bf16"), ("wasm32-wasi", "f32")]
+)
 def test_other_machines(tmp_path, target, kind):
     run = [shutil.which("qemu-aarch64" if "aarch64" in target else "node") or ""]
     if importlib.util.find_spec("ziglang") is None or not run[0]:
