@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Sampled = tuple[list[int], list["TokenLogprobs | None"]]  # a token of each row, and its logprobs if they are asked for
 
-NOTHING = torch.empty(0, dtype=torch.int64)  # made once: the calls of a step for which nothing is drawn take time, too
+NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
 
 
