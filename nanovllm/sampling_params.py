@@ -24,6 +24,8 @@ class SamplingParams:
     Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, penalties, temperature, min_p,
     top_k, top_p.
 
+    Logprobs are of the logits before all that, structured_outputs apart.
+
     Raises ValueError for an unknown name, a wrong type or a value out of range, when a field is assigned, too.
     """
 
@@ -39,9 +41,8 @@ class SamplingParams:
     stop_token_ids: Iterable[int] | None = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
     ignore_eos: bool = option(False, "generate on past EOS")
-    logprobs: int | None = option(
-        None, "top tokens to report a position, of raw logits (structured_outputs apart); 0: the chosen one; -1: all"
-    )
+    logprobs: int | None = option(None, "top tokens to report beside the chosen one, at each position; -1: all")
+    logprob_token_ids: list[int] | None = option(None, "tokens to report there instead of the top ones")
     prompt_logprobs: int | None = option(None, "the same for the prompt, computed anew then: a cache has no logits")
     repetition_penalty: float = option(1.0, "> 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)")
     presence_penalty: float = option(0.0, "subtracted from the logits of tokens that the output has")

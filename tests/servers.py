@@ -46,11 +46,17 @@ class Running:
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str = ""
     ) -> tuple[int, bytes]:
         """(status, body) of one plain request; JSON unless the headers say otherwise."""
+        return self.exchange(path, body, headers, method)[:2]
+
+    def exchange(
+        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str = ""
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """(status, body, headers), their names in small letters."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         headers = {"Content-Type": "application/json"} | (headers or {})
         connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
         answer = connection.getresponse()
-        result = answer.status, answer.read()
+        result = answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
         connection.close()
         return result
 
@@ -75,11 +81,13 @@ def raw_post(path: str, body: dict[str, Any], version: str = "1.1") -> bytes:
 
 
 @contextmanager
-def serving(model: Path, options: ServeOptions = ServeOptions(), **engine: Any) -> Iterator[Running]:
+def serving(
+    model: Path, options: ServeOptions = ServeOptions(), *, names: tuple[str, ...] = ("tiny", "small"), **engine: Any
+) -> Iterator[Running]:
     """A server whose model is called tiny; its engine is SMALL but for these options."""
     listener = bind("127.0.0.1", 0)
     with listener, AsyncLLM(str(model), max_waiting=options.max_waiting, **SMALL | engine) as llm:
-        server = Server(llm, options, ("tiny", "small"), listener)
+        server = Server(llm, options, names, listener)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
         while not server.started:

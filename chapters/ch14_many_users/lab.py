@@ -19,6 +19,7 @@ from chapters.ch14_many_users.world import World, result_of
 from chapters.draw import make_table
 from chapters.play import actions
 from chapters.story import Story
+from nanovllm.core.integrity.states import count_blocks
 
 NUM_TOKENS = 300, 60  # prompt and answer, in the mean
 DEADLINE_S = 1.0
@@ -150,7 +151,7 @@ def tell_leaving(story: Story) -> None:
     def look(name: str) -> None:
         manager, scheduler = server.manager, server.scheduler
         counts = len(scheduler.running), len(scheduler.waiting), len(manager.free_blocks)
-        table.add_row(name, *map(str, counts), str(manager.count_states()["cached"]))
+        table.add_row(name, *map(str, counts), str(count_blocks(manager)["cached"]))
 
     look("two run, two wait")
     server.scheduler.abort(jobs[3].seq.seq_id)

@@ -3,16 +3,26 @@
 import argparse
 import json
 from ast import literal_eval
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import Field, fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 from nanovllm.checks.options import SIZES
-from nanovllm.checks.vllm_names import ENGINE
+from nanovllm.checks.vllm_names import ENGINE, Table
 from nanovllm.config import EngineConfig
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
+ENGINE_GROUPS = {
+    "the checkpoint": "tokenizer revision load_format hf_overrides generation_config dtype quantization".split(),
+    "sequences and steps": "max_model_len max_num_seqs max_num_batched_tokens seed".split(),
+    "the KV cache": "block_size kv_cache_dtype kv_cache_memory_bytes num_gpu_blocks_override gpu_memory_utilization "
+    "enable_prefix_caching prefix_caching_hash_algo".split(),
+    "the machine": "tensor_parallel_size enforce_eager optimizations".split(),
+    "adapters and guesses": "enable_lora max_loras max_lora_rank speculative_config".split(),
+}
+ALIASES = {"tensor_parallel_size": ["-tp"], "disable_log_requests": ["--disable-uvicorn-access-log"]}
 
 
 class EngineArgs(EngineConfig):
@@ -57,12 +67,39 @@ def add_flags(group: Any, chosen: Iterable[Field], *, show_defaults: bool = True
             options["metavar"] = "N"  # a number or text like 8k: EngineConfig reads both
         else:
             options |= {"type": kind, "metavar": kind.__name__.upper() if kind is str else "N"}
-        short = ["-tp"] if f.name == "tensor_parallel_size" else []
-        group.add_argument(*short, flag_of(f.name), **options)
+        group.add_argument(flag_of(f.name), *ALIASES.get(f.name, ()), **options)
+
+
+def add_grouped_flags(
+    parser: argparse.ArgumentParser, chosen: Iterable[Field], groups: Mapping[str, Iterable[str]]
+) -> None:
+    """Flags under the headings that --help shows. groups: heading -> names; the rest comes last, under "more"."""
+    left = {f.name: f for f in chosen}
+    for heading, names in groups.items():
+        add_flags(parser.add_argument_group(heading), [left.pop(name) for name in names if name in left])
+    if left:
+        add_flags(parser.add_argument_group("more"), left.values())
+
+
+def add_vllm_flags(parser: argparse.ArgumentParser, table: Table) -> None:
+    """A flag for each name of the table that has none yet: of a command whose model may stand behind any of them."""
+    known = {text for action in parser._actions for text in action.option_strings}
+    for name in (name for name in table if flag_of(name) not in known):
+        is_switch = any(isinstance(neutral, bool) for neutral in table[name][1])
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if is_switch else {"action": _OneOrMore}
+        kind |= {} if is_switch else {"type": _literal, "nargs": "+"}
+        parser.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+class _OneOrMore(argparse.Action):
+    """One value stays one, several are a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
 def _literal(text: str) -> Any:
-    try:
-        return literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    for read in (json.loads, literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError):
+            return read(text)
+    return text

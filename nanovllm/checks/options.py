@@ -18,13 +18,14 @@ CHOICES = {  # option -> what may be said -> what is meant
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
 PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
-SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")  # also as text: "8k"
+SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes", "state_cache_bytes")  # also as text: "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
 
 OPTION_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
     "max_model_len": (Integral, 2, MAX_INT32),
     "kv_cache_memory_bytes": (Integral, 1),
+    "state_cache_bytes": (Integral, 0),
     "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
     **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
     "tensor_parallel_size": (Integral, 1, MAX_INT32),

@@ -43,12 +43,17 @@ def check_request(
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:
-    """A copy of the parameters, in which -1 logprobs are as many as there are tokens. Raises ValueError."""
+    """A copy of the parameters, in which -1 logprobs are as many as there are tokens. Raises ValueError.
+
+    With logprob_token_ids it asks for logprobs, too: a sample that has some makes them known.
+    """
     if not isinstance(params, SamplingParams):
         raise ValueError(f"sampling_params must be a SamplingParams, found {type(params).__name__}")
     params = params.clone()
-    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
         check_range(f"a token id of {name}", getattr(params, name) or (), 0, model.vocab_size - 1)
+    if params.logprob_token_ids:
+        params.logprobs = len(params.logprob_token_ids)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) == -1:
             setattr(params, name, model.vocab_size)

@@ -24,20 +24,23 @@ PARAMETER_BOUNDS: dict[str, Bounds] = {
     "presence_penalty": (Real, -2.0, 2.0),
     "frequency_penalty": (Real, -2.0, 2.0),
 }
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each is ranked among all words, at each position
 LISTS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("stop", "bad_words"), (str, "strings")),
-    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids")),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logprob_token_ids"), (Integral, "ids")),
 }
 
 
 def check_parameter(name: str, value: Any, kind: Any) -> Any:
     """A SamplingParams' field in its one form. kind: its type. Raises ValueError."""
-    if name in LISTS and (value is not None or name != "allowed_token_ids"):
+    if name in LISTS and (value is not None or name not in ("allowed_token_ids", "logprob_token_ids")):
         value = list_of(value, *LISTS[name], name=name)
         if "" in value:
             raise ValueError(f"{name} holds an empty string, which every text has everywhere")
         if name == "allowed_token_ids" and not value:
             raise ValueError("allowed_token_ids is empty: there is no token to choose; None allows all")
+        if name == "logprob_token_ids" and len(value) > MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(f"logprob_token_ids may have {MAX_LOGPROB_TOKEN_IDS} tokens, found {len(value)}")
     if name == "logit_bias" and value is not None:
         return bias_of(value)
     if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
@@ -53,6 +56,9 @@ def check_together(params: SamplingParams) -> None:
         raise ValueError(f"min_tokens ({params.min_tokens}) is larger than max_tokens ({params.max_tokens})")
     if params.stop and not params.detokenize:
         raise ValueError("stop strings are found in the text: they need detokenize=True")
+    if params.logprob_token_ids and params.logprobs not in (None, len(params.logprob_token_ids)):
+        num, which = params.logprobs, len(params.logprob_token_ids)
+        raise ValueError(f"logprobs={num} asks for the top tokens, logprob_token_ids for {which} others: leave one out")
     if params.structured_outputs is not None and params.allowed_token_ids is not None:
         raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
 

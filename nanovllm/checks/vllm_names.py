@@ -9,19 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import reject_unknown, shorten
-
-ANY = object()  # neutral at every value: it says how fast, how loud or where, never what
-Table = dict[str, tuple[str, tuple[Any, ...]]]  # name -> what another value would ask for, the neutral values
-
-
-def _asks(reason: str, **neutral: Any) -> Table:
-    """Options for one thing, each with its neutral value; a tuple stands for several."""
-    return {name: (reason, value if isinstance(value, tuple) else (value,)) for name, value in neutral.items()}
-
-
-def _any(names: str) -> Table:
-    return dict.fromkeys(names.split(), ("", (ANY,)))
-
+from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, Table
+from nanovllm.checks.vllm_options import anything as _any
+from nanovllm.checks.vllm_options import asks as _asks
+from nanovllm.checks.vllm_options import switches as _switches
 
 PARALLEL: dict[str, Any] = dict(pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1)
 PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0, enable_expert_parallel=False)
@@ -29,9 +20,11 @@ MEDIA: dict[str, Any] = dict(limit_mm_per_prompt={}, mm_processor_kwargs=None, m
 MEDIA |= dict(allowed_local_media_path="", allowed_media_domains=None, skip_mm_profiling=False)
 MEDIA |= dict(enable_prompt_embeds=False)
 ENGINE: Table = {
-    **_any("disable_log_stats use_tqdm_on_load swap_space max_parallel_loading_workers max_seq_len_to_capture"),
-    **_any("disable_custom_all_reduce disable_cascade_attn distributed_executor_backend optimization_level"),
-    **_any("served_model_name max_logprobs ignore_patterns mm_processor_cache_gb disable_mm_preprocessor_cache"),
+    **_switches("disable_log_stats use_tqdm_on_load disable_custom_all_reduce disable_cascade_attn"),
+    **_switches("disable_mm_preprocessor_cache"),
+    **_any("swap_space max_parallel_loading_workers max_seq_len_to_capture distributed_executor_backend"),
+    **_any("optimization_level"),
+    **_any("served_model_name max_logprobs ignore_patterns mm_processor_cache_gb"),
     **_asks("running the checkpoint's own code", trust_remote_code=False),
     **_asks("another kind of tokenizer than transformers' own", tokenizer_mode=("auto", "hf", "slow")),
     **_asks("work without a tokenizer", skip_tokenizer_init=False),
@@ -68,6 +61,7 @@ ENGINE: Table = {
     **_asks("other sampling defaults (ours: `generation_config`)", override_generation_config={}),
     **_asks("a chat template for all chats (ours: chat(chat_template=...))", chat_template=None),
     **_asks("vLLM's loaders", model_loader_extra_config={}, quantization_config=None),
+    **MORE,
 }
 SAMPLING: Table = {
     **_any("skip_clone"),
@@ -75,7 +69,7 @@ SAMPLING: Table = {
     **_asks("the best of several answers", best_of=1),
     **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("logprobs in a flat list", flat_logprobs=False),
-    **_asks("logprobs of chosen tokens", logprob_token_ids=None, prompt_logprob_token_ids=None),
+    **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
     **_asks("outputs that hold only what is new", output_kind=(0,)),  # RequestOutputKind.CUMULATIVE
     **_asks("streaming in larger pieces", stream_interval=1),
@@ -120,20 +114,36 @@ CALL: Table = {
 }
 CHAT: Table = CALL | _asks("parts of content for the template", chat_template_content_format=("auto", "string"))
 BODY: Table = SAMPLING | {  # of a request in OpenAI's API
-    **_any("user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls"),
-    **_asks("streaming", stream=False, stream_options=None),
-    **_asks("the prompt in the answer", echo=False, prompt_logprobs=None),
+    **_any("user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls store verbosity"),
+    **_any(
+        "prompt_cache_retention prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs "
+        "include_reasoning"
+    ),
+    **_asks("streaming", stream=False, stream_options=({}, None)),
     **_asks("text behind the completion", suffix=""),
-    **_asks("storing answers", store=False),
     **_asks("token ids instead of text", detokenize=True),
-    **_asks("a limit on reasoning", reasoning_effort=None),
+    **_asks("a limit on reasoning", reasoning_effort="none"),
     **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
+    **_asks("input or output that is not text", prompt_embeds=([], None), media_io_kwargs={}, mm_processor_kwargs={}),
+    **_asks("a search in the web", web_search_options=None),
+    **_asks("a judgement of the text", moderation=None),
+    **_asks("calls of tools in their old form", functions=[], function_call=("none", "auto")),
+    **_asks(
+        "an answer that fits a form, in vLLM's old words (`structured_outputs` and `response_format` are the new ones)",
+        **dict.fromkeys("guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern".split()),
+    ),
+    **_any("guided_decoding_backend"),
+    **_asks("documents for the template (ours: `chat_template_kwargs`)", documents=[]),
+    **_asks("what a template made of a chat (ours: POST /tokenize)", return_prompt_text=False),
+    **_asks("where tokens lie in a text", return_token_offsets=False),
+    **_asks("arguments of plugins", vllm_xargs={}),
+    **_asks("a KV cache that is shared with other engines", kv_transfer_params={}, ec_transfer_params={}),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
+TABLES["nanovllm serve"] = ENGINE | FLAGS
 
-NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
 METHODS = {
     **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
     "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",

@@ -289,13 +289,6 @@ class BlockManager:
         """The next n blocks to be taken, in that order."""
         return [block_id for block_id, _ in zip(self.free_blocks, range(n), strict=False)]
 
-    def count_states(self) -> dict[str, int]:
-        """How many blocks are referenced, unreferenced (cached, nobody's) and free; and how many are cached in all."""
-        cached, referenced = sum(map(len, self.hash_to_block.values())), len(self.blocks) - len(self.free_blocks)
-        unreferenced = sum(self.blocks[block_id].block_hash is not None for block_id in self.free_blocks)
-        free = len(self.free_blocks) - unreferenced
-        return {"cached": cached, "referenced": referenced, "unreferenced": unreferenced, "free": free}
-
     # -- the cache as a whole -------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:

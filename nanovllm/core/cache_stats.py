@@ -33,10 +33,6 @@ class PrefixCacheStats:
     def recent_hit_rate(self) -> float:
         return self.recent_hits / max(self.recent_queries, 1)
 
-    @property
-    def evictions_per_s(self) -> float:
-        return self.evictions / self.seconds if self.seconds else 0.0
-
     def record(self, queries: int, hits: int, collisions: int) -> None:
         """Count one allocation that succeeded."""
         self.queries += queries

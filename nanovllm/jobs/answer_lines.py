@@ -13,8 +13,10 @@ import xxhash
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
+from nanovllm.serving.openai.fields import warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import explain, parse_json
 from nanovllm.serving.openai.request import KNOWN_BY_URL, check_answers, translate
+from nanovllm.serving.openai.shown import Shown
 
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
 WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
@@ -28,7 +30,8 @@ class _Line:
     custom_id: str
     url: str
     model: str
-    num_logprobs: int | None
+    shown: Shown
+    warning: str
     requests: list[Request]
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
 
@@ -44,8 +47,8 @@ class _Line:
         try:
             check_answers(self.requests)
             outputs = [self.outputs[request.request_id] for request in self.requests]
-            body = response_body(self.custom_id, self.url, self.model, self.num_logprobs, outputs)
-            return Answer(self.number, self.custom_id, body)
+            body = response_body(self.custom_id, self.url, self.model, self.shown, outputs)
+            return Answer(self.number, self.custom_id, body, warning=self.warning)
         except BaseException as error:
             return self.failed(explain(error))
 
@@ -216,12 +219,15 @@ def _read_line(
         url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
+        body, left_out = without_unknown(body)
         prompts, params, model, adapter = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
         requests = [llm.engine.make_request(prompt, params, adapter) for prompt in prompts]
-        return _Line(number, custom_id, url, model, params.logprobs, requests)
+        shown = Shown.of(llm.get_tokenizer(), url, body, params)
+        shown.check_size(requests)
+        return _Line(number, custom_id, url, model, shown, warning_of(left_out), requests)
     except BaseException as error:
         return Answer(number, custom_id, None, f"line {number}: {explain(error)}")
 

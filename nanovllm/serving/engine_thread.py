@@ -56,6 +56,7 @@ class EngineThread:
     readers              request id -> who reads it; belongs to this thread
     steps_left, delay_s  how many steps may still be made, and the seconds between two (set_pace)
     on_death             called in the event loop when the engine has died; `error` says why
+    on_end               told, in this thread, of requests that do not come to their own end, and "abort" or "error"
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -63,6 +64,7 @@ class EngineThread:
         self.readers: dict[str, Reader] = {}
         self.steps_left, self.delay_s = math.inf, 0.0
         self.on_death: Callable[[], None] = lambda: None
+        self.on_end: Callable[[list[Request], str], None] = lambda requests, reason: None
         self.error: EngineDied | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._next_step = 0.0  # time.monotonic()
@@ -120,8 +122,10 @@ class EngineThread:
         self.check_usable()
         self.readers.update(dict.fromkeys(self.engine.enqueue(reader.requests), reader))
 
-    def forget(self, requests: list[Request]) -> None:
+    def forget(self, requests: list[Request], reason: str = "abort") -> None:
         """End requests, queued or not; their blocks are free before the next step."""
+        queued = self.engine.requests
+        self.on_end([r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
         self.engine.abort_requests(requests)
         for request in requests:  # one that was refused may have the id of another
             reader = self.readers.get(request.request_id)
@@ -189,7 +193,7 @@ class EngineThread:
             if scheduled is None or any(sample.seq.seq_id in worked_on for sample in request.samples)
         ]
         readers = {self.readers[request.request_id] for request in requests if request.request_id in self.readers}
-        self.forget(requests)
+        self.forget(requests, "error")
         for reader in readers:
             self.tell(reader.fail, StepFailed(f"{type(error).__name__}: {error}"))
         if getattr(self.engine.model_runner, "has_ended", False):  # of ranks; one alone ends with its process

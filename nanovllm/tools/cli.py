@@ -10,10 +10,12 @@ from numbers import Integral
 from pathlib import Path
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checks.flags import add_flags, flag_of
+from nanovllm.checks.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
+from nanovllm.checks.flexible_parser import FlexibleArgumentParser
 from nanovllm.checks.values import check_number
+from nanovllm.checks.vllm_names import TABLES, accepted
 from nanovllm.config import EngineConfig
-from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.options import GROUPS, ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
 from nanovllm.tools.screen import Screen, standard_streams
 
@@ -40,9 +42,12 @@ started, a second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
 """
-SERVE = """\
-OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /health, and /metrics for Prometheus.
-The page at / is a chat, and shows the engine at work beside it.
+SERVE = "nanovllm serve"  # in the tables of vLLM's names
+SERVE_HELP = """\
+OpenAI's API over HTTP: /v1/models, /v1/chat/completions and /v1/completions; /tokenize and /detokenize; /health, and
+/metrics for Prometheus and for vLLM's Grafana boards. The page at / is a chat, and shows the engine at work beside it.
+vLLM's other flags are known, too: each is taken at the values that ask for nothing, or says why there is no such thing
+(examples/move_to_vllm.md).
 
 exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
 """
@@ -129,6 +134,9 @@ def _serve(args: argparse.Namespace) -> int:
         raise ValueError(f'the server needs packages of its own ({error}): pip install "nanovllm[serve]"') from error
 
     given = {f.name: getattr(args, f.name) for f in fields(ServeOptions) if hasattr(args, f.name)}
+    ours = {*given, *EngineConfig.__dataclass_fields__}
+    asked = {name: value for name, value in vars(args).items() if name in TABLES[SERVE] and name not in ours}
+    accepted(asked, (), SERVE)
     return serve(_engine_config(args), ServeOptions(**given))
 
 
@@ -173,7 +181,7 @@ def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="nanovllm", description=OVERVIEW, formatter_class=raw)
+    parser = FlexibleArgumentParser(prog="nanovllm", description=OVERVIEW, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of the above")
 
     chat = commands.add_parser("chat", description="A streaming chat in the terminal.")
@@ -204,9 +212,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--batch-sizes", type=int, nargs="+", default=sizes, metavar="N", help="(default: 1 to 32)")
     bench.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
     bench.add_argument("--output-len", type=int, default=64, metavar="N", help="output tokens (default: 64)")
-    serve = commands.add_parser("serve", description=SERVE, formatter_class=raw)
-    serve.add_argument("model", nargs="?", help=MODEL_HELP)
-    add_flags(serve.add_argument_group("server"), fields(ServeOptions))
+    usage = "nanovllm serve [MODEL] [--flag VALUE ...]"
+    serve = commands.add_parser("serve", description=SERVE_HELP, formatter_class=raw, usage=usage)
+    serve.set_defaults(model=None)
+    serve.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL_HELP)
+    serve.add_argument("--model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # as vLLM's older commands have it
+    add_grouped_flags(serve, fields(ServeOptions), GROUPS)
 
     for command in (chat, generate, batch, analyze, bench):
         command.add_argument("--model", help=MODEL_HELP)
@@ -215,8 +226,8 @@ def _parser() -> argparse.ArgumentParser:
         chosen = (f for f in fields(SamplingParams) if f.name in SAMPLING_FLAGS)
         add_flags(group, chosen, show_defaults=False)
     for command in (serve, chat, generate, batch, bench):
-        group = command.add_argument_group("engine")
-        add_flags(group, (f for f in fields(EngineConfig) if f.name != "model"))
+        add_grouped_flags(command, (f for f in fields(EngineConfig) if f.name != "model"), ENGINE_GROUPS)
+    add_vllm_flags(serve, TABLES[SERVE])
     return parser
 
 

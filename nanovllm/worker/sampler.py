@@ -38,14 +38,14 @@ def uniform_noise(seq: Sequence) -> float:
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    num_logprobs        for each row, how many of the top tokens' logprobs are wanted; None: not even its own
+    num_logprobs        for each row, how many of the top tokens' logprobs are wanted, or which; None: not even its own
     processors          what happens to the logits before a token is chosen
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     prompt_rows         PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
     """
 
-    num_logprobs: list[int | None]
+    num_logprobs: list[int | list[int] | None]
     processors: LogitsProcessors
     random_rows: Tensor
     temperature: Tensor
@@ -73,11 +73,11 @@ class SamplingBatch:
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
-        random_rows = [row for row, seq in enumerate(seqs) if seq.sampling_params.temperature >= MIN_TEMPERATURE]
-        chosen = [seqs[row] for row in random_rows]
-        params = [seq.sampling_params for seq in chosen]
-        of_all = [seq.sampling_params.logprobs for seq in seqs], LogitsProcessors.from_sequences(seqs, eos_token_ids)
-        if not chosen:
+        each = [seq.sampling_params for seq in seqs]
+        random_rows = [row for row, p in enumerate(each) if p.temperature >= MIN_TEMPERATURE]
+        params = [each[row] for row in random_rows]
+        of_all = [p.logprob_token_ids or p.logprobs for p in each], LogitsProcessors.from_sequences(seqs, eos_token_ids)
+        if not random_rows:
             return cls(*of_all, *[NOTHING] * 6)
         return cls(
             *of_all,
@@ -86,7 +86,7 @@ class SamplingBatch:
             torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
             torch.tensor([p.top_p for p in params]),
             torch.tensor([p.min_p for p in params]),
-            torch.tensor([uniform_noise(seq) for seq in chosen], dtype=torch.float64),
+            torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
         )
 
 
@@ -118,11 +118,9 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     )
     scaled = logits / temperature[:, None]
     if bool((batch.top_k > 0).any() or (batch.top_p < 1.0).any() or (batch.min_p > 0.0).any()):
-        from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
-
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = logit_threshold(scaled, to_device(top_k, logits.device), top_p, min_p)
+        threshold = batch.processors.threshold(scaled, to_device(top_k, logits.device), top_p, min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)

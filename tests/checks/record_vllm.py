@@ -12,10 +12,57 @@ import dataclasses
 import inspect
 import json
 import os
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import tests.checks.vllm_cases as cases
+
+PORT = 18_123
+
+
+def of_server(checkpoint: str) -> dict[str, Any]:
+    """What vLLM's server has, and what it answers to the same model."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    flags = sorted({action.dest for action in make_arg_parser(FlexibleArgumentParser())._actions} - {"help"})
+    options = "--served-model-name demo --dtype float32 --max-model-len 512 --max-num-seqs 4 --enforce-eager"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", checkpoint, *options.split()]
+    command += ["--block-size", "32", "--port", str(PORT)]
+    with subprocess.Popen(command, stdout=sys.stderr, env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"}) as server:
+        try:
+            while server.poll() is None:
+                with suppress(OSError):
+                    ask("/health")
+                    break
+                time.sleep(1)
+            answers = {name: cases.slim(ask(path, body)) for name, (path, body) in cases.SERVER.items()}
+            fields = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
+            paths = sorted(ask("/openapi.json")[1]["paths"])
+            return {"server": answers, "serve_flags": flags, "body": sorted(fields), "paths": paths}
+        finally:
+            server.terminate()
+
+
+def ask(path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """(status, answer); of a stream the list of its chunks, of an error nothing."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(f"http://127.0.0.1:{PORT}{path}", data, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request) as answer:
+            text = answer.read().decode()
+    except HTTPError as error:
+        return error.code, None
+    if not text.startswith("data: "):
+        return 200, json.loads(text or "null")
+    return 200, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def main() -> None:
@@ -89,6 +136,7 @@ def main() -> None:
             recorded["prompts"][name] = output.prompt
         except Exception as error:
             recorded["prompts"][name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+    recorded |= of_server(sys.argv[1])
     json.dump(recorded, out, indent=1, sort_keys=True)
     out.write("\n")
 

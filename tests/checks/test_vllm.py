@@ -11,9 +11,12 @@ import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks import vllm_names
 from nanovllm.checks.values import size_of
+from nanovllm.checks.vllm_options import PATHS
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.request import KNOWN_BY_URL
 
 PAGE = Path(__file__).parents[2] / "examples" / "move_to_vllm.md"
 RECORDED = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text(encoding="utf-8"))
@@ -102,6 +105,12 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
         return set(inspect.signature(method).parameters)
 
     reasons = {name: (reason, ()) for name, reason in vllm_names.METHODS.items()}
+    flags = sorted({*RECORDED["serve_flags"]} - {*RECORDED["engine_args"], "model", "model_tag"})
+    our_flags = {*ServeOptions.__dataclass_fields__, "disable_uvicorn_access_log"}
+    paths = {path for path in RECORDED["paths"] if "{" not in path}
+    instead = {path: (reason, ()) for path, reason in PATHS.items()}
+    fields = set().union(*KNOWN_BY_URL.values()) | {"stream", "stream_options", "request_id"}
+    no_template = {"chat_template": ("a program of whoever asks", (None,))}
     return {
         "Options of `LLM` and `EngineArgs`": (
             sorted({*RECORDED["engine_args"], "chat_template", "pooler_config"}),
@@ -126,6 +135,9 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
         "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
         "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), {}),
         "Parameters of `generate`": (RECORDED["generate"], parameters(LLM.generate), vllm_names.CALL),
+        "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, vllm_names.TABLES["nanovllm serve"]),
+        "Paths of the server": (sorted(paths | {*PATHS}), paths - {*PATHS}, instead),
+        "Fields of a request's body": (RECORDED["body"], fields - {*no_template}, vllm_names.BODY | no_template),
         "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
     }
 

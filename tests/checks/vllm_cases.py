@@ -176,3 +176,77 @@ CHAT: dict[str, tuple[list[Any], dict[str, Any]]] = {
     ),
 }
 LENGTHS = ["1k", "1K", "25.6k", "2m", "512", " 512 ", "auto", "-1"]
+
+# name -> (path, body) of a request to the server, whose model is called demo. Greedy, three tokens, unless it says so.
+TEXTS, CHATS = "/v1/completions", "/v1/chat/completions"
+SHOWN: dict[str, dict[str, Any]] = {  # what is shown of FRANCE and its continuation
+    "text": {},
+    "echo": dict(echo=True),
+    "echo, logprobs 0": dict(echo=True, logprobs=0),
+    "echo, logprobs 2": dict(echo=True, logprobs=2),
+    "only echo": dict(echo=True, max_tokens=0),
+    "only echo, logprobs 1": dict(echo=True, max_tokens=0, logprobs=1),
+    "echo of token ids": dict(echo=True, logprobs=1, prompt=[504, IM_START, 253]),
+    "logprobs 2": dict(logprobs=2),
+    "tokens as ids": dict(logprobs=1, return_tokens_as_token_ids=True),
+    "logprob_token_ids": dict(logprobs=2, logprob_token_ids=[100, PARIS]),
+    "return_token_ids": dict(return_token_ids=True),
+    "two prompts": dict(prompt=[FRANCE, "One, two,"], logprobs=0, return_token_ids=True),
+    "without special tokens": dict(prompt="<|im_start|>One", add_special_tokens=False, return_token_ids=True),
+    "an unknown field": dict(frobnicate=1, store=True, user="me", service_tier="auto", priority=0),
+}
+NO_STREAM: dict[str, dict[str, Any]] = {
+    "prompt_logprobs 0": dict(prompt_logprobs=0),
+    "prompt_logprobs 2": dict(prompt_logprobs=2),
+    "no tokens": dict(max_tokens=0),
+    "prompt_logprobs of all words": dict(prompt_logprobs=-1),
+    "too many logprobs": dict(logprobs=21),
+    "logprob_token_ids without logprobs": dict(logprob_token_ids=[1]),
+    "suffix": dict(suffix="x"),
+    "no prompt": dict(prompt=""),
+    "stream options without a stream": dict(stream_options=dict(include_usage=True)),
+    "prompt_logprobs in a stream": dict(stream=True, prompt_logprobs=1),
+}
+OF_CHATS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "top_logprobs 0 without logprobs": dict(top_logprobs=0),
+    "logprobs": dict(logprobs=True),
+    "top_logprobs 2": dict(logprobs=True, top_logprobs=2),
+    "logprob_token_ids": dict(logprobs=True, top_logprobs=2, logprob_token_ids=[100, 200]),
+    "return_token_ids": dict(return_token_ids=True),
+    "echo of what goes on": dict(
+        messages=[*HELLO, {"role": "assistant", "content": "Well, "}],
+        echo=True,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        max_tokens=2,
+    ),
+    "stream options": dict(stream=True, stream_options=dict(include_usage=True, continuous_usage_stats=None)),
+}
+SERVER: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"{name}": (TEXTS, dict(prompt=FRANCE) | more) for name, more in (SHOWN | NO_STREAM).items()},
+    **{f"{name}, streamed": (TEXTS, dict(prompt=FRANCE) | more | dict(stream=True)) for name, more in SHOWN.items()},
+    **{f"chat: {name}": (CHATS, dict(messages=HELLO) | more) for name, more in OF_CHATS.items()},
+    "chat: prompt_logprobs": (CHATS, dict(messages=HELLO, prompt_logprobs=1)),
+    "chat: top_logprobs without logprobs": (CHATS, dict(messages=HELLO, top_logprobs=2)),
+    "chat: logprob_token_ids without logprobs": (CHATS, dict(messages=HELLO, logprob_token_ids=[1])),
+    "tokenize": ("/tokenize", dict(prompt=FRANCE, return_token_strs=True)),
+    "tokenize a chat": ("/tokenize", dict(messages=HELLO, model="demo")),
+    "tokenize a chat without its end": ("/tokenize", dict(messages=HELLO, add_generation_prompt=False)),
+    "tokenize nothing": ("/tokenize", dict(model="demo")),
+    "tokenize for another model": ("/tokenize", dict(prompt=FRANCE, model="gpt-4o")),
+    "detokenize": ("/detokenize", dict(tokens=[504, 253, IM_START])),
+    "detokenize texts": ("/detokenize", dict(tokens=["x"])),
+}
+GENERATED = {"model": "demo", "temperature": 0, "max_tokens": 3}
+SERVER = {name: (path, body if "token" in path else GENERATED | body) for name, (path, body) in SERVER.items()}
+
+
+def slim(answer: Any) -> Any:
+    """Without nulls, without what is another each time or a server's own, and with rounded numbers."""
+    if isinstance(answer, dict):
+        own = ("id", "created", "system_fingerprint", "object", "model", "prompt_tokens_details", "refusal")
+        return {name: slim(value) for name, value in answer.items() if value is not None and name not in own}
+    if isinstance(answer, list):
+        return [slim(item) for item in answer]
+    return round(answer, 4) if isinstance(answer, float) else answer

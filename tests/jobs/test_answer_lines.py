@@ -13,6 +13,7 @@ from nanovllm.checks import vllm_names
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, answer_lines
 from nanovllm.jobs.output_file import CustomIds
+from nanovllm.serving.openai import fields
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json
@@ -76,7 +77,7 @@ def test_parameters_are_honoured(llm):
     given |= dict(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1, logit_bias={5: 2.0})
     given |= dict(allowed_token_ids=list(range(4, 300)), stop_token_ids=[40], stop=["e"], bad_words=["the"])
     given |= dict(include_stop_str_in_output=True, skip_special_tokens=False, spaces_between_special_tokens=False)
-    assert {*given, "ignore_eos"} == openai_request.PASSED_ON
+    assert {*given, "ignore_eos", "logprob_token_ids"} == openai_request.PASSED_ON
     body = answer(llm, line(prompt=[5, 6, 7, 8], cache_salt="s", **given)).body
     [expected] = llm.generate([{"prompt_token_ids": [5, 6, 7, 8], "cache_salt": "s"}], SamplingParams(**given))
     found = [(c["text"], c["finish_reason"], c["stop_reason"]) for c in body["choices"]]
@@ -90,6 +91,36 @@ def test_values_that_mean_no(llm):
     extra = {name: "x" if value is vllm_names.ANY else value for name, value in neutral.items()}
     extra |= {"stop": None, "seed": None, "logprobs": None, "response_format": {"type": "text"}}
     assert answer(llm, line(prompt=FOX, max_tokens=2, **extra)).error is None
+
+
+def test_unknown_fields_are_left_out_and_named(llm, caplog, monkeypatch):
+    """In the record of each line that has some, once in the log; the answer is that of the line without them."""
+    monkeypatch.setattr(fields, "_told", set())
+    body = dict(prompt=FOX, max_tokens=3, temperature=0)
+    answers = answer_all(
+        llm, [line("a", **body, temprature=2, x="y"), line("b", **body), line("c", **body, x=None, x_=1)]
+    )
+    warned, plain, third = (answers[number].record("r") for number in (1, 2, 3))
+    what = "left out, because nobody here knows it: 'temprature' (did you mean 'temperature'?), 'x'"
+    assert warned["response"].pop("warning") == what and "'x_'" in third["response"]["warning"]
+    assert "warning" not in plain["response"] and warned["response"].keys() == plain["response"].keys()
+    assert warned["response"]["body"]["choices"] == plain["response"]["body"]["choices"]
+    lines = [message for message in caplog.messages if "was left out of a request" in message]
+    assert [message.split("'")[1] for message in lines] == ["temprature", "x", "x_"]
+    many = answer(llm, line(**body, **{f"unknown {i}": 1 for i in range(200)})).record("r")["response"]["warning"]
+    assert many.endswith("'unknown 9' and 190 more") and len(fields._told) == fields.MAX_TOLD
+
+
+def test_a_text_is_scored(llm):
+    """As by the server, and without its nulls."""
+    body = answer(llm, line(prompt=FOX, echo=True, logprobs=0, max_tokens=0, prompt_logprobs=0)).body
+    [choice] = body["choices"]
+    [expected] = llm.generate([FOX], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    rows = zip(expected.prompt_token_ids[1:], expected.prompt_logprobs[1:], strict=True)
+    found = [row[token_id].logprob for token_id, row in rows]
+    assert choice["logprobs"]["token_logprobs"] == [None, *found] and choice["text"] == FOX
+    assert [next(iter(row.values()))["logprob"] for row in choice["prompt_logprobs"][1:]] == found
+    assert not {"token_ids", "prompt_token_ids"} & choice.keys() and body["usage"]["completion_tokens"] == 0
 
 
 def test_answers_that_fit_a_schema(llm):
@@ -187,7 +218,7 @@ BAD_LINES = [
     (line()[:-1] + b', "priority": 1}', "found also priority"),
     (line().replace(b'"body": {}', b'"body": 3'), "body must be an object, found int"),
     (line(), "body has no prompt"),
-    (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools'; it takes: allowed_token_ids"),
+    (line(prompt=FOX, tools=[{"type": "function"}]), "body has no argument 'tools'; it takes: add_special_tokens"),
     (line(prompt=FOX, messages=USER), "body has no argument 'messages'"),
     (line(prompt=FOX, stream=True), "body: stream=True asks for streaming; this engine does not do that"),
     (line(prompt=FOX, model="gpt-4o"), "body.model is 'gpt-4o', and this is tiny"),
@@ -208,7 +239,7 @@ BAD_LINES = [
     (line(url=CHAT, messages=[]), "a conversation is a list of messages"),
     (line(url=CHAT, messages=[{"role": "wizard", "content": "x"}]), "unknown role wizard"),
     (line(url=CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "parts of type text"),
-    (line(prompt=FOX, echo=True), "echo=True asks for the prompt in the answer"),
+    (line(prompt=FOX, echo="yes"), "echo must be true or false, found 'yes'"),
     (line(url=CHAT, messages=USER, tools=[{"type": "function"}]), "calls of tools are not read out of answers"),
     (line(url=CHAT, messages=USER, tool_choice="required"), "calls of tools are not read out of answers"),
     (line(prompt=FOX, response_format={"type": "xml"}), "response_format must be of type text, json_object or"),

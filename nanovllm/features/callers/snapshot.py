@@ -3,16 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
+from nanovllm.core.integrity.states import count_blocks
 from nanovllm.engine import LLMEngine
 
-CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate evictions_per_s".split()
+CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate".split()
 
 
 def snapshot(engine: LLMEngine) -> dict[str, Any]:
     """See LLM.stats."""
     scheduler, manager = engine.scheduler, engine.block_manager
-    now, states, num_blocks = manager.stats.snapshot(), manager.count_states(), len(manager.blocks)
-    cache = {name: getattr(now, name) for name in CACHE_STATS}
+    now, states, num_blocks = manager.stats.snapshot(), count_blocks(manager), len(manager.blocks)
+    cache = {name: getattr(now, name) for name in CACHE_STATS} | {"evictions_per_s": now.evictions / now.seconds}
     return {
         **asdict(engine.stats),
         "acceptance_rate": engine.stats.acceptance_rate,
@@ -21,6 +22,7 @@ def snapshot(engine: LLMEngine) -> dict[str, Any]:
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
+        **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks},
         "kv_pool": {
             "num_blocks": num_blocks,
@@ -29,4 +31,15 @@ def snapshot(engine: LLMEngine) -> dict[str, Any]:
             **{f"num_{state}_blocks": count for state, count in states.items()},
             "usage": states["referenced"] / num_blocks,
         },
+    }
+
+
+def state_counts(engine: LLMEngine) -> dict[str, int]:
+    """Of a hybrid model's states (core/snapshots)."""
+    manager: Any = engine.block_manager
+    return {
+        **engine.kv_pool.states._asdict(),
+        "num_running": len(manager.states),
+        "num_snapshots": len(manager.snapshots),
+        "num_snapshots_taken": manager.num_snapshots_taken,
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.masks import PendingBits, compute_bits, unpack
+from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 from nanovllm.worker.batch import to_device
 
 
@@ -34,6 +35,7 @@ class LogitsProcessors:
     penalties: list[tuple[int, Tensor, float, Tensor, Tensor]]
     grammar_rows: list[int]
     pending: PendingBits | None = None
+    threshold = staticmethod(logit_threshold)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":

@@ -17,7 +17,8 @@ def make_entries(tokenizer: Any, found: Any, token_ids: list[int], position: int
         return Logprob(logprob, rank, None if tokenizer is None else decoded_token(tokenizer, token_id, before))
 
     entries = {token_id: entry(token_id, found.logprob, found.rank)}
-    for rank, (other, logprob) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), start=1):
+    ranks = found.top_ranks or range(1, len(found.top_token_ids) + 1)
+    for other, logprob, rank in zip(found.top_token_ids, found.top_logprobs, ranks, strict=True):
         if other != token_id:
             entries[other] = entry(other, logprob, rank)
     return entries

@@ -4,8 +4,9 @@ A prompt's need the logits of all its positions, not only the last. Those of 2,0
 1.2 GB, so they are computed and used up a few rows at a time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,32 +15,42 @@ from nanovllm.core.scheduler import SchedulerOutput
 
 ROWS_AT_A_TIME = 64
 
+Wanted = int | list[int] | None  # of a position: how many of the top tokens, or which tokens; None: nothing at all
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities of one token and of the top tokens at its position."""
+    """Log probabilities of one token, and of the top tokens at its position, or of those that were asked for."""
 
     logprob: float
     rank: int  # 1 is the most likely token
     top_token_ids: list[int]
     top_logprobs: list[float]
+    top_ranks: list[int] | None = None  # None: 1, 2, 3, ...
 
 
-def token_logprobs(raw: Tensor, chosen: list[int], wanted: list[int | None]) -> list[TokenLogprobs | None]:
-    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: how many top tokens; None: nothing at all."""
+def token_logprobs(raw: Tensor, chosen: list[int], wanted: Sequence[Wanted]) -> list[TokenLogprobs | None]:
+    """raw: logits [R, vocab_size]. chosen: a token of each row. wanted: of each row, see Wanted."""
     result: list[TokenLogprobs | None] = [None] * len(chosen)
     rows = [row for row, k in enumerate(wanted) if k is not None]
     if not rows:
         return result
     logprobs = raw[rows].log_softmax(-1)
-    top = logprobs.topk(max(1, max(wanted[row] or 0 for row in rows)))
+    least = logprobs.topk(max([1, *(k for k in wanted if isinstance(k, int))])).values[:, -1]
     of_chosen = logprobs[torch.arange(len(rows)), [chosen[row] for row in rows]]
     ranks = (logprobs > of_chosen[:, None]).sum(-1) + 1
     for i, row in enumerate(rows):
-        k = wanted[row] or 0
-        result[row] = TokenLogprobs(
-            float(of_chosen[i]), int(ranks[i]), top.indices[i, :k].tolist(), top.values[i, :k].tolist()
-        )
+        k = wanted[row]
+        if isinstance(k, list):
+            values = logprobs[i, k]
+            top_ranks = [int((logprobs[i] > value).sum()) + 1 for value in values]
+            others: tuple[Any, ...] = k, values.tolist(), top_ranks
+        else:
+            # Of equally likely tokens the first: topk takes any, in another batch another one.
+            token_ids = (logprobs[i] >= least[i]).nonzero().squeeze(1)
+            values, order = logprobs[i, token_ids].sort(descending=True, stable=True)
+            others = token_ids[order[:k]].tolist(), values[:k].tolist()
+        result[row] = TokenLogprobs(float(of_chosen[i]), int(ranks[i]), *others)
     return result
 
 

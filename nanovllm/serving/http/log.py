@@ -1,11 +1,28 @@
-"""A line of the log that repeats is written once a minute, with the number of those that were not."""
+"""The server's log. What goes wrong goes to standard error, a line that repeats once a minute, with the number of those
+that were not written. What goes well, a line for each request and a sum every ten seconds, goes to standard output.
+"""
 
+import asyncio
 import logging
+import os
 import time
+from contextlib import suppress
+from threading import Condition, Thread
+
+from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.http.options import ServeOptions
+
+logger = logging.getLogger("nanovllm.stats")
 
 PAUSE_S = 60.0
 MAX_LINES = 1000  # different ones that are remembered
 LOGGERS = ("asyncio", "uvicorn.error", "nanovllm")
+MAX_UNWRITTEN = 10_000  # lines that wait for somebody to read what was written
+STANDARD_OUTPUT = 1
+INTERVAL_S = 10.0
+
+
+WITH_TIME = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class Repeated(logging.Filter):
@@ -34,3 +51,84 @@ def write_repeated_lines_once() -> None:
     repeated = Repeated()
     for name in LOGGERS:
         logging.getLogger(name).addFilter(repeated)
+
+
+class Unhurried(logging.Handler):
+    """Writes to a file descriptor in a thread of its own: if nobody reads there, lines are lost, and nobody waits."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.setFormatter(WITH_TIME)
+        self._descriptor = descriptor
+        self._lines: list[str] = []
+        self._num_lost, self._is_writing = 0, False
+        self._changed = Condition()
+        Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._changed:
+            if len(self._lines) < MAX_UNWRITTEN:
+                self._lines.append(self.format(record))
+            else:
+                self._num_lost += 1
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait for what is unwritten, a second at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_writing), 1.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                lines, self._lines, self._is_writing = self._lines, [], True
+                if self._num_lost:
+                    lines.append(f"({self._num_lost} lines were lost: nobody read them)")
+                    self._num_lost = 0
+            left = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
+            with suppress(OSError):  # whoever read it has gone
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+
+
+def write_lines(options: ServeOptions) -> logging.Handler:
+    """Let lines of what goes well be written, as far as they are wanted, and all lines have the time.
+
+    Returns what writes them.
+    """
+    for problems in logging.getLogger().handlers:
+        problems.setFormatter(WITH_TIME)
+    wanted = {"nanovllm.access": not options.disable_log_requests, logger.name: not options.disable_log_stats}
+    handler = Unhurried(STANDARD_OUTPUT)
+    for name, is_wanted in wanted.items():
+        named = logging.getLogger(name)
+        named.setLevel(logging.INFO if is_wanted else logging.WARNING)
+        named.addHandler(handler)
+        named.propagate = False
+    return handler
+
+
+async def sum_up(llm: AsyncLLM) -> None:
+    """A line every ten seconds in which there was work, until it is cancelled."""
+    before = await llm.stats()
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(INTERVAL_S)
+        now = await llm.stats()
+        if now["num_steps"] > before["num_steps"] or now["num_waiting"]:
+            logger.info("%s", summary(before, now, time.monotonic() - began))
+        before = now
+
+
+def summary(before: dict, now: dict, seconds: float) -> str:
+    """Of two LLM.stats()."""
+    num_in, num_out = (now[name] - before[name] for name in ("num_prefill_tokens", "num_output_tokens"))
+    queries, hits = (now["prefix_cache"][name] - before["prefix_cache"][name] for name in ("queries", "hits"))
+    return (
+        f"{now['num_running']} running, {now['num_waiting']} waiting; prompts {num_in / seconds:,.0f} tokens/s, "
+        f"output {num_out / seconds:,.0f} tokens/s; KV cache {now['kv_pool']['usage']:.1%} in use, "
+        f"prefix cache hits {hits / max(queries, 1):.1%}"
+    )

@@ -1,87 +1,129 @@
-"""/metrics: what the engine does, for Prometheus."""
+"""What the server counts, for /metrics (exposition.py): requests, their tokens and times, and how they end."""
 
-import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import Histogram
 
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.engine import LLMEngine
+from nanovllm.outputs import RequestMetrics
 from nanovllm.request import Request
-from nanovllm.serving.async_llm import AsyncLLM
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-GAUGES = {
-    "num_requests_running": ("sequences that run", ("num_running",)),
-    "num_requests_waiting": ("sequences that wait", ("num_waiting",)),
-    "kv_cache_usage": ("share of the KV pool's blocks that sequences hold", ("kv_pool", "usage")),
-    "kv_cache_cached": ("share of the blocks that have a name and can be found", ("prefix_cache", "utilization")),
-    "prefix_cache_recent_hit_rate": ("block hits per probe, last 1,000 requests", ("prefix_cache", "recent_hit_rate")),
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+FEW = (1, 2, 5, 10, 20)
+# name -> (what it says, buckets). The first three have a name of ours, too.
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("from arrival to the first token", SECONDS),
+    "inter_token_latency_seconds": ("between two steps with tokens for it", SECONDS),
+    "e2e_request_latency_seconds": ("from arrival to the last token", SECONDS),
+    "request_queue_time_seconds": ("from arrival to the first step for it", SECONDS),
+    "request_prefill_time_seconds": ("from its first step to the first token", SECONDS),
+    "request_decode_time_seconds": ("from the first token to the last", SECONDS),
+    "request_inference_time_seconds": ("from its first step to the last token", SECONDS),
+    "request_time_per_output_token_seconds": ("of each token after the first, of a request", SECONDS),
+    "request_prompt_tokens": ("of a request", TOKENS),
+    "request_prefill_kv_computed_tokens": ("of its prompt, not found in the cache", TOKENS),
+    "request_generation_tokens": ("of a sample", TOKENS),
+    "request_max_num_generation_tokens": ("of the longest of its samples", TOKENS),
+    "request_params_max_tokens": ("that it asked for", TOKENS),
+    "request_params_n": ("samples that it asked for", FEW),
+    "request_num_preemptions": ("of a request", FEW),
+    "iteration_tokens_total": ("prompts that were computed in a step, and tokens that it generated", TOKENS),
 }
-COUNTERS = {
-    "steps": ("steps of the engine", ("num_steps",)),
-    "prefill_tokens": ("prompt tokens that were computed", ("num_prefill_tokens",)),
-    "output_tokens": ("tokens that were sampled", ("num_output_tokens",)),
-    "finished_requests": ("requests that came to their end", ("num_finished_requests",)),
-    "preemptions": ("sequences that gave their blocks back and began again", ("num_preemptions",)),
-    "prefix_cache_queries": ("blocks looked for in the prefix cache", ("prefix_cache", "queries")),
-    "prefix_cache_hits": ("blocks found there", ("prefix_cache", "hits")),
-    "prefix_cache_evictions": ("cached blocks that were overwritten", ("prefix_cache", "evictions")),
-}
+ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # paths whose requests are the server's load
+PATHS = (*ANSWERING, "/v1/models", "/tokenize", "/detokenize")  # that are named in http_requests
 
 
-class Metrics(Collector):
-    """Histograms grow with every step, in the engine's thread; counters and gauges are read when somebody asks."""
+class Metrics:
+    """Histograms and counts grow with every step, in the engine's thread."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.llm = llm
-        self.registry = CollectorRegistry()
-        options: dict[str, Any] = {"buckets": SECONDS, "registry": self.registry}
-        self.ttft = Histogram("nanovllm_time_to_first_token_seconds", "from arrival to the first token", **options)
-        self.inter_token = Histogram("nanovllm_inter_token_seconds", "between two steps with tokens for it", **options)
-        self.latency = Histogram("nanovllm_request_seconds", "from arrival to the last token", **options)
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.histograms = {
+            name: Histogram(name, text, buckets=buckets, registry=None) for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self.num_answering = 0  # requests of ANSWERING
+        self.answers: Counter[tuple[str, str, str]] = Counter()  # (method, path, "2xx")
+        self.reasons: Counter[str] = Counter()  # finish_reason -> samples
+        self.prompt_tokens: Counter[str] = Counter()  # "in": of requests that have a token; "cached": of these
         self._last: dict[str, float] = {}  # request id -> time of its newest token
-        self._snapshot: dict[str, Any] = {}
-        self._reading: asyncio.Task[None] | None = None
-        self.registry.register(self)
+        self._preemptions: Counter[str] = Counter()  # by request id
 
-    def on_step(self, progressed: list[Request]) -> None:
+    @contextmanager
+    def answering(self, path: str) -> Iterator[None]:
+        """While a request is answered."""
+        self.num_answering += path in ANSWERING
+        try:
+            yield
+        finally:
+            self.num_answering -= path in ANSWERING
+
+    def count_answer(self, method: str, path: str, status: int) -> None:
+        self.answers[method, path if path in PATHS else "none", f"{status // 100}xx"] += 1
+
+    def on_step(self, output: SchedulerOutput, progressed: list[Request]) -> None:
+        """In the engine's thread, as on_end."""
+        see = self.histograms
+        num_tokens = sum(
+            len(chunk.seq.tokens) - chunk.known_end for chunk in output.chunks if chunk.reaches_end
+        )  # with stops, fewer than were sampled
+        requests = self.engine.requests
+        for seq in output.preempted:
+            self._preemptions[self.engine.request_of_seq[seq.seq_id].request_id] += 1
         for request in progressed:
             arrival, newest = request.metrics.arrival_time, request.metrics.last_token_time
             before = self._last.get(request.request_id)
             if newest is not None and newest != before:  # else the step was for another sample than the first
                 self._last[request.request_id] = newest
                 if before is None:
-                    self.ttft.observe(newest - arrival)
+                    see["time_to_first_token_seconds"].observe(newest - arrival)
+                    self.prompt_tokens["in"] += len(request.prompt_token_ids)
+                    self.prompt_tokens["cached"] += request.num_cached_tokens or 0
+                    num_tokens += len(request.prompt_token_ids)
                 else:
-                    self.inter_token.observe(newest - before)
+                    see["inter_token_latency_seconds"].observe(newest - before)
             if request.finished:
-                self.latency.observe(time.perf_counter() - arrival)
-        requests = self.llm.engine.requests
+                self._observe_end(request)
+        see["iteration_tokens_total"].observe(num_tokens)
         if len(self._last) > 2 * len(requests) + 100:  # the ended ones
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
+            self._preemptions = Counter({i: n for i, n in self._preemptions.items() if i in requests})
 
-    async def text(self) -> bytes:
-        if self._reading is None:  # who asks while it is read shares it
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
-        return generate_latest(self.registry)
+    def on_end(self, requests: list[Request], reason: str) -> None:
+        """Requests that have not come to their own end."""
+        self.reasons[reason] += sum(len(request.samples) for request in requests)
 
-    async def _read(self) -> None:
-        try:
-            self._snapshot = await self.llm.stats()
-        finally:
-            self._reading = None
+    def _observe_end(self, request: Request) -> None:
+        see, of, num_prompt = self.histograms, request.metrics, len(request.prompt_token_ids)
+        see["e2e_request_latency_seconds"].observe(time.perf_counter() - of.arrival_time)
+        for name, seconds in _phases(of).items():
+            see[name].observe(seconds)
+        lengths = [sample.seq.num_generated_tokens for sample in request.samples]
+        for length, sample in zip(lengths, request.samples, strict=True):
+            see["request_generation_tokens"].observe(length)
+            self.reasons[sample.seq.finish_reason or "error"] += 1
+        see["request_max_num_generation_tokens"].observe(max(lengths))
+        see["request_prompt_tokens"].observe(num_prompt)
+        see["request_prefill_kv_computed_tokens"].observe(num_prompt - (request.num_cached_tokens or 0))
+        see["request_params_n"].observe(request.params.n)
+        see["request_num_preemptions"].observe(self._preemptions.pop(request.request_id, 0))
+        if request.params.max_tokens is not None:
+            see["request_params_max_tokens"].observe(request.params.max_tokens)
 
-    def describe(self) -> Iterable[Metric]:
-        return []
 
-    def collect(self) -> Iterable[Metric]:
-        for table, family in ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily)):
-            for name, (text, path) in table.items():
-                value: Any = self._snapshot
-                for key in path:
-                    value = value[key]
-                yield family(f"nanovllm_{name}", text, value=value or 0)
+def _phases(of: RequestMetrics) -> dict[str, float]:
+    """The seconds of a request's life, as far as it came."""
+    first, last, begun = of.first_token_time, of.last_token_time, of.first_scheduled_time
+    if first is None or last is None or begun is None:
+        return {}
+    phases = {
+        "request_queue_time_seconds": begun - of.arrival_time,
+        "request_prefill_time_seconds": first - begun,
+        "request_decode_time_seconds": last - first,
+        "request_inference_time_seconds": last - begun,
+    }
+    return phases if of.tpot_s is None else phases | {"request_time_per_output_token_seconds": of.tpot_s}

@@ -1,9 +1,10 @@
 """What `nanovllm serve` may be told, beside the engine's options. Nothing of a server is imported here."""
 
+import json
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
-from nanovllm.checks.values import Bounds, check_field
+from nanovllm.checks.values import Bounds, check_field, list_of, shorten
 from nanovllm.sampling_params import option
 
 BOUNDS: dict[str, Bounds] = {
@@ -12,6 +13,15 @@ BOUNDS: dict[str, Bounds] = {
     "request_timeout": (Real, 0.001, 1e6),
     "shutdown_timeout": (Real, 0, 1e6),
     "max_body_bytes": (Integral, 1),
+    "max_logprobs": (Integral, -1),
+}
+# The options by what they are for: `nanovllm serve --help` shows them so.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "where it listens, and for whom": ("host", "port", "api_key", "allowed_origins"),
+    "names": ("served_model_name", "lora_modules"),
+    "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
+    "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
+    "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
 }
 
 
@@ -42,12 +52,30 @@ class ServeOptions:
         (), "web pages elsewhere that may use this server, such as http://localhost:3000, or *"
     )
     classroom: bool = option(False, "the page at / may pause the engine, step it and slow it down")
+    max_logprobs: int = option(20, "top tokens that a request may ask for at a position; -1: all words")
+    return_tokens_as_token_ids: bool = option(False, "tokens beside logprobs are shown as token_id:17, not as text")
+    enable_force_include_usage: bool = option(False, "every chunk of a stream has usage, asked for or not")
+    enable_tokenizer_info_endpoint: bool = option(False, "/tokenizer_info shows the tokenizer and the chat template")
+    disable_log_requests: bool = option(False, "no line in the log for each request")
+    disable_log_stats: bool = option(False, "no line every ten seconds that says how much is done")
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name in ("api_key", "served_model_name", "lora_modules", "allowed_origins"):
                 value = tuple(value)
+            if f.name == "allowed_origins":
+                value = tuple(origin for text in value for origin in _origins(text))
             object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
+
+
+def _origins(text: str) -> list[str]:
+    """One, or several as a JSON list, which is how vLLM's flag has them."""
+    if not text.startswith("["):
+        return [text]
+    try:
+        return list_of(json.loads(text), str, "origins", "--allowed-origins")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--allowed-origins takes origins, or a JSON list of them, found {shorten(text)}") from error

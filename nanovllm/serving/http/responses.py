@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nanovllm.checks.values import shorten
+from nanovllm.checks.vllm_options import PATHS
 from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json
@@ -21,7 +23,8 @@ from nanovllm.serving.openai.request import SampleFailed, UnknownModel
 Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-GUARDED = ("/v1/", "/inside/")  # paths that need a key, where there are keys; the others tell numbers only
+# Paths that need a key, where there are keys; the others tell numbers only.
+GUARDED = ("/v1/", "/inside/", "/tokenize", "/detokenize", "/reset_prefix_cache")
 
 # What is raised -> status, type and code of the error.
 ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {
@@ -56,6 +59,9 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        why = PATHS.get(path := request.scope["path"], "the page at / and nanovllm/serving/README.md say what is here")
+        error = HTTPException(404, f"there is no {shorten(path)} here: {why}", error.headers)
     status, body = error_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if status == 429:
@@ -179,12 +185,11 @@ async def _gone(receive: Receive) -> None:
 
 
 class Events(Response):
-    """Server-sent events. write: an async function that is given `put`, which sends some text on."""
+    """Server-sent events. write: an async function that is given `put`, which sends some text on. more: headers."""
 
-    def __init__(self, write: Callable[[Put], Awaitable[None]]) -> None:
-        super().__init__(
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
-        )
+    def __init__(self, write: Callable[[Put], Awaitable[None]], more: Mapping[str, str] | None = None) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(more or {})}
+        super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self.write = write
 

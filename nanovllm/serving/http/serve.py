@@ -1,5 +1,6 @@
 """The server's process, from the socket to the last answer."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -25,11 +26,14 @@ from nanovllm.features.chat_template.render import RENDERER
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM
+from nanovllm.serving.http.access import Access
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
+from nanovllm.serving.http.exposition import Exposition
 from nanovllm.serving.http.live_view import Inside
-from nanovllm.serving.http.log import write_repeated_lines_once
+from nanovllm.serving.http.log import sum_up, write_lines, write_repeated_lines_once
 from nanovllm.serving.http.metrics import Metrics
+from nanovllm.serving.http.operate import Operation
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import (
     ERRORS,
@@ -62,9 +66,11 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
             llm.engine.features.known_adapters.check(adapter)
         with llm:
             write_repeated_lines_once()
+            log = write_lines(options)
             gc.freeze()  # what the load has made stays; looking for garbage in it would hold up everybody
             server = Server(llm, options, names, listener)
             server.run(sockets=[listener])
+            log.flush()
             return 1 if llm.thread.error is not None else 0
 
 
@@ -84,21 +90,22 @@ def make_app(
 
     closing: is that server about to end? is_full: has it no connection left for what may take long?
     """
-    metrics, inside = Metrics(llm), Inside(llm, options.classroom, closing)
-    api = Api(llm, names, options.max_body_bytes, options.request_timeout)
+    metrics, inside = Metrics(llm.engine), Inside(llm, options.classroom, closing)
+    exposition = Exposition(llm, metrics, names[0])
+    api, operation = Api(llm, names, options), Operation(llm, names, options, metrics)
 
     def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
-        metrics.on_step(progressed)
+        metrics.on_step(output, progressed)
         inside.drawing.on_step(output)
 
-    llm.engine.on_step = on_step
+    llm.engine.on_step, llm.thread.on_end = on_step, metrics.on_end
 
     async def health(request: Request) -> Response:
         await llm.check_health()
         return json_response({"status": "ok"})
 
     async def show_metrics(request: Request) -> Response:
-        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def page(request: Request) -> Response:
         return FileResponse(
@@ -115,9 +122,9 @@ def make_app(
     if options.allowed_origins:  # outside: a page must be able to read an error, and preflights have no key
         cors: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
-    middleware.insert(0, Middleware(ReadToTheEnd))
+    middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), *middleware]
     app = Starlette(
-        routes=[*api.routes(), *inside.routes(), *pages],
+        routes=[*api.routes(), *operation.routes(), *inside.routes(), *pages],
         middleware=middleware,
         exception_handlers={
             **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),
@@ -150,6 +157,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.llm.stats()  # the engine's thread begins
         await super().startup(sockets)
+        self.summing = asyncio.create_task(sum_up(self.llm))
         self.listener.listen(MAX_CONNECTIONS)  # may wait to be accepted; asyncio has made it as few as above
         host, port = self.listener.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -158,6 +166,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.llm.thread.set_pace()  # a paused engine would let nobody finish
         await super().shutdown(sockets)
+        self.summing.cancel()
 
     def end(self) -> None:
         self.should_exit = True

@@ -3,42 +3,49 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-from nanovllm import CompletionOutput, Logprob, RequestOutput
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+from nanovllm import CompletionOutput, RequestOutput
+from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, Shown
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one line got: a response body, or the reason why there is none. custom_id is None where it can't be read."""
+    """What one line got: a response body, or the reason why there is none. custom_id is None where it can't be read.
+
+    warning: of what was asked for and left out; "" if nothing was.
+    """
 
     line_number: int
     custom_id: str | None
     body: dict[str, Any] | None
     error: str | None = None
+    warning: str = ""
 
     def record(self, record_id: str) -> dict[str, Any]:
         """The output line. `id` comes first: a resumed job looks there."""
-        response = {"status_code": 200, "request_id": record_id, "body": self.body} if self.body else None
+        warning = {"warning": self.warning} if self.warning else {}
+        response = {"status_code": 200, "request_id": record_id, "body": self.body} | warning if self.body else None
         error = {"code": "invalid_line", "message": self.error, "line": self.line_number} if self.error else None
         return {"id": record_id, "custom_id": self.custom_id, "response": response, "error": error}
 
 
 def response_body(
-    custom_id: str, url: str, model: str, num_logprobs: int | None, outputs: list[RequestOutput]
+    custom_id: str, url: str, model: str, shown: Shown | None, outputs: list[RequestOutput]
 ) -> dict[str, Any]:
-    """A chat completion or a text completion, as OpenAI's API gives it, with vLLM's stop_reason."""
-    choices = []
-    for index, sample in enumerate(sample for output in outputs for sample in output.outputs):
-        logprobs = _logprobs(url, sample, num_logprobs)
-        message = {"message": {"role": "assistant", "content": sample.text, "refusal": None}}
-        what = message if url == CHAT else {"text": sample.text}
-        choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample)})
+    """A chat completion or a text completion, as OpenAI's API gives it, with what vLLM adds to it."""
+    choices, shown = [], shown or Shown()
+    outputs = list(map(shown.cut, outputs))
+    pairs = [(output, sample) for output in outputs for sample in output.outputs]
+    for index, (output, sample) in enumerate(pairs):
+        logprobs, text = shown.logprobs(url, output, sample), shown.before_text(output) + sample.text
+        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        what = message if url == CHAT else {"text": text}
+        beside = shown.beside_choice(url, output, sample)
+        choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample), **beside})
     kind = "chat.completion" if url == CHAT else "text_completion"
-    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs)}
+    more = shown.of_prompt(outputs[0]) if url == CHAT else {}
+    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs)} | more
 
 
 def usage_of(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
@@ -64,11 +71,11 @@ class Chunks:
         answer_id: str,
         url: str,
         model: str,
-        num_logprobs: int | None,
+        shown: Shown | None,
         include_usage: bool = False,
         continuous_usage: bool = False,
     ) -> None:
-        self.url, self.num_logprobs = url, num_logprobs
+        self.url, self.shown = url, shown or Shown()
         self.include_usage, self.continuous_usage = include_usage, continuous_usage
         kind = "chat.completion.chunk" if url == CHAT else "text_completion"
         self._head = _head(answer_id, url, model, kind)
@@ -78,7 +85,7 @@ class Chunks:
 
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
-        self._outputs[place] = output
+        self._outputs[place] = output = self.shown.cut(output)
         usage = usage_of(self._outputs.values()) if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
@@ -87,16 +94,20 @@ class Chunks:
             if sample.finished():
                 self._ended.add(index)
             num_chars, num_tokens = self._sent.get(index, (0, 0))
-            text = sample.text[num_chars:]
-            is_new = len(sample.token_ids) > num_tokens if self.num_logprobs is not None else bool(text)
+            text, is_first = sample.text[num_chars:], index not in self._sent
+            is_new = len(sample.token_ids) > num_tokens if self.shown.each_token else bool(text)
             if not is_new and sample.finish_reason is None:
                 continue
-            role = {} if index in self._sent else {"role": "assistant"}
+            if is_first:
+                text = self.shown.before_text(output) + text
+            role = {"role": "assistant"} if is_first else {}
             what = {"delta": role | {"content": text}} if self.url == CHAT else {"text": text}
-            logprobs = _logprobs(self.url, sample, self.num_logprobs, num_tokens)
+            sent = self.url, output, sample, None if is_first else num_tokens
+            beside = self.shown.beside_delta(*sent)
+            choice = {"index": index, **what, "logprobs": self.shown.logprobs(*sent), **_ending(sample), **beside}
+            head = self._head if self._sent else self._head | self.shown.beside_first_delta(self.url, output)
             self._sent[index] = len(sample.text), len(sample.token_ids)
-            choice = {"index": index, **what, "logprobs": logprobs, **_ending(sample)}
-            yield self._head | {"choices": [choice]} | ({"usage": usage} if self.include_usage else {})
+            yield head | {"choices": [choice]} | ({"usage": usage} if self.include_usage else {})
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
@@ -104,32 +115,9 @@ class Chunks:
 
 
 def _head(answer_id: str, url: str, model: str, kind: str) -> dict[str, Any]:
-    prefix = "chatcmpl" if url == CHAT else "cmpl"
+    prefix = "cmpl" if url == COMPLETIONS else "chatcmpl"
     return {"id": f"{prefix}-{answer_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _ending(sample: CompletionOutput) -> dict[str, Any]:
     return {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
-
-
-def _logprobs(url: str, sample: CompletionOutput, num_top: int | None, first: int = 0) -> dict[str, Any] | None:
-    """Those of the tokens from the first on. num_top: how many of the likeliest beside each; None: no logprobs."""
-    if num_top is None:
-        return None
-    found = list(zip(sample.token_ids, sample.logprobs or [], strict=True))
-    rows = [(entries[t], sorted(entries.values(), key=lambda e: e.rank)[:num_top]) for t, entries in found[first:]]
-    if url == CHAT:
-        return {"content": [_entry(chosen) | {"top_logprobs": list(map(_entry, top))} for chosen, top in rows]}
-    lengths = (len(entries[token].decoded_token or "") for token, entries in found)
-    return {
-        "tokens": [chosen.decoded_token for chosen, _ in rows],
-        "token_logprobs": [chosen.logprob for chosen, _ in rows],
-        # Of tokens that look alike (pieces of a character) the last one stays: the chosen, else the most likely.
-        "top_logprobs": [{e.decoded_token: e.logprob for e in [*reversed(top), chosen]} for chosen, top in rows],
-        "text_offset": list(accumulate(lengths, initial=0))[first:-1],
-    }
-
-
-def _entry(logprob: Logprob) -> dict[str, Any]:
-    token = logprob.decoded_token or ""
-    return {"token": token, "logprob": logprob.logprob, "bytes": list(token.encode())}

@@ -9,14 +9,15 @@ from nanovllm.checks.values import check_number, shorten
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.lora.request import LoRARequest
+from nanovllm.files.tokenizer import tokenize
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
-from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
+from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
 
 # Parameters handed on under their own names, and what else a body may hold.
-READ_HERE = {"logprobs", "structured_outputs"}
-PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"prompt_logprobs", "detokenize"}
-KNOWN = {*PASSED_ON, *READ_HERE, "model", "cache_salt", "response_format"}
+READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
+PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"detokenize"}
+KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
 MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
@@ -37,34 +38,28 @@ class SampleFailed(RuntimeError):
 
 
 def translate(
-    llm: LLM, url: str, body: dict[str, Any], served_names: tuple[str, ...], max_samples: int = MAX_SAMPLES
+    llm: LLM,
+    url: str,
+    body: dict[str, Any],
+    served_names: tuple[str, ...],
+    max_samples: int = MAX_SAMPLES,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
     """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one).
 
-    max_samples: of all prompts together. ValueError for what we cannot honour.
+    max_samples: of all prompts together. max_logprobs: of one position; -1: of all words. ValueError for what we cannot
+    honour.
     """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
-    model = body.get("model", served_names[0] if served_names else "")
-    adapter = None if model in served_names else llm.engine.features.known_adapters.named(model)
-    if served_names and model not in served_names and adapter is None:
-        adapters = "".join(f", with adapter {name}" for name in llm.engine.features.known_adapters.names)
-        raise UnknownModel(
-            f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
-            "--served-model-name say that they are the same"
-        )
+    model = body.get("model") or (served_names[0] if served_names else "")
+    adapter = check_model(llm, model, served_names)
     _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
     given = {name: body[name] for name in PASSED_ON & body.keys()}
     given["structured_outputs"] = _structured_outputs(body)
-    logprobs = body.get("logprobs")
     if url == CHAT:
         # A chat answer ends where the model ends it, if nobody says otherwise.
         limit = llm.engine.model_config.generation.get("max_tokens")
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
-        if not isinstance(logprobs, bool | None):
-            raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
-        if "top_logprobs" in body and not logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        logprobs = body.get("top_logprobs", 0) if logprobs else None
         if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
             raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
         choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
@@ -75,20 +70,34 @@ def translate(
         prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
     else:
         prompts = _prompts(body, max_samples)
-    if logprobs is not None:
-        check_number("the number of logprobs", logprobs, Integral, 0, MAX_LOGPROBS)
-    params = replace(llm.get_default_sampling_params(), **given, logprobs=logprobs)
+    given |= scoring(url, body, max_logprobs, llm.engine.model_config.vocab_size)
+    if (is_special := body.get("add_special_tokens", url == COMPLETIONS)) != (url == COMPLETIONS):
+        prompts = [_tokenized(llm, prompt, is_special) for prompt in prompts]
+    params = replace(llm.get_default_sampling_params(), **given)
     for name in ("stop", "bad_words"):
         if sum(map(len, getattr(params, name))) > MAX_CHARS_OF_WORDS:
             raise ValueError(f"{name} may have {MAX_CHARS_OF_WORDS} characters in all, found more")
     num_samples = params.n * len(prompts)
     check_number("the number of samples (prompts times n)", num_samples, Integral, 1, max_samples)
-    if logprobs is not None:
-        limit = llm.engine.scheduler.max_model_len
-        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + logprobs)
+    if params.logprobs is not None or params.logprob_token_ids:
+        limit, num_logprobs = llm.engine.scheduler.max_model_len, len(params.logprob_token_ids or ())
+        num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + (params.logprobs or num_logprobs))
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
     return prompts, params, model, adapter
+
+
+def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> LoRARequest | None:
+    """The adapter, if that is what the name stands for. Raises UnknownModel."""
+    known = llm.engine.features.known_adapters
+    adapter = None if model in served_names else known.named(model)
+    if served_names and model not in served_names and adapter is None:
+        adapters = "".join(f", with adapter {name}" for name in known.names)
+        raise UnknownModel(
+            f"body.model is {model!r:.80}, and this is {served_names[0]}{adapters}: leave body.model out, or let "
+            "--served-model-name say that they are the same"
+        )
+    return adapter
 
 
 def check_answers(requests: list[Request]) -> None:
@@ -128,6 +137,14 @@ def _check_lengths(body: dict[str, Any], most_entries: dict[str, int]) -> None:
             num += sum(len(inner) for inner in lists if isinstance(inner, list))
         if num > most:
             raise ValueError(f"{name} may have {most} entries, found {num}")
+
+
+def _tokenized(llm: LLM, prompt: dict[str, Any], is_special: bool) -> dict[str, Any]:
+    """A prompt with special tokens or without, otherwise than is usual. One of token ids stays as it is."""
+    if not isinstance(text := prompt.get("prompt"), str):
+        return prompt
+    llm.engine.check_length(text)
+    return prompt | {"prompt_token_ids": tokenize(llm.get_tokenizer(), text, add_special_tokens=is_special)}
 
 
 def _prompts(body: dict[str, Any], max_samples: int) -> list[dict[str, Any]]:

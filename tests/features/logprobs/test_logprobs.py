@@ -3,10 +3,13 @@
 import math
 
 import pytest
+import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.features.logprobs.scores import token_logprobs
 from nanovllm.worker import model_runner
 from tests.checkpoints import reference_logits
+from tests.errors import expect
 from tests.faults import plant, run_to_end
 from tests.test_llm import TEXT, sampled
 
@@ -36,6 +39,24 @@ def test_all_logprobs(llm):
     [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1))
     assert [len(row) for row in output.outputs[0].logprobs] == [320, 320]
     assert [row and len(row) for row in output.prompt_logprobs] == [None] + [320] * (len(PROMPT) - 1)
+
+
+def test_logprobs_of_chosen_tokens(llm):
+    """Beside requests that ask for the top tokens, or for none: the values and ranks that all of them have."""
+    ids = [300, 7, 5]
+    params = [SamplingParams(temperature=0, max_tokens=3, logprob_token_ids=ids, ignore_eos=True)]
+    params += [SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=k) for k in (-1, None, 2)]
+    some, every, none, _ = llm.generate([PROMPT] * 4, params)
+    assert some.outputs[0].token_ids == every.outputs[0].token_ids and none.outputs[0].logprobs is None
+    for chosen, found, all_of_them in zip(
+        some.outputs[0].token_ids, some.outputs[0].logprobs, every.outputs[0].logprobs, strict=True
+    ):
+        assert list(found) == list(dict.fromkeys([chosen, *ids]))
+        assert found == {token_id: all_of_them[token_id] for token_id in found}
+    assert len(SamplingParams(logprob_token_ids=list(range(128))).logprob_token_ids) == 128
+    expect("logprob_token_ids may have 128 tokens, found 129", SamplingParams, logprob_token_ids=list(range(129)))
+    expect("logprobs=2 asks for the top tokens", SamplingParams, logprobs=2, logprob_token_ids=ids)
+    expect("a token id of logprob_token_ids must be", llm.generate, [PROMPT], SamplingParams(logprob_token_ids=[320]))
 
 
 def expected_prompt_logprobs(folder, token_ids) -> list[float]:
@@ -80,3 +101,14 @@ def test_prompt_logprobs_of_a_step_that_failed_are_forgotten(llm, monkeypatch):
     with pytest.raises(RuntimeError):
         llm.generate([PROMPT[:6]], params)
     assert llm.generate([[5]], params)[0].prompt_logprobs == [None]
+
+
+def test_of_equally_likely_tokens_the_first_ones_are_named():
+    """In whatever batch: topk alone takes any of them."""
+    torch.manual_seed(0)
+    logits = torch.randint(0, 4, (40, 3000)).float()  # hundreds of equal ones
+    together = token_logprobs(logits, [7] * 40, [3] * 40)
+    for row, found in enumerate(together):
+        best = logits[row].max()
+        assert found.top_token_ids == (logits[row] == best).nonzero().flatten().tolist()[:3]
+        assert token_logprobs(logits[row : row + 1], [7], [3]) == [found]

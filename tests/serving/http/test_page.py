@@ -1,11 +1,15 @@
 """The server's page in a real browser: the chat, and the engine beside it."""
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+
 import pytest
 
 from nanovllm.serving.http.options import ServeOptions
 from tests.servers import PATIENCE_S, serving
 from tests.site_browser import assert_accessible
 
+ORDER = ("free", "cached or free", "held")
 ENGINE = dict(block_size=4, num_gpu_blocks_override=64, max_model_len=256)
 
 
@@ -144,8 +148,29 @@ def test_two_tabs_see_one_engine(server, open_page):
     tabs[1].wait_for_selector("#pool .cached", state="detached")
 
 
+def wait_for_folded(server, tab) -> None:
+    """One cell for 24 and more that nobody holds, with their blocks; the others are alone. A cell is two blocks."""
+
+    def expected() -> list[str]:
+        size, shown = server.inside.drawing.cell_size, []
+        blocks = server.engine.block_manager.blocks
+        said = ["held" if block.ref_count else "cached or free" if block.block_hash else "free" for block in blocks]
+        cells = [max(said[start : start + size], key=ORDER.index) for start in range(0, len(said), size)]
+        for state, run in groupby(range(len(cells)), cells.__getitem__):
+            run = list(run)
+            ids = range(run[0] * size, min((run[-1] + 1) * size, len(blocks)))
+            is_folded = state != "held" and len(run) >= 24
+            shown += [f"{ids[0]} to {ids[-1]}{len(ids):,} {state}"] if is_folded else ["."] * len(run)
+        return shown
+
+    shown = (
+        "[...document.querySelectorAll('#pool .block')].map((cell) => cell.matches('.run') ? cell.textContent : '.')"
+    )
+    tab.wait_for_function(f"(expected) => {shown}.join() === expected", arg=",".join(server.call(expected)))
+
+
 def test_keys_small_screens_and_access(checkpoint, browser):
-    engine = ENGINE | {"num_gpu_blocks_override": 900}
+    engine = ENGINE | {"num_gpu_blocks_override": 4501}
     with serving(checkpoint(), ServeOptions(api_key=("secret",)), **engine) as server:
         tab = browser.new_page(viewport={"width": 360, "height": 740})
         tab.set_default_timeout(PATIENCE_S * 1000)
@@ -155,10 +180,25 @@ def test_keys_small_screens_and_access(checkpoint, browser):
         tab.click("#settings summary")
         ask_key.fill("secret")
         ask_key.press("Tab")
-        tab.wait_for_selector("#pool.tiny .block >> nth=899")
+        tab.wait_for_selector("#pool .run:has-text('4,501 free')")
         tab.fill("#text", "two gulls")
         tab.press("#text", "Enter")
         assert answer(tab)[0]
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        client = server.client("secret")
+        client.completions.create(model="tiny", prompt=[19] * 250, max_tokens=1)
+        wait_for_folded(server, tab)
+        server.llm.thread.set_pace(0)
+        with ThreadPoolExecutor(16) as pool:
+            for number in range(16):
+                given = dict(model="tiny", prompt=[20 + number] * 200, max_tokens=5)
+                pool.submit(client.completions.create, **given)
+            server.until(lambda: len(server.engine.requests) == 16)
+            server.llm.thread.set_pace(3)
+            server.until(lambda: server.llm.thread.steps_left == 0)
+            wait_for_folded(server, tab)
+            assert tab.locator("#pool .block").count() > 320 and tab.locator("#pool.tiny .run").count() == 2
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+            assert_accessible(tab, ("minor", "moderate", "serious", "critical"))
+            server.llm.thread.set_pace()
         assert_accessible(tab, ("minor", "moderate", "serious", "critical"))
         tab.close()

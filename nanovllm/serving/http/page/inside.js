@@ -4,6 +4,8 @@ import { ask, events } from "./http.js";
 
 const $ = (id) => document.getElementById(id);
 const cells = []; // the pool's, as elements
+let runs = new Map(); // "state from to" -> what stands for these cells
+let blocksPerCell = 1, numBlocks = 0;
 const followed = new Map(); // request id -> [the message that it answers, what draws it]
 let marked = []; // cells to which something had happened in the frame before
 let control = null;
@@ -55,6 +57,7 @@ function show(frame) {
     $("pool-title").textContent = `The KV pool: ${frame.num_blocks.toLocaleString("en")} blocks of ${frame.block_size} tokens${cell}`;
     $("pool").replaceChildren();
     cells.length = marked.length = 0;
+    [blocksPerCell, numBlocks] = [frame.blocks_per_cell, frame.num_blocks];
   }
   for (const [id, html] of Object.entries(frame.panels ?? {})) $(id).innerHTML = html;
   markOurs();
@@ -65,19 +68,50 @@ function show(frame) {
 function drawPool(changed) {
   for (const cell of marked) cell.removeAttribute("data-event");
   marked = [];
-  const template = document.createElement("template"), fresh = [];
+  const template = document.createElement("template");
   for (const [index, html] of Object.entries(changed)) {
     template.innerHTML = html;
     const cell = template.content.firstElementChild;
     cell.title = cell.textContent;
-    if (cells[index]) cells[index].replaceWith(cell);
-    else fresh.push(cell);
+    cells[index]?.replaceWith(cell);
     cells[index] = cell;
     if (cell.dataset.event) marked.push(cell);
   }
-  $("pool").append(...fresh);
-  $("pool").classList.toggle("small", cells.length > 160);
-  $("pool").classList.toggle("tiny", cells.length > 800);
+  const isLarge = cells.length > 160, shown = isLarge ? folded() : cells, pool = $("pool");
+  if (shown.length !== pool.childElementCount || shown.some((cell) => cell.parentNode !== pool)) pool.replaceChildren(...shown);
+  pool.classList.toggle("small", shown.length > (isLarge ? 60 : 160));
+  pool.classList.toggle("tiny", shown.length > 320);
+}
+
+// The cells, but one stands for each run of 24 or more that are free, or cached, and to which nothing has happened.
+function folded() {
+  const shown = [], before = runs;
+  runs = new Map();
+  for (let start = 0, end; start < cells.length; start = end) {
+    const state = unheld(cells[start]);
+    for (end = start + 1; state && end < cells.length && unheld(cells[end]) === state; end++);
+    if (end - start < 24) {
+      shown.push(...cells.slice(start, end));
+      continue;
+    }
+    const key = `${state} ${start} ${end}`;
+    runs.set(key, before.get(key) ?? drawRun(state, start * blocksPerCell, Math.min(end * blocksPerCell, numBlocks)));
+    shown.push(runs.get(key));
+  }
+  return shown;
+}
+
+function unheld(cell) {
+  return cell.dataset.event ? undefined : ["free", "cached"].find((state) => cell.classList.contains(state));
+}
+
+function drawRun(state, start, end) {
+  const run = document.createElement("li"), text = (number) => number.toLocaleString("en");
+  const what = state === "cached" && blocksPerCell > 1 ? "cached or free" : state; // a cell shows the most of its blocks
+  run.className = `block run ${state}`;
+  run.innerHTML = `<span class="id">${start} to ${end - 1}</span><b>${text(end - start)}</b> ${what}`;
+  run.title = `blocks ${start} to ${end - 1}: ${what}`;
+  return run;
 }
 
 // -- slower, for teaching ---------------------------------------------------------------------------------------------

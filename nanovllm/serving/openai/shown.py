@@ -1,0 +1,227 @@
+"""What an answer shows beside the text that was generated: log probabilities, the prompt, token ids.
+
+A text is scored by a completion with echo, logprobs and max_tokens 0: it answers with the prompt's own tokens.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from numbers import Integral
+from typing import Any
+
+from nanovllm import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from nanovllm.checks.values import check_number, shorten
+from nanovllm.features.chat_template.render import plain_messages
+from nanovllm.features.logprobs.entries import decoded_token
+from nanovllm.request import Request
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SWITCHES = ("echo", "return_token_ids", "return_tokens_as_token_ids", "add_special_tokens")  # fields: true or false
+MAX_PROMPT_LOGPROBS = 2_000_000  # of one body, some 400 MB of Python objects until it is answered
+
+Rows = list[tuple[int, dict[int, Logprob] | None]]  # a token, and what is known of its position
+
+
+def scoring(url: str, body: dict[str, Any], max_logprobs: int, vocab_size: int) -> dict[str, Any]:
+    """Sampling parameters for what a body wants to see. max_logprobs: of one position; -1: of all words.
+
+    Without a token to generate there would be no step: the one that ends the prompt samples one, which is not shown.
+    Raises ValueError.
+    """
+    for name in SWITCHES:
+        if not isinstance(body.get(name, False), bool):
+            raise ValueError(f"{name} must be true or false, found {shorten(body[name])}")
+    num = _num_logprobs_of_chat(body) if url == CHAT else body.get("logprobs")
+    if body.get("logprob_token_ids") and num is None:
+        raise ValueError(f"logprob_token_ids needs logprobs{': true' if url == CHAT else ''}")
+    params: dict[str, Any] = {"logprobs": num, "prompt_logprobs": body.get("prompt_logprobs")}
+    for name, given in params.items():
+        if given is not None:
+            most = vocab_size if max_logprobs == -1 else max_logprobs
+            given = vocab_size if given == -1 else given
+            params[name] = check_number(f"the number of {name}", given, Integral, 0, most)
+    if url == COMPLETIONS and body.get("echo") and num is not None:
+        params["prompt_logprobs"] = max(params["logprobs"], params["prompt_logprobs"] or 0)
+    if body.get("logprob_token_ids"):  # they take the place of the top tokens
+        params["logprobs"] = None
+    return params | ({"max_tokens": 1} if _is_only_echo(url, body) else {})
+
+
+def _num_logprobs_of_chat(body: dict[str, Any]) -> Any:
+    if not isinstance(logprobs := body.get("logprobs"), bool | None):
+        raise ValueError(f"logprobs of a chat must be true or false, found {logprobs!r:.80}")
+    if body.get("top_logprobs") and not logprobs:
+        raise ValueError("top_logprobs needs logprobs: true")
+    return body.get("top_logprobs", 0) if logprobs else None
+
+
+def _is_only_echo(url: str, body: dict[str, Any]) -> bool:
+    max_tokens = body.get("max_tokens")
+    return url == COMPLETIONS and body.get("echo", False) and type(max_tokens) is int and max_tokens == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Without arguments: the text and nothing else.
+
+    num_logprobs      top tokens beside each token of the answer; None: no logprobs
+    all_entries       the tokens beside it were named (logprob_token_ids): all of them
+    prompt_logprobs   top tokens beside each token of the prompt
+    echo, only_echo   the answer of a completion begins with the prompt, and ends there, too
+    prefix            of a chat's answer: the message that it goes on with
+    token_ids         those of prompt and answer
+    ids_as_tokens     tokens beside logprobs are shown as "token_id:17"
+    has_nulls         a field that nobody asked for is there, and null: clients of vLLM's server look for it
+    """
+
+    tokenizer: Any = None
+    num_logprobs: int | None = None
+    all_entries: bool = False
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    only_echo: bool = False
+    prefix: str = ""
+    token_ids: bool = False
+    ids_as_tokens: bool = False
+    has_nulls: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        url: str,
+        body: dict[str, Any],
+        params: SamplingParams,
+        ids_as_tokens: bool = False,
+        has_nulls: bool = False,
+    ) -> "Shown":
+        """params: what the body was translated to. ids_as_tokens: where the body does not say."""
+        named, of_prompt = params.logprob_token_ids, body.get("prompt_logprobs")
+        echo, prefix = body.get("echo", False), ""
+        if url == CHAT and echo:
+            [last] = plain_messages(body["messages"][-1:])
+            prefix = last["content"] if last["role"] == "assistant" else ""
+        return cls(
+            tokenizer,
+            len(named) if named else params.logprobs,
+            bool(named),
+            params.prompt_logprobs if of_prompt == -1 else of_prompt,
+            echo and url == COMPLETIONS,
+            _is_only_echo(url, body),
+            prefix,
+            body.get("return_token_ids", False),
+            body.get("return_tokens_as_token_ids", ids_as_tokens),
+            has_nulls,
+        )
+
+    @property
+    def each_token(self) -> bool:
+        """Does a stream have something to say of a token that gave no text?"""
+        return self.num_logprobs is not None or self.token_ids
+
+    def check_size(self, requests: Iterable[Request]) -> None:
+        """Raise ValueError for more logprobs of prompts than one answer may have."""
+        num = sum((made.params.prompt_logprobs or 0) * len(made.prompt_token_ids) for made in requests)
+        check_number("the number of logprobs of the prompts", num, Integral, 0, MAX_PROMPT_LOGPROBS)
+
+    def cut(self, output: RequestOutput) -> RequestOutput:
+        """Without what was generated, where only the prompt is wanted."""
+        if not self.only_echo:
+            return output
+        ended = [(sample.index, "length" if sample.finished() else None) for sample in output.outputs]
+        return replace(output, outputs=[CompletionOutput(index, "", [], reason) for index, reason in ended])
+
+    def before_text(self, output: RequestOutput) -> str:
+        """What the answer begins with."""
+        if not self.echo:
+            return self.prefix
+        return self.tokenizer.decode(output.prompt_token_ids) if output.prompt is None else output.prompt
+
+    def beside_choice(self, url: str, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        """More fields of a choice."""
+        fields = self._asked(token_ids=sample.token_ids if self.token_ids else None)
+        return fields if url == CHAT else fields | self.of_prompt(output)
+
+    def beside_delta(
+        self, url: str, output: RequestOutput, sample: CompletionOutput, num_sent: int | None
+    ) -> dict[str, Any]:
+        """The same of a stream's choice. num_sent: of its tokens, sent before; None: this chunk is its first."""
+        if not self.token_ids:
+            return {}
+        of_prompt = {"prompt_token_ids": output.prompt_token_ids} if num_sent is None and url == COMPLETIONS else {}
+        return {"token_ids": sample.token_ids[num_sent or 0 :]} | of_prompt
+
+    def beside_first_delta(self, url: str, output: RequestOutput) -> dict[str, Any]:
+        """Fields of a stream's first chunk, beside its choices."""
+        return {"prompt_token_ids": output.prompt_token_ids} if self.token_ids and url == CHAT else {}
+
+    def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """Fields for the prompt: of a completion's choice, of a chat's whole answer."""
+        logprobs = None
+        if self.prompt_logprobs is not None:
+            rows = zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)
+            logprobs = [entries and self._plain(token_id, entries) for token_id, entries in rows]
+        return self._asked(
+            prompt_logprobs=logprobs, prompt_token_ids=output.prompt_token_ids if self.token_ids else None
+        )
+
+    def _asked(self, **fields: Any) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if self.has_nulls or value is not None}
+
+    def _plain(self, token_id: int, entries: dict[int, Logprob]) -> dict[str, Any]:
+        most = self.prompt_logprobs or 0
+        shown = {t: entry for t, entry in entries.items() if t == token_id or entry.rank <= most}
+        return {str(t): dict(logprob=e.logprob, rank=e.rank, decoded_token=e.decoded_token) for t, e in shown.items()}
+
+    # -- logprobs -------------------------------------------------------------------------------------------------
+
+    def logprobs(
+        self, url: str, output: RequestOutput, sample: CompletionOutput, num_sent: int | None = None
+    ) -> dict[str, Any] | None:
+        """Those of a choice: all, or in a stream of the tokens after the first num_sent (None: nothing is sent yet)."""
+        if self.num_logprobs is None:
+            return None
+        rows: Rows = list(zip(sample.token_ids, sample.logprobs or [], strict=True))
+        if url == CHAT:
+            return {"content": [self._entry_of_chat(*row) for row in rows[num_sent or 0 :]]}
+        first = num_sent or 0
+        if self.echo:
+            rows = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)) + rows
+            first = 0 if num_sent is None else len(output.prompt_token_ids) + num_sent
+        # OpenAI's text_offset counts characters: those of the tokens' own texts, special tokens included.
+        offsets = list(accumulate((len(self._text(*row)) for row in rows), initial=0))[first:-1]
+        rows = rows[first:]
+        return {
+            "tokens": [self._name(*row) for row in rows],
+            "token_logprobs": [entries and entries[token_id].logprob for token_id, entries in rows],
+            "top_logprobs": [entries and self._named_logprobs(token_id, entries) for token_id, entries in rows],
+            "text_offset": offsets,
+        }
+
+    def _named_logprobs(self, token_id: int, entries: dict[int, Logprob]) -> dict[str, float]:
+        """The chosen token first. Of tokens that look alike (pieces of a character) the first stays."""
+        named: dict[str, float] = {}
+        for other, entry in ((token_id, entries[token_id]), *self._beside(entries)):
+            named.setdefault(self._name(other, {other: entry}), entry.logprob)
+        return named
+
+    def _entry_of_chat(self, token_id: int, entries: dict[int, Logprob] | None) -> dict[str, Any]:
+        assert entries is not None  # only a prompt's first token has none
+        top = [self._entry(*row) for row in self._beside(entries)]
+        return self._entry(token_id, entries[token_id]) | {"top_logprobs": top}
+
+    def _entry(self, token_id: int, entry: Logprob) -> dict[str, Any]:
+        alone = {token_id: entry}
+        text = self._text(token_id, alone)
+        return {"token": self._name(token_id, alone), "logprob": entry.logprob, "bytes": list(text.encode())}
+
+    def _beside(self, entries: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
+        """The likeliest, or those that were named, in their order."""
+        rows = list(entries.items())
+        return rows if self.all_entries else sorted(rows, key=lambda row: row[1].rank)[: self.num_logprobs]
+
+    def _name(self, token_id: int, entries: dict[int, Logprob] | None) -> str:
+        return f"token_id:{token_id}" if self.ids_as_tokens else self._text(token_id, entries)
+
+    def _text(self, token_id: int, entries: dict[int, Logprob] | None) -> str:
+        return (entries[token_id].decoded_token or "") if entries else decoded_token(self.tokenizer, token_id, [])

@@ -1,0 +1,136 @@
+"""What vLLM's server was recorded to answer (record_vllm.py), asked of this one; its flags, and its paths."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+import tests.checks.vllm_cases as cases
+from nanovllm.checks.flags import flag_of
+from nanovllm.checks.vllm_names import ANY, TABLES
+from nanovllm.checks.vllm_options import PATHS
+from nanovllm.tools.cli import SERVE, main
+from tests.checks.test_vllm import RECORDED
+from tests.servers import serving
+
+
+@pytest.fixture(scope="module")
+def server(demo_in_float32):
+    engine = dict(block_size=32, max_model_len=512, num_gpu_blocks_override=64, max_num_seqs=4)
+    with serving(demo_in_float32, names=("demo",), **engine) as running:
+        yield running
+
+
+def ask(server, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    status, raw = server.send(path, json.dumps(body).encode())
+    if not raw.startswith(b"data: "):
+        return status, cases.slim(json.loads(raw)) if status == 200 else None
+    return status, [cases.slim(json.loads(line[6:])) for line in raw.splitlines() if line.startswith(b"data: {")]
+
+
+def whole(answer: Any) -> dict[str, Any]:
+    """A stream's chunks as the answer that they make."""
+    if not isinstance(answer, list):
+        return answer
+    choices: dict[int, dict] = {}
+    rest: dict[str, Any] = {}
+    for chunk in answer:
+        rest |= {name: value for name, value in chunk.items() if name != "choices"}
+        for new in chunk["choices"]:
+            choice = choices.setdefault(new["index"], {})
+            for name, value in new.items():
+                choice[name] = _joined(choice[name], value) if name in choice and name != "index" else value
+    return rest | {"choices": [choices[index] for index in sorted(choices)]}
+
+
+def _joined(a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return a | {name: _joined(a[name], value) if name in a else value for name, value in b.items()}
+    return a + b
+
+
+def comparable(answer: Any, body: dict[str, Any]) -> Any:
+    """Without what is known to be another: see "Known differences" in examples/move_to_vllm.md."""
+    if not isinstance(answer, dict):
+        return answer
+    if body.get("max_tokens") == 0:
+        answer.pop("usage", None)  # vLLM counts the token that it does not show
+    for choice in [answer, *answer.get("choices", ())]:
+        for name, asked in (("prompt_logprobs", "prompt_logprobs"), ("prompt_token_ids", "return_token_ids")):
+            if not body.get(asked):  # an echo makes vLLM show them, too
+                choice.pop(name, None)
+        if body.get("return_tokens_as_token_ids"):
+            choice.get("logprobs", {}).pop("text_offset", None)  # vLLM counts the characters of "token_id:17"
+    return answer
+
+
+def close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(close, a, b))
+    if isinstance(a, float) or isinstance(b, float):
+        return a == pytest.approx(b, abs=2e-3)
+    return a == b
+
+
+@pytest.mark.parametrize("name", cases.SERVER)
+def test_answers(server, name):
+    path, body = cases.SERVER[name]
+    (status, expected), (found_status, found) = RECORDED["server"][name], ask(server, path, body)
+    assert found_status == status
+    if status == 200:
+        found, expected = (comparable(whole(answer), body) for answer in (found, expected))
+        assert close(found, expected), f"{json.dumps(found)}\n{json.dumps(expected)}"
+
+
+def neutral_flags() -> list[str]:
+    """vLLM's flags that ask for nothing here, each at its neutral values."""
+    given: list[str] = []
+    for name, (_, neutral) in TABLES[SERVE].items():
+        flag = name.replace("_", "-")
+        for value in neutral:
+            if isinstance(value, bool):
+                given.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value not in (None, ""):
+                given += [f"--{flag}", "17" if value is ANY else value if isinstance(value, str) else json.dumps(value)]
+    return given
+
+
+def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    ours = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    for name in (name for name in RECORDED["serve_flags"] if name != "model_tag"):
+        assert flag_of(name) in ours or name in TABLES[SERVE] or name == "model", name
+    missing = str(tmp_path / "no model")
+    for words in (
+        [missing, *neutral_flags()],
+        [*neutral_flags(), "--disable-fastapi-docs", missing],
+        ["--model", missing],
+    ):
+        assert main(["serve", *words]) == 2
+        assert "no model" in capsys.readouterr().err, "all were taken, and then the model was looked for"
+    for words, reason in (
+        (["--trust_remote_code"], "trust_remote_code=True asks for running the checkpoint's own code"),
+        (
+            ["--no-enable-chunked-prefill"],
+            "enable_chunked_prefill=False asks for prompts that are always computed whole",
+        ),
+        (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' asks for TLS (put a proxy before the server)"),
+        (["--middleware", "a.b", "c.d"], "middleware=['a.b', 'c.d'] asks for code of yours"),
+        (["--max-num-queued-reqs=5"], "asks for limits of the queue (ours: `--max-waiting`"),
+        (["--chat-template-content-format", "openai"], "asks for parts of content for the template"),
+    ):
+        assert main(["serve", missing, *words]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_paths(server):
+    """Every path of vLLM's server is here, or its 404 says what to do instead."""
+    for path in (path for path in RECORDED["paths"] if "{" not in path):
+        status, raw = server.send(path)
+        assert status in (200, 405) or json.loads(raw)["error"]["message"].endswith(PATHS[path]), path
+    for path in PATHS:
+        assert server.send(path)[0] == 404, f"{path} is here"

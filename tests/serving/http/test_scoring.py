@@ -1,0 +1,226 @@
+"""A text is scored, and token ids are asked for: over HTTP, whole and in streams, with the numbers of transformers."""
+
+import json
+import math
+from itertools import chain
+
+import openai
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
+from tests.checkpoints import reference_logits
+from tests.servers import serving
+
+FOX = "the quick brown fox jumps over the lazy dog"
+USER = [{"role": "user", "content": "two gulls circled"}]
+GREEDY = dict(model="tiny", temperature=0)
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint(), dtype="float32", max_num_batched_tokens=16) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    yield server.client()
+    server.assert_at_rest()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(server):
+    return server.llm.llm.get_tokenizer()
+
+
+def expected_logprobs(checkpoint, token_ids: list[int]) -> list[float]:
+    logprobs = reference_logits(checkpoint(), token_ids).log_softmax(-1)
+    return logprobs[range(len(token_ids) - 1), token_ids[1:]].tolist()
+
+
+def joined(lists) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def test_a_text_is_scored(client, checkpoint, tokenizer):
+    """Texts and token ids, several at a time and several samples each: nothing is generated, nothing is cached."""
+    ids = tokenizer(FOX).input_ids
+    for prompt in (FOX, ids, [FOX, FOX], [ids, ids]):
+        extra = {"n": 2} if prompt is FOX else {}
+        made = client.completions.create(prompt=prompt, echo=True, logprobs=1, max_tokens=0, **extra, **GREEDY)
+        assert len(made.choices) == (2 if prompt is FOX or len(prompt) == 2 else 1)
+        for choice in made.choices:
+            assert choice.text == tokenizer.decode(ids) == FOX and choice.finish_reason == "length"
+            first, *logprobs = choice.logprobs.token_logprobs
+            assert first is None and choice.logprobs.top_logprobs[0] is None
+            assert logprobs == pytest.approx(expected_logprobs(checkpoint, ids), abs=1e-4)
+            assert "".join(choice.logprobs.tokens) == FOX
+            assert [FOX[at:][: len(token)] for at, token in _offsets(choice)] == choice.logprobs.tokens
+            for token, logprob, top in _rows(choice)[1:]:
+                assert top[token] == logprob <= max(top.values()) and 1 <= len(top) <= 2 and next(iter(top)) == token
+        assert made.usage.completion_tokens == 0 and made.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def _rows(choice) -> list[tuple]:
+    found = choice.logprobs
+    return list(zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True))
+
+
+def _offsets(choice) -> list[tuple[int, str]]:
+    return list(zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 7])
+def test_a_stream_echoes_what_the_whole_answer_does(client, max_tokens):
+    given = dict(prompt=[FOX, "two gulls"], echo=True, logprobs=2, max_tokens=max_tokens, **GREEDY)
+    given["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
+    whole = client.completions.create(**given)
+    parts: dict[int, list] = {0: [], 1: []}
+    for chunk in client.completions.create(stream=True, stream_options={"include_usage": True}, **given):
+        for choice in chunk.choices:
+            parts[choice.index].append(choice)
+        usage = chunk.usage
+    for choice in whole.choices:
+        first, *rest = parts[choice.index]
+        assert "".join(part.text for part in parts[choice.index]) == choice.text
+        assert first.prompt_token_ids == choice.prompt_token_ids and not any("prompt_token_ids" in p for p in rest)
+        assert joined(part.token_ids for part in parts[choice.index]) == choice.token_ids
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert joined(getattr(part.logprobs, name) for part in (first, *rest)) == getattr(choice.logprobs, name)
+        assert len(choice.token_ids) == max_tokens and not any(part.finish_reason for part in (first, *rest)[:-1])
+    assert usage.completion_tokens == whole.usage.completion_tokens == 2 * max_tokens
+
+
+def test_prompt_logprobs(client, checkpoint, tokenizer):
+    """Of completions in each choice, of a chat beside its choices; a chat's prompt is what its template makes."""
+    made = client.completions.create(prompt=FOX, max_tokens=2, extra_body={"prompt_logprobs": 2}, **GREEDY)
+    of_chat = client.chat.completions.create(
+        messages=USER, max_tokens=2, extra_body={"prompt_logprobs": 2, "return_token_ids": True}, **GREEDY
+    )
+    for rows, ids in (
+        (made.choices[0].prompt_logprobs, tokenizer(FOX).input_ids),
+        (of_chat.prompt_logprobs, of_chat.prompt_token_ids),
+    ):
+        assert rows[0] is None and len(rows) == len(ids)
+        found = [row[str(token_id)]["logprob"] for token_id, row in zip(ids[1:], rows[1:], strict=True)]
+        assert found == pytest.approx(expected_logprobs(checkpoint, ids), abs=1e-4)
+        assert all({1, 2} <= {entry["rank"] for entry in row.values()} and len(row) <= 3 for row in rows[1:])
+    assert "two gulls circled" in tokenizer.decode(of_chat.prompt_token_ids)
+    assert made.choices[0].prompt_token_ids is None is made.choices[0].token_ids
+    both = dict(prompt=FOX, echo=True, logprobs=2, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    [choice] = client.completions.create(**both, **GREEDY).choices
+    assert max(len(row) for row in choice.prompt_logprobs[1:]) == 2 < max(map(len, choice.logprobs.top_logprobs[1:]))
+
+
+def test_logprobs_of_chosen_tokens(client, tokenizer):
+    ids, extra = [300, 7, 5], {"logprob_token_ids": [300, 7, 5], "return_tokens_as_token_ids": True}
+    given = dict(max_tokens=2, extra_body=extra, **GREEDY)
+    of_text = client.completions.create(prompt=FOX, logprobs=3, **given).choices[0].logprobs
+    of_chat = client.chat.completions.create(messages=USER, logprobs=True, top_logprobs=3, **given).choices[0].logprobs
+    for token, top in zip(of_text.tokens, of_text.top_logprobs, strict=True):
+        assert list(top) == [token, *(f"token_id:{i}" for i in ids)]
+    for row in of_chat.content:
+        assert [entry.token for entry in row.top_logprobs] == [row.token, *(f"token_id:{i}" for i in ids)]
+        assert bytes(row.bytes).decode() == tokenizer.decode(int(row.token.removeprefix("token_id:")))
+
+
+def test_token_ids_of_a_chat(client, tokenizer):
+    given = dict(messages=USER, max_tokens=6, extra_body={"return_token_ids": True, "ignore_eos": True}, **GREEDY)
+    whole = client.chat.completions.create(n=1, **given)
+    [choice] = whole.choices
+    assert tokenizer.decode(choice.token_ids) == choice.message.content
+    first, *rest = client.chat.completions.create(stream=True, **given)
+    assert first.prompt_token_ids == whole.prompt_token_ids
+    assert not any("prompt_token_ids" in chunk.model_dump() for chunk in rest)
+    assert joined(chunk.choices[0].token_ids for chunk in (first, *rest)) == choice.token_ids
+
+
+def test_a_chat_begins_with_the_message_that_it_goes_on_with(client):
+    said = "two gulls"
+    given = dict(messages=[*USER, {"role": "assistant", "content": said}], max_tokens=4, **GREEDY)
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    plain, echoed = (
+        client.chat.completions.create(extra_body=extra | {"echo": echo}, **given).choices[0].message.content
+        for echo in (False, True)
+    )
+    assert echoed == said + plain
+    parts = client.chat.completions.create(stream=True, extra_body=extra | {"echo": True}, **given)
+    assert "".join(chunk.choices[0].delta.content for chunk in parts) == echoed
+
+
+def test_a_perplexity_is_that_of_transformers(client, checkpoint, tokenizer):
+    text = " ".join([FOX] * 6)
+    made = client.completions.create(prompt=text, echo=True, logprobs=0, max_tokens=0, **GREEDY)
+    found = made.choices[0].logprobs.token_logprobs[1:]
+    expected = expected_logprobs(checkpoint, tokenizer(text).input_ids)
+    assert math.exp(-sum(found) / len(found)) == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
+
+
+BAD = [
+    ({"prompt": FOX, "max_tokens": 0}, "max_tokens must be a whole number from 1"),
+    ({"prompt": FOX, "echo": "yes"}, "echo must be true or false"),
+    ({"prompt": FOX, "return_token_ids": 1}, "return_token_ids must be true or false"),
+    ({"prompt": FOX, "prompt_logprobs": 21}, "the number of prompt_logprobs must be a whole number between 0 and 20"),
+    ({"prompt": FOX, "prompt_logprobs": -1}, "the number of prompt_logprobs must be a whole number between 0 and 20"),
+    ({"prompt": FOX, "prompt_logprobs": True}, "the number of prompt_logprobs must be a whole number"),
+    ({"prompt": FOX, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs are not available in a stream"),
+    ({"prompt": FOX, "logprob_token_ids": [1]}, "logprob_token_ids needs logprobs"),
+    ({"prompt": FOX, "logprobs": 1, "logprob_token_ids": [320]}, "a token id of logprob_token_ids must be"),
+    ({"prompt": FOX, "logprobs": 1, "logprob_token_ids": [1] * 2 + list(range(2, 140))}, "may have 128 tokens"),
+    ({"prompt": FOX, "best_of": 2}, "best_of=2 asks for the best of several answers"),
+    ({"prompt": FOX, "suffix": "x"}, "suffix='x' asks for text behind the completion"),
+    ({"prompt": FOX, "guided_choice": ["a"]}, "`structured_outputs` and `response_format` are the new ones"),
+    ({"prompt": FOX, "add_special_tokens": 1}, "add_special_tokens must be true or false"),
+    ({"messages": USER, "logprob_token_ids": [1]}, "logprob_token_ids needs logprobs: true"),
+    ({"messages": USER, "top_logprobs": 1}, "top_logprobs needs logprobs: true"),
+    ({"messages": USER, "max_tokens": 0, "echo": True}, "max_tokens must be a whole number from 1"),
+]
+
+
+@pytest.mark.parametrize("body, message", BAD, ids=[message for _, message in BAD])
+def test_bad_requests(server, body, message):
+    status, raw = server.send(CHAT if "messages" in body else COMPLETIONS, json.dumps(body).encode())
+    assert status == 400 and message in json.loads(raw)["error"]["message"]
+
+
+def test_too_many_logprobs_of_prompts(server, client, monkeypatch):
+    monkeypatch.setattr("nanovllm.serving.openai.shown.MAX_PROMPT_LOGPROBS", 100)
+    for body, status in (({"prompt": [FOX] * 2}, 200), ({"prompt": [FOX] * 9}, 400)):
+        given = body | {"prompt_logprobs": 4, "max_tokens": 1}
+        assert server.send(COMPLETIONS, json.dumps(given).encode())[0] == status
+
+
+def test_special_tokens(server, tokenizer):
+    """Added to texts and not to chats, unless the body says otherwise."""
+    backend, bos = tokenizer.backend_tokenizer, tokenizer.convert_tokens_to_ids("<|bos|>")
+    before = backend.post_processor
+    backend.post_processor = TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
+    try:
+        for path in (COMPLETIONS, CHAT, "/tokenize"):
+            for what in ({"prompt": FOX}, {"messages": USER})[path == CHAT : 1 if path == COMPLETIONS else 2]:
+                for add, expected in ((None, "prompt" in what), (True, True), (False, False)):
+                    body = what | {"add_special_tokens": add, "max_tokens": 1, "return_token_ids": True}
+                    status, raw = server.send(path, json.dumps(body).encode())
+                    found = json.loads(raw)
+                    ids = (
+                        found.get("tokens") or found.get("prompt_token_ids") or found["choices"][0]["prompt_token_ids"]
+                    )
+                    assert status == 200 and (ids[0] == bos) == expected and bos not in ids[1:]
+    finally:
+        backend.post_processor = before
+
+
+def test_what_the_operator_decides(checkpoint):
+    """--max-logprobs -1, tokens as ids, usage in every stream."""
+    options = dict(max_logprobs=-1, return_tokens_as_token_ids=True, enable_force_include_usage=True)
+    with serving(checkpoint(), ServeOptions(**options)) as server:
+        client = server.client()
+        made = client.completions.create(prompt=FOX, logprobs=-1, echo=True, max_tokens=0, **GREEDY)
+        assert {len(top) for top in made.choices[0].logprobs.top_logprobs[1:]} == {320}
+        assert all(token.startswith("token_id:") for token in made.choices[0].logprobs.tokens)
+        chunks = list(client.completions.create(prompt=FOX, max_tokens=3, stream=True, **GREEDY))
+        assert all(chunk.usage for chunk in chunks) and chunks[-1].choices == []
+        with pytest.raises(openai.BadRequestError, match="between 0 and 320"):
+            client.completions.create(prompt=FOX, logprobs=321, max_tokens=1, **GREEDY)
