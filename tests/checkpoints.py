@@ -13,8 +13,11 @@ from transformers import (
     MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 from transformers.utils.logging import disable_progress_bar
@@ -57,6 +60,18 @@ LLAMA3_ROPE = dict(
 )
 EXPERTS = dict(head_dim=24, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=True)
 YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
+LINEAR = "linear_attention"
+# Heads of sizes that are no multiples of a vector's, two value heads for each key head, a quarter of a head rotated.
+HYBRID = dict(
+    num_hidden_layers=4,
+    head_dim=24,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=10,
+    linear_value_head_dim=20,
+    rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 1]),
+)
+SHARED_EXPERT = dict(EXPERTS, shared_expert_intermediate_size=40)
 VARIANTS = {
     "llama": (LlamaConfig, dict(tie_word_embeddings=False)),
     "llama-mha-tied": (LlamaConfig, dict(num_key_value_heads=4, tie_word_embeddings=True)),
@@ -75,7 +90,17 @@ VARIANTS = {
     "mistral-window": (MistralConfig, dict(sliding_window=7)),
     "qwen2-window": (Qwen2Config, dict(sliding_window=21, use_sliding_window=True, max_window_layers=1)),
     "smollm3": (SmolLM3Config, dict(num_hidden_layers=4)),
+    "qwen3.5": (Qwen3_5TextConfig, HYBRID),
+    "qwen3.5-tied": (
+        Qwen3_5TextConfig,
+        HYBRID | dict(linear_num_value_heads=2, tie_word_embeddings=True, layer_types=["full_attention", LINEAR] * 2),
+    ),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID | SHARED_EXPERT),
+    "qwen3-next": (Qwen3NextConfig, HYBRID | SHARED_EXPERT | dict(mlp_only_layers=[1])),
 }
+
+
+HYBRIDS = [name for name, (_, options) in VARIANTS.items() if "linear_num_key_heads" in options]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -105,7 +130,10 @@ def make_checkpoint(folder: Path, variant: str, *, shards: bool = False, **chang
             if name.endswith("bias"):
                 parameter.normal_(std=0.3)
             elif "norm" in name:
-                parameter.uniform_(0.6, 1.4)
+                is_offset = "linear_num_key_heads" in options and "linear_attn" not in name  # 1 is added to these
+                parameter.uniform_(0.6, 1.4).sub_(int(is_offset))
+            elif "conv1d" in name:
+                parameter.uniform_(-0.7, 0.7)
     model.generation_config.eos_token_id = [EOS, 3]  # a list, as chat checkpoints have it
     model.save_pretrained(folder, max_shard_size="60KB" if shards else "5GB")
     make_tokenizer().save_pretrained(folder)

@@ -37,7 +37,7 @@ def test_missing_files(broken, files, text):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (dict(architectures=["GPT2LMHeadModel"]), "Qwen3MoeForCausalLM, found 'GPT2LMHeadModel'"),
+        (dict(architectures=["GPT2LMHeadModel"]), "Qwen3NextForCausalLM, found 'GPT2LMHeadModel'"),
         (dict(architectures=None), "none named"),
         (dict(hidden_size=None, rms_norm_eps=None), "lacks hidden_size, rms_norm_eps"),
         (dict(hidden_size="big"), "hidden_size must be a whole number"),

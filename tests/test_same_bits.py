@@ -54,7 +54,7 @@ def bits(llm: LLM, prompts: list[list[int]], params: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen3-moe", "mistral-window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen3-moe", "mistral-window", "qwen3.5", "qwen3-next"])
 def test_schedules(checkpoint, variant, kind):
     folder, prompts = str(checkpoint(variant)), make_prompts()
     params = [replace(PARAMS, prompt_logprobs=None), PARAMS, *[replace(PARAMS, prompt_logprobs=None)] * 3, SEEDED]
@@ -63,6 +63,8 @@ def test_schedules(checkpoint, variant, kind):
     answers = [samples[0][0] for _, samples in expected]
     continuations = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     for name, options in SCHEDULES.items():
+        if "guesses" in name:  # so that there is a log of them
+            options = options | dict(speculative_config={"method": "ngram", "num_speculative_tokens": 8})
         llm = LLM(folder, **KINDS[kind], **ROOMY | options)
         if "guesses" in name:  # some of them right
             let_guess(llm.engine.scheduler, Hostile(continuations, random.Random(0)), random.Random(0))

@@ -59,6 +59,8 @@ class ScheduledChunk:
         """Let the next num_tokens tokens of a sequence, which has blocks for them, count as computed. Their chunk."""
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         seq.num_computed_tokens = end
+        if seq.state is not None:
+            seq.state.advance(end)
         return cls(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
 
     @property

@@ -60,16 +60,15 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"
         self.stop_reason: int | str | None = None
-        self.num_computed_tokens = 0
-        self.num_cached_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
-        self.num_registered_blocks = 0
-        self.hash_collision = False
+        self.num_registered_blocks, self.hash_collision = 0, False
 
         # What the engine adds for some requests, each for one feature.
         self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
+        self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
         self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)
         self.grammar: Any = None  # what the output must fit (features/grammar/grammar.py)
 
@@ -90,7 +89,7 @@ class Sequence:
 
     def reset(self) -> None:
         """Nothing is computed any more: it waits. The caller has taken its blocks back."""
-        self.block_table, self.status = [], SequenceStatus.WAITING
+        self.block_table, self.status, self.state = [], SequenceStatus.WAITING, None
         self.num_computed_tokens = self.num_cached_tokens = 0
 
     def cut(self, num_tokens: int, block_size: int) -> None:

@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from nanovllm.checks.values import check_choice, check_number, shorten
+from nanovllm.features.hybrid.gguf_names import ARCHITECTURES as HYBRID
+from nanovllm.features.hybrid.gguf_names import NAMES as HYBRID_NAMES
+from nanovllm.features.hybrid.gguf_names import hybrid_fields
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"} | HYBRID
 SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -75,8 +78,11 @@ class GGUFFile:
         check_choice(f"{self.path}: general.architecture", kind, ARCHITECTURES)
         given = {k.removeprefix(f"{kind}."): v for k, v in self.metadata.items() if k.startswith(f"{kind}.")}
         head_dim = given.get("attention.key_length", given.get("rope.dimension_count"))
-        supported = dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
-        for name, value in (supported | dict.fromkeys(NOT_SUPPORTED.split())).items():
+        supported = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
+        not_supported = dict.fromkeys(NOT_SUPPORTED.split())
+        if kind in HYBRID:
+            del supported["rope.dimension_count"], not_supported["expert_count"]
+        for name, value in (supported | not_supported).items():
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
         embeddings = self.tensors.get("model.embed_tokens.weight")
@@ -96,6 +102,7 @@ class GGUFFile:
         factor = given.get("rope.scaling.factor", given.get("rope.scale_linear"))
         if scaling != "none" and (factor or scaling != "linear"):
             config["rope_parameters"] = {"rope_type": scaling, "factor": factor}
+        config |= hybrid_fields(given, ARCHITECTURES[kind]) if kind in HYBRID else {}
         return {name: value for name, value in config.items() if value is not None}
 
     def rope_divisors(self, head_dim: int) -> dict[str, list[float]]:
@@ -139,7 +146,7 @@ class GGUFFile:
                 both = f"{shorten(before)} and {shorten(name)} have bytes in common"
                 raise ValueError(f"{self.path}: the tensors {both}: the file is damaged, download it again")
             end, before = tensor.start + tensor.num_bytes, name
-            if (name := _checkpoint_name(name)) in self.tensors:
+            if (name := _checkpoint_name(name, self.metadata.get("general.architecture"))) in self.tensors:
                 raise ValueError(f"{self.path} has the tensor {shorten(name)} twice")
             self.tensors[name] = tensor
 
@@ -189,11 +196,13 @@ class GGUFFile:
         raise ValueError(f"{self.path}: metadata of type {kind} is not known")
 
 
-def _checkpoint_name(name: str) -> str:
+def _checkpoint_name(name: str, architecture: Any) -> str:
     """blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight. A name that is not known stays as it is."""
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if layer and layer[2] in LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}.{layer[3]}"
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+?)(\.(weight|bias))?", name)
+    if layer and architecture in HYBRID and f"{layer[2]}{layer[3] or ''}" in HYBRID_NAMES:
+        return f"model.layers.{layer[1]}.{HYBRID_NAMES[layer[2] + (layer[3] or '')]}"
+    if layer and layer[2] in LAYER_NAMES and layer[3]:
+        return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}{layer[3]}"
     part, _, kind = name.rpartition(".")
     return f"{NAMES[part]}.{kind}" if part in NAMES else name
 

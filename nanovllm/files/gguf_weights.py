@@ -6,6 +6,7 @@ unpacked by the `gguf` package and held as int8.
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +45,16 @@ class GGUFSlice:
         """What it is read as: the name of a floating-point type, or of a format of groups."""
         return self.type if self.type in FLOATS or self.type in FORMATS else Q8_0.name
 
-    def __getitem__(self, share: tuple[slice, ...]) -> Tensor | QuantizedRows:
-        """Some rows, and of a matrix some columns, which are whole groups. Ordinary ones are not copied."""
+    def __getitem__(self, share: tuple[Any, ...]) -> Tensor | QuantizedRows:
+        """Some rows, and of a matrix some columns, which are whole groups. Ordinary ones are not copied.
+
+        Of several matrices, share begins with the number of one.
+        """
         tensor = self.tensor
         rows = torch.frombuffer(self.file.data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start)
-        rows = rows.view(tensor.shape[0], -1)  # [n, bytes of a row]; a vector has rows of one number
+        if len(tensor.shape) == 3:
+            rows, share = rows.view(tensor.shape[0], -1)[share[0]], share[1:]
+        rows = rows.view(tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0], -1)  # [n, bytes of a row]
         if tensor.num_heads:  # llama.cpp rotates neighbours, so the file has the two halves of each head interleaved
             order = torch.arange(len(rows)).view(tensor.num_heads, -1, 2).transpose(1, 2).flatten()
             rows = rows[order[share[0]]]

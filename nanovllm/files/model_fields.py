@@ -5,6 +5,8 @@ from typing import Any
 
 from nanovllm.checks.values import check_choice, typed
 from nanovllm.features.experts.config import read_experts
+from nanovllm.features.hybrid.config import ARCHITECTURES as HYBRID
+from nanovllm.features.hybrid.config import read_hybrid, text_config
 from nanovllm.features.positions.layer_kinds import read_layer_kinds
 from nanovllm.features.positions.rope_config import read_rope, with_overrides
 from nanovllm.files.config_json import (
@@ -18,6 +20,7 @@ from nanovllm.files.config_json import (
 )
 
 ARCHITECTURES = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")]
+ARCHITECTURES += HYBRID
 
 
 def read_model_fields(directory: Path, overrides: dict[str, Any], generation_config: str) -> dict[str, Any]:
@@ -38,7 +41,8 @@ def read_model_fields(directory: Path, overrides: dict[str, Any], generation_con
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-    return _fields(with_overrides(read_json(path), overrides), generation, path, generation_path)
+    config = text_config(read_json(path), path)
+    return _fields(with_overrides(config, overrides), generation, path, generation_path)
 
 
 def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path) -> dict[str, Any]:
@@ -46,7 +50,9 @@ def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, gene
     check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
     is_qwen3 = architecture.startswith("Qwen3")
     reject_unimplemented(config, path)
-    rope = read_rope(config, path)
+    if architecture.startswith("Qwen3_5Moe"):  # every layer has experts
+        config = {"intermediate_size": config.get("shared_expert_intermediate_size", 512), **config}
+    rope = read_rope(config, path, architecture in HYBRID)
     numbers = sizes_of({**config, **rope}, ["head_dim"] * is_qwen3, path)
     num_layers = numbers["num_hidden_layers"]
     return {
@@ -58,7 +64,8 @@ def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, gene
         "qk_norm": is_qwen3,
         "tie_word_embeddings": typed(config, "tie_word_embeddings", False, path),
         "dtype": dtype_of(config, path),
-        **read_layer_kinds(config, architecture, num_layers, path),
+        **({} if architecture in HYBRID else read_layer_kinds(config, architecture, num_layers, path)),
         "eos_token_ids": check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
         "generation": sampling_of(generation, generation_path),
+        **read_hybrid(config, architecture, num_layers, path),
     }

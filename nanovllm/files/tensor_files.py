@@ -32,6 +32,7 @@ class WeightFiles:
     def __init__(self, directory: Path, config: ModelConfig, whole: Mapping[str, Tensor], dummy: bool) -> None:
         """whole: what the model needs. Raises ValueError or FileNotFoundError for files that are not this model's."""
         self.directory, self.whole, self._dummies = directory, whole, whole if dummy else None
+        self._config = config
         self.shares = {name: tuple(slice(0, n) for n in tensor.shape) for name, tensor in whole.items()}
         self.reopen()
         self.stored = check_tensors(self._files, whole, config, directory)
@@ -47,6 +48,10 @@ class WeightFiles:
     def reopen(self) -> None:
         """Map the files anew: what the map before has brought into memory leaves with it."""
         self._files = tensor_files(self.directory, self._dummies)
+        if self._config.hybrid is not None and self._dummies is None:
+            from nanovllm.features.hybrid.tensors import hybrid_tensors
+
+            self._files = hybrid_tensors(self._files, self._config, self.directory.is_file())
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.core.snapshots.segments import step_segments
 
 
 def cdiv(a: int, b: int) -> int:
@@ -31,6 +31,7 @@ class Batch:
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last ones of each sequence that samples
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
+    segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models
     plans                  what a backend works out in the first layer and uses in the others
     """
 
@@ -43,6 +44,7 @@ class Batch:
     logits_rows: Tensor
     max_query_len: int
     max_key_len: int
+    segments: Tensor | None = field(default=None, repr=False)
     plans: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -74,7 +76,8 @@ class Batch:
         lengths = tensor(cu_seqlens_q, torch.int32), tensor(seqlens_k, torch.int32)
         block_tables = tensor([table + [0] * (width - len(table)) for table in tables], torch.int32)
         query_lens = [chunk.end - chunk.start for chunk in output.chunks]
-        batch = cls(*tokens, *lengths, block_tables, tensor(logits_rows), max(query_lens), max(seqlens_k))
+        states = None if output.chunks[0].seq.state is None else tensor(step_segments(output.chunks))
+        batch = cls(*tokens, *lengths, block_tables, tensor(logits_rows), max(query_lens), max(seqlens_k), states)
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # they need not be made of the tensors again
         return batch
 
@@ -93,11 +96,6 @@ class Batch:
             return None, self.slot_mapping
         rows = (self.slot_mapping >= 0).nonzero().squeeze(1)
         return rows, self.slot_mapping[rows]
-
-    @cached_property
-    def cu_seqlens_k(self) -> Tensor:
-        """[B + 1]: where each sequence's keys would begin if they lay one after another."""
-        return F.pad(self.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
 
     @cached_property
     def query_lens(self) -> list[int]:

@@ -2,9 +2,9 @@
 
 The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same in C and is tested against these.
 
-    add_rms_norm(hidden, residual, weight, eps) -> normed, residual
-        residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) * weight
-        over the last dimension (arXiv:1910.07467). All [T, size].
+    add_rms_norm(hidden, residual, weight, eps, offset=0.0) -> normed, residual
+        residual += hidden, in place, or residual = hidden where it is None. normed is residual / rms(residual) *
+        (offset + weight) over the last dimension (arXiv:1910.07467). All [T, size].
     silu_and_mul(gate_up) -> [T, size]
         silu(gate) * up for gate_up [T, 2 * size].
     rotary_and_write(q, k, v, cos_sin, kv_layer, batch)
@@ -31,13 +31,14 @@ from torch import Tensor
 from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.argmax import most_likely
+from nanovllm.worker.cpu.onednn import linear, reorder_weight
 
 Tensors = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensors]
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Tensors]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors | None, Tensors, Batch], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
@@ -47,9 +48,10 @@ class Kernels:
     library: Any = None
 
 
-def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
+def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Tensors:
     residual = hidden if residual is None else residual.add_(hidden)
-    return F.rms_norm(residual, weight.shape, weight, eps), residual
+    weight, x = (weight.float() + offset, residual.float()) if offset else (weight, residual)
+    return F.rms_norm(x, weight.shape, weight, eps).to(hidden.dtype), residual
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -60,6 +62,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch) -> None:
     if cos_sin is not None:
         for x in (q, k):
+            x = x[..., : 2 * cos_sin[0].shape[1]]  # in some models only a part of each head is turned
             x.copy_(rotate(x, *cos_sin))
     rows, slots = batch.written
     if rows is not None:
@@ -69,22 +72,10 @@ def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, k
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Number i of a head's first half and number i of its second are one pair. cos and sin: [T, head_dim / 2]."""
+    """Number i of a head's first half and number i of its second are one pair. cos and sin: [T, half of x's last]."""
     x1, x2 = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
-
-
-def reorder_weight(weight: Tensor) -> Tensor | None:
-    """For oneDNN. PyTorch's compiler uses these private operators for weights that do not change."""
-    try:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-    except (RuntimeError, AttributeError):  # float16 needs a CPU that computes in it
-        return None
-
-
-def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
 
 
 TORCH_KERNELS = Kernels(

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import check_number
 from nanovllm.config import EngineConfig
+from nanovllm.core.snapshots.state import StateSlots
 from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.memory import lazy_zeros
 
@@ -22,10 +24,11 @@ class KVPool:
     block_size: int
     max_model_len: int  # what the caller asked for, or the most that model and pool allow
     num_bytes: int
+    states: StateSlots | None = None  # of a hybrid model
 
 
 class KVCache:
-    """K and V of every block: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim].
+    """K and V of every block: [2, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim].
 
     layers[i] is the pair (k_cache, v_cache) of layer i, each [num_blocks, block_size, num_kv_heads, head_dim]. Inside a
     block, kernels may order the numbers in their own way, as those of cpu/attention.h do.
@@ -36,16 +39,15 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: Any, states: Any = None
     ) -> None:
-        shape = (2, config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+        """states: of a hybrid model's other layers, which are put between these (features/hybrid/state_pool.py)."""
+        shape = (2, config.num_kv_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         on_cpu = device.type == "cpu"
         self.data = lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = [(self.data[0, i], self.data[1, i]) for i in range(config.num_hidden_layers)]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.nbytes
+        self.num_bytes = self.data.nbytes
+        kv_layers: list = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
+        self.layers = kv_layers if states is None else states.join(kv_layers)
 
 
 def num_blocks_for_pool(

@@ -15,7 +15,7 @@ from nanovllm.worker.kernels import Kernels, Tensors
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What every layer of one step gets alike. cos_sin: of the batch's positions, each [T, head_dim / 2]."""
+    """What every layer of one step gets alike. cos_sin: of the batch's positions, each [T, rotary_dim / 2]."""
 
     batch: Batch
     cos_sin: Tensors
@@ -23,24 +23,27 @@ class ForwardContext:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension (arXiv:1910.07467)."""
+    """x / rms(x) * (offset + weight) over the last dimension (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of hidden and residual. The sum takes residual's memory; None: there is nothing to add."""
-        return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps)
+        return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.offset)
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input."""
+    """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
 
-    def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool) -> None:
+    parts: their names in a checkpoint, whose tensors lie one below the other. ()  for a layer that is there as it is.
+    """
+
+    def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, parts: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
+        self.out_sizes, self.parts = (out_sizes,) if isinstance(out_sizes, int) else out_sizes, parts
         self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
         self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
         # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.
@@ -57,7 +60,7 @@ class MLP(nn.Module):
         """intermediate_size: the config's, if it is not given."""
         super().__init__()
         size = intermediate_size or config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (size, size), config.mlp_bias)
+        self.gate_up_proj = Linear(config.hidden_size, (size, size), config.mlp_bias, ("gate_proj", "up_proj"))
         self.down_proj = Linear(size, config.hidden_size, config.mlp_bias)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -71,16 +74,16 @@ class RotaryEmbedding:
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        inv_freq, factor = 1.0 / (config.rope_theta**exponents), 1.0  # radians a position: [head_dim / 2]
+        exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
+        inv_freq, factor = 1.0 / (config.rope_theta**exponents), 1.0  # radians a position: [rotary_dim / 2]
         if config.rope_scaling["rope_type"] != "default" or "divisors" in config.rope_scaling:
             from nanovllm.features.positions.rope_frequencies import scale_frequencies
 
             inv_freq, factor = scale_frequencies(inv_freq, config)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, head_dim / 2]
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
         self.table = torch.stack([(f(angles.double()) * factor).to(dtype) for f in (torch.cos, torch.sin)]).to(device)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin for these positions, each [T, head_dim / 2]. The layers of a step share them."""
+        """cos and sin for these positions, each [T, rotary_dim / 2]. The layers of a step share them."""
         cos, sin = self.table[:, positions]
         return cos, sin

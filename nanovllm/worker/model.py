@@ -4,7 +4,7 @@ They differ in what the checkpoint's config says: a bias on q, k and v (Qwen2), 
 (Qwen3), tied embeddings, rotary scaling; and from layer to layer in how many keys a row sees (Mistral's sliding
 window), whether q and k are rotated (not in some layers of SmolLM3), and whether there is one MLP or several experts
 (Qwen3-MoE). Attribute names are those of the checkpoints, except that projections of the same input are merged into one
-weight (MERGED_PROJECTIONS).
+weight (Linear.parts). The layers of hybrid models, Qwen3-Next and Qwen3.5, are in features/hybrid.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,6 @@ from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
 from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding
 
-# One matrix product instead of two or three: the checkpoint's tensors, one below the other in this order.
-MERGED_PROJECTIONS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
 
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -31,10 +28,11 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.qkv_proj = Linear(config.hidden_size, (q_size, kv_size, kv_size), config.qkv_bias)
+        qkv = (q_size, kv_size, kv_size), config.qkv_bias, ("q_proj", "k_proj", "v_proj")
+        self.qkv_proj = Linear(config.hidden_size, *qkv)
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        norm = self.head_dim, config.rms_norm_eps, config.norm_offset
+        self.q_norm, self.k_norm = (RMSNorm(*norm) if config.qk_norm else None for _ in "qk")
 
     def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
         """hidden: normed, [T, hidden_size]. Returns what this half of the layer adds to the residual stream."""
@@ -55,9 +53,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, index)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
+        self.self_attn = Attention(config, index) if config.hybrid is None else make_hybrid(config, index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         self.mlp = make_experts(config) if index in config.expert_layers else MLP(config)
 
     def forward(
@@ -68,6 +66,12 @@ class DecoderLayer(nn.Module):
         hidden = self.self_attn(hidden, kv_layer, context)
         hidden, residual = self.post_attention_layernorm(hidden, residual, context)
         return self.mlp(hidden, context), residual
+
+
+def make_hybrid(config: ModelConfig, index: int) -> nn.Module:
+    from nanovllm.features.hybrid.layers import make_attention  # with a gate, or with a state of fixed size
+
+    return make_attention(config, index)
 
 
 def make_experts(config: ModelConfig) -> nn.Module:
@@ -85,7 +89,7 @@ class Decoder(nn.Module):
         self.embed_tokens: Any = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
@@ -121,11 +125,9 @@ class Decoder(nn.Module):
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self.lm_head.weight
         for path, module in self.layers.named_modules(prefix="model.layers"):  # "model.layers.0.mlp.gate_up_proj"
-            parent, _, name = path.rpartition(".")
             for kind, tensor in module.named_parameters(recurse=False):  # "weight", "bias"
-                if name in MERGED_PROJECTIONS:
-                    views = tensor.split(module.out_sizes)
-                    for part, view in zip(MERGED_PROJECTIONS[name], views, strict=True):
-                        yield f"{parent}.{part}.{kind}", view
+                if parts := getattr(module, "parts", ()):
+                    for part, view in zip(parts, tensor.split(module.out_sizes), strict=True):
+                        yield f"{path.rpartition('.')[0]}.{part}.{kind}", view
                 else:
                     yield f"{path}.{kind}", tensor

@@ -54,6 +54,7 @@ class ModelRunner:
     """
 
     group: Any = None  # of ranks
+    states: Any = None  # of a hybrid model (features/hybrid/state_pool.py)
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, local_config: Any = None) -> None:
         """Check what can be checked before any weight is read, and on a CPU begin to make the KV pool.
@@ -98,7 +99,8 @@ class ModelRunner:
         blocks = f"{self.num_blocks} blocks of {self.block_size}"
         logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
         logger.info("The same bits in any company: %s", self.same_bits)
-        return KVPool(self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes)
+        kv_pool = self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes
+        return KVPool(*kv_pool, self.states and self.states.slots)
 
     def run(self, output: SchedulerOutput) -> Sampled:
         """Compute one step. Returns a token, and its logprobs if asked for, for each row of logits, in order."""
@@ -138,11 +140,14 @@ class ModelRunner:
         # The buffer is kept from step to step: page faults of a new one take longer than the conversion.
         return sample(self._logits[:num_rows].copy_(logits), sampling)
 
-    def count_blocks(self, free_bytes: int) -> int:
-        sizes = self.kv_config, self.block_size, self.kv_dtype, self.max_model_len
-        return num_blocks_for_pool(self.config, *sizes, free_bytes)
-
     def make_pool(self, free_bytes: int) -> None:
-        self.num_blocks = self.count_blocks(free_bytes)
-        self.max_model_len = check_pool(self.config, self.num_blocks, self.block_size, self.max_model_len)
-        self.kv_cache = KVCache(self.kv_config, self.num_blocks, self.block_size, self.kv_dtype, self.device)
+        """free_bytes: what K/V may take, and states where there are any."""
+        if self.model_config.hybrid is not None:
+            from nanovllm.features.hybrid.state_pool import StatePool
+
+            self.states = StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
+            free_bytes -= self.states.slots.num_bytes
+        config, size, dtype = self.kv_config, self.block_size, self.kv_dtype
+        self.num_blocks = num_blocks_for_pool(self.config, config, size, dtype, self.max_model_len, free_bytes)
+        self.max_model_len = check_pool(self.config, self.num_blocks, size, self.max_model_len)
+        self.kv_cache = KVCache(config, self.num_blocks, size, dtype, self.device, self.states)

@@ -136,7 +136,10 @@ def vector(name: str):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"general.architecture": "gemma"}, "general.architecture must be one of llama, qwen2, qwen3, found 'gemma'"),
+        (
+            {"general.architecture": "gemma"},
+            "general.architecture must be one of llama, qwen2, qwen3, qwen35, qwen35moe, qwen3next",
+        ),
         ({"llama.block_count": "two"}, "num_hidden_layers must be a whole number"),
         ({"llama.attention.head_count": [4, 4]}, "num_attention_heads must be a whole number"),
         ({"llama.embedding_length": None}, "lacks hidden_size"),

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.quantization.formats import MergedWeight, quantize_q8_0
 from nanovllm.worker.loader import load_model
-from tests.checkpoints import CORPUS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
+from tests.checkpoints import CORPUS, HYBRIDS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.gguf_files import of_type, write_gguf
 from tests.worker.test_model import logits_of
@@ -67,7 +68,8 @@ HF_OVERRIDES = {
 }
 
 
-IN_GGUF = [name for name in VARIANTS if name not in ("mistral-window", "smollm3") and "moe" not in name]
+# Hybrid ones are in tests/features/hybrid.
+IN_GGUF = [name for name in VARIANTS if not re.search("mistral-window|smollm3|moe", name) and name not in HYBRIDS]
 
 
 @pytest.mark.parametrize("variant", IN_GGUF)

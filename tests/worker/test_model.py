@@ -20,7 +20,8 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
     runner, rows, start = llm.engine.model_runner, [], 0
     with torch.inference_mode():
         for end in ends:
-            output = SchedulerOutput([ScheduledChunk(seq, start, end, start)], [], end - start)
+            chunk = ScheduledChunk.advance(seq, end - start, llm.engine.block_manager)
+            output = SchedulerOutput([chunk], [], end - start)
             batch = Batch.from_scheduler_output(output, runner.block_size)
             batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)
             rows.append(runner.model.logits(runner.forward(batch)))
@@ -37,8 +38,10 @@ def test_logits_at_every_position(every_checkpoint, block_size):
 def check_logits(folder, **options) -> None:
     llm, token_ids = LLM(str(folder), dtype="float32", **options), random.Random(1).choices(range(320), k=150)
     expected = reference_logits(folder, token_ids)
+    # transformers computes a state in chunks of 64, or token by token: with these weights they differ by 5e-4.
+    atol = 1e-4 if llm.engine.model_config.hybrid is None else 1e-3
     for ends in ([150], [1, 16, 17, 80, 149, 150]):
-        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits_of(llm, token_ids, ends), expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

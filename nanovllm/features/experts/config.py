@@ -10,11 +10,13 @@ from nanovllm.checks.values import Bounds, check_number, list_of, numbers_of, sh
 SPELLINGS = {"num_local_experts": "num_experts"}
 EXPERTS: dict[str, Bounds] = {"num_experts": (Integral, 1, 2**12), "num_experts_per_tok": (Integral, 1, 2**12)}
 EXPERTS |= {"moe_intermediate_size": (Integral, 1, 2**24)}
+SHARED = "shared_expert_intermediate_size"
 
 
 def read_experts(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
     """ModelConfig's fields of a mixture of experts. ValueError for what is missing or cannot be."""
-    if architecture != "Qwen3MoeForCausalLM":
+    has_shared_expert = architecture.startswith(("Qwen3_5Moe", "Qwen3Next"))
+    if architecture != "Qwen3MoeForCausalLM" and not has_shared_expert:
         return {}
     config = {SPELLINGS.get(name, name): value for name, value in config.items()}
     if missing := [name for name in EXPERTS if name not in config]:
@@ -27,7 +29,9 @@ def read_experts(config: dict[str, Any], architecture: str, num_layers: int, pat
     dense = list_of(config.get("mlp_only_layers", []), Integral, "numbers of layers", f"{path}: mlp_only_layers")
     if unknown := [i for i in dense if not 0 <= i < num_layers]:
         raise ValueError(f"{path}: mlp_only_layers names {shorten(unknown)}; there are layers 0 to {num_layers - 1}")
+    if has_shared_expert:
+        numbers |= numbers_of({SHARED: 512} | config, {SHARED: (Integral, 1, 2**24)}, path)
     return numbers | {
         "expert_layers": frozenset(i for i in range(step - 1, num_layers, step) if i not in dense),
-        "norm_topk_prob": typed(config, "norm_topk_prob", False, path),
+        "norm_topk_prob": typed(config, "norm_topk_prob", has_shared_expert, path),
     }

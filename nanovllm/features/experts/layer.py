@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.rows import ExpertWeights, kernels_for, sort_by_expert
+from nanovllm.features.hybrid.kernels import kernels_for as hybrid_kernels_for
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 
@@ -25,12 +26,23 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(mlps)
         self.gate_up = ExpertWeights(mlp.gate_up_proj for mlp in mlps)
         self.down = ExpertWeights(mlp.down_proj for mlp in mlps)
+        self.shared_expert = None
+        if config.shared_expert_intermediate_size:
+            self.shared_expert = MLP(config, config.shared_expert_intermediate_size)
+            self.shared_expert_gate = Router(config.hidden_size, 1, bias=False)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up."""
+        """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up.
+
+        Some models have an expert beside them that every row meets, weighed by a gate of its own.
+        """
         kernels = kernels_for(context.kernels)
         weights, chosen = kernels.route(self.gate(hidden), self.num_chosen, self.normalize)
         by_expert = sort_by_expert(chosen, len(self.experts))
         x = kernels.expert_linear(hidden[by_expert.rows], self.gate_up, by_expert)  # [T * num_chosen, 2 * size]
         x = kernels.expert_linear(context.kernels.silu_and_mul(x), self.down, by_expert)
-        return kernels.weighted_sum(x, by_expert.places, weights)
+        out = kernels.weighted_sum(x, by_expert.places, weights)
+        if self.shared_expert is None:
+            return out
+        shared, gate = self.shared_expert(hidden, context), self.shared_expert_gate(hidden)
+        return hybrid_kernels_for(context.kernels).add_gated(out, shared, gate)

@@ -39,7 +39,7 @@ FLOATS = ("bfloat16", "float16", "float32")
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """{path in the checkpoint: (out, in)} of the layers that an adapter may change: all linear ones but experts."""
+    """{path: (out, in)} of the layers that an adapter may change: all linear ones but experts and their gates."""
     hidden, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
     kv_size = config.num_key_value_heads * config.head_dim
     attention = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
@@ -48,10 +48,24 @@ def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
     mlp |= {"down_proj": (hidden, config.intermediate_size)}
     shapes = {"lm_head": (config.vocab_size, hidden)}
     for i in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in attention.items()}
+        of_layer = attention
+        if config.hybrid is not None:
+            from nanovllm.features.hybrid.adapters import attention_shapes
+
+            of_layer = (attention if i not in config.hybrid.linear_layers else {}) | attention_shapes(config, i)
+        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in of_layer.items()}
         if i not in config.expert_layers:
             shapes |= {f"model.layers.{i}.mlp.{name}": shape for name, shape in mlp.items()}
     return shapes
+
+
+def stored_linear_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The same by the paths of a checkpoint."""
+    if config.hybrid is None:
+        return linear_shapes(config)
+    from nanovllm.features.hybrid.adapters import stored_shapes
+
+    return stored_shapes(linear_shapes(config), config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +100,10 @@ class Adapter:
             tensors = load(data)
         except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that PyTorch does not have
             raise ValueError(f"{where}: adapter_model.safetensors in {folder} cannot be read: {error}") from error
-        shapes, found, problems = linear_shapes(model), dict[str, dict[str, Any]](), []
+        shapes, found, problems = stored_linear_shapes(model), dict[str, dict[str, Any]](), []
         for name, tensor in sorted(tensors.items()):
             suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-            path = name.removeprefix(PREFIX).removesuffix(suffix)
+            path = name.removeprefix(PREFIX).removesuffix(suffix).replace("model.language_model.", "model.")
             kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
             if name.endswith(("base_layer.weight", "embed_tokens.weight")):
                 problems.append(f"{name} is the base model's; save_pretrained(..., save_embedding_layers=False)")
@@ -124,7 +138,12 @@ class Adapter:
             lines = "\n  ".join(shown or ["it has no tensors"])
             base = options.get("base_model_name_or_path")
             raise ValueError(f"{where} in {folder} (made for {shorten(base)}) does not fit this model:\n  {lines}")
-        return cls(request, xxhash.xxh3_128(data + repr(scales).encode()).hexdigest(), matrices)
+        digest = xxhash.xxh3_128(data + repr(scales).encode()).hexdigest()
+        if model.hybrid is not None:
+            from nanovllm.features.hybrid.adapters import split_matrices
+
+            matrices = split_matrices(matrices, model)
+        return cls(request, digest, matrices)
 
 
 def adapter_folder(request: LoRARequest) -> Path:

@@ -19,7 +19,7 @@ from nanovllm.features.parallel.group import RankGroup
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear
-from nanovllm.worker.model import MERGED_PROJECTIONS, Decoder
+from nanovllm.worker.model import Decoder
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class AdapterSlots:
         self._rows: AdapterRows | None = None
         for path, linear in (*model.layers.named_modules(prefix="model.layers"), ("lm_head", model.lm_head)):
             parent, _, name = path.rpartition(".")
-            projections = [f"{parent}.{part}" if parent else part for part in MERGED_PROJECTIONS.get(name, (name,))]
+            parts = getattr(linear, "parts", ()) or (name,)
+            projections = [f"{parent}.{part}" if parent else part for part in parts]
             if isinstance(linear, Linear) and self._whole.keys() >= set(projections):  # not of routers and experts
                 linear.product = AdaptedLinear(self, linear, projections)
                 self.layers.append(linear.product)

@@ -15,7 +15,8 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.layers import ParallelDecoder
 
 OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
-SHARDED_SIZES = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
+EXPERT_SIZES = "moe_intermediate_size", "shared_expert_intermediate_size"
+SHARDED_SIZES = "num_attention_heads", "intermediate_size", *EXPERT_SIZES, "vocab_size"
 
 
 class PeerError(RuntimeError):
@@ -108,11 +109,14 @@ def shard_config(config: ModelConfig, size: int) -> ModelConfig:
     def undivided(n: int) -> list[str]:
         names = [name for name in SHARDED_SIZES if getattr(config, name) % n]
         num_kv_heads = config.num_key_value_heads
-        return names + ["num_key_value_heads"] * bool(num_kv_heads % n and n % num_kv_heads)
+        names += ["num_key_value_heads"] * bool(num_kv_heads % n and n % num_kv_heads)
+        return names + ["linear_num_key_heads"] * bool(config.hybrid and config.hybrid.num_key_heads % n)
 
     if names := undivided(size):
-        sizes = " and ".join(f"{name}={getattr(config, name)}" for name in names)
+        found = vars(config) | {"linear_num_key_heads": config.hybrid and config.hybrid.num_key_heads}
+        sizes = " and ".join(f"{name}={found[name]}" for name in names)
         fitting = ", ".join(str(n) for n in range(1, config.num_attention_heads + 1) if not undivided(n))
         raise ValueError(f"tensor_parallel_size={size} does not divide {sizes}; possible for this model: {fitting}")
     shares = {name: getattr(config, name) // size for name in SHARDED_SIZES}
-    return replace(config, **shares, num_key_value_heads=max(1, config.num_key_value_heads // size))
+    hybrid = None if config.hybrid is None else config.hybrid.share(size)
+    return replace(config, **shares, num_key_value_heads=max(1, config.num_key_value_heads // size), hybrid=hybrid)

@@ -16,7 +16,7 @@ from nanovllm.worker.model import Decoder, DecoderLayer
 if TYPE_CHECKING:
     from nanovllm.features.parallel.group import RankGroup
 
-ROW_PARALLEL = ("o_proj", "down_proj")
+ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 
 
 class RowParallelLinear(Linear):
@@ -41,9 +41,9 @@ class ParallelDecoder(Decoder):
     def make_layer(self, config: ModelConfig, index: int) -> DecoderLayer:
         layer = super().make_layer(config, index)
         for name, module in layer.named_modules():
-            if name.split(".")[-1] in ROW_PARALLEL:
+            if name.split(".")[-1] in ROW_PARALLEL and ".shared_expert." not in name:
                 module.__class__, module.group = RowParallelLinear, self.group  # it has its weight already
-        # A rank has a slice of every expert. Rows are sorted by expert, so the experts' own forward() is not called.
+        # A rank has a slice of every expert, of a shared one, too. What it gets of all of them is added up once.
         if index in config.expert_layers:
             layer.mlp.register_forward_hook(lambda experts, inputs, y: self.group.all_reduce(y))
         return layer

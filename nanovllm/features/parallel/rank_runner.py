@@ -15,11 +15,11 @@ class RankRunner(ModelRunner):
         self.group = group
         super().__init__(config, model_config, shard_config(model_config, group.size))
 
-    def count_blocks(self, free_bytes: int) -> int:
-        """The fewest that any rank has room for. On a CPU the ranks share the memory that is free."""
+    def make_pool(self, free_bytes: int) -> None:
+        """As large as the rank has room for that has least. On a CPU the ranks share the memory that is free."""
         if self.device.type == "cpu":
             free_bytes //= self.group.size
-        return self.group.smallest(super().count_blocks(free_bytes))
+        super().make_pool(self.group.smallest(free_bytes))
 
     def get(self, name: str) -> Any:
         """An attribute of this runner, for the driver."""

@@ -88,7 +88,10 @@ class ParallelRunner:
         pools = self._ask("prepare", eos_token_ids)
         self.block_size, self.eos_token_ids = pools[0].block_size, eos_token_ids
         self.same_bits = self._ask("get", "same_bits")[0]
-        return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools))
+        states = pools[0].states
+        if states is not None:
+            states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))
+        return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools), states=states)
 
     def run(self, output: SchedulerOutput) -> "Sampled":
         """See ModelRunner.run. Rank 0 answers."""

@@ -18,10 +18,15 @@ YARN_OPTIONS |= dict.fromkeys(("mscale", "mscale_all_dim"), (Real, 0.0, MAX_POSI
 ROPE_SCALINGS: dict[str, dict[str, Bounds]] = {"default": {}, "linear": {"factor": FACTOR}, "llama3": LLAMA3}
 ROPE_SCALINGS |= {"yarn": YARN}
 KNOWN = {"rope_type", "type", "partial_rotary_factor", "truncate", *ROPE_THETA, *LLAMA3, *YARN_OPTIONS}
+# How positions in images turn which pairs; a text's three positions are one.
+OF_IMAGES = {"mrope_section", "mrope_interleaved"}
 
 
-def read_rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The rotary embedding: rope_type, what that type needs, and perhaps rope_theta and max_position_embeddings."""
+def read_rope(config: dict[str, Any], path: Path, is_hybrid: bool = False) -> dict[str, Any]:
+    """The rotary embedding: rope_type, what that type needs, and perhaps rope_theta and max_position_embeddings.
+
+    is_hybrid: the model turns a part of each head, partial_rotary_factor.
+    """
     given = typed(config, "rope_parameters", {}, path) or typed(config, "rope_scaling", {}, path)
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
@@ -31,10 +36,12 @@ def read_rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
             f"is in the cache has been rotated by the old ones; it must be one of {', '.join(ROPE_SCALINGS)}"
         )
     check_choice(f"{path}: rotary scaling", kind, ROPE_SCALINGS)
-    if unknown := given.keys() - KNOWN:
+    if unknown := given.keys() - KNOWN - (OF_IMAGES if is_hybrid else set()):
         raise ValueError(f"{path}: {shorten(sorted(unknown))} of the rotary scaling is not supported")
-    if (turned := {**config, **given}.get("partial_rotary_factor", 1.0)) != 1.0:
+    turned = {**config, **given}.get("partial_rotary_factor", 0.25 if is_hybrid else 1.0)
+    if turned != 1.0 and not is_hybrid:
         raise ValueError(f"{path}: partial_rotary_factor is {shorten(turned)}, only 1.0 is supported")
+    part = {"partial_rotary_factor": (Real, 0.01, 1.0)} if is_hybrid else {}
     if kind in ("llama3", "yarn"):  # some files say beside the scaling how long sequences were before it, some nowhere
         length = "original_max_position_embeddings"
         given = {length: config.get("max_position_embeddings"), **given}
@@ -53,7 +60,7 @@ def read_rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: beta_fast of the rotary scaling must be above beta_slow")
         rope["truncate"] = typed(given, "truncate", True, path)
         rope["max_position_embeddings"] = int(rope["original_max_position_embeddings"] * rope["factor"])
-    return {"rope_type": kind} | rope
+    return {"rope_type": kind} | rope | numbers_of({"partial_rotary_factor": turned}, part, path)
 
 
 def with_overrides(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

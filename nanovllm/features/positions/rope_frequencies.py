@@ -15,7 +15,7 @@ from nanovllm.checkpoint import ModelConfig
 
 
 def scale_frequencies(inv_freq: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
-    """inv_freq: radians a position, float64 [head_dim / 2], the fastest first.
+    """inv_freq: radians a position, float64 [rotary_dim / 2], the fastest first.
 
     Returns them scaled, and attention_factor().
     """
@@ -50,7 +50,7 @@ def _kept_by_llama3(inv_freq: Tensor, scaling: dict[str, Any]) -> Tensor:
 
 def _kept_by_yarn(config: ModelConfig) -> Tensor:
     """The same, but blended evenly from pair to pair, between those of beta_fast and beta_slow turns (2309.00071)."""
-    scaling, dim = config.rope_scaling, config.head_dim
+    scaling, dim = config.rope_scaling, config.rotary_dim
 
     def pair_of(num_turns: float) -> float:
         """The pair that makes so many full turns within the original context."""

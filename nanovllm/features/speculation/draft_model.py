@@ -19,6 +19,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
+from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
 from nanovllm.features.speculation.config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.ngrams import NgramProposer
@@ -75,13 +76,15 @@ def load_draft_model(
         num_gpu_blocks_override=None,
         max_model_len=None,
         tensor_parallel_size=1,
+        enable_prefix_caching=True,
+        state_cache_bytes=None,
         enable_lora=False,
         speculative_config=None,
     )
     runner = ModelRunner(draft_config, model)
     runner.load(directory)
     pool = runner.prepare(target.eos_token_ids)
-    manager = BlockManager(pool.num_blocks, pool.block_size)
+    manager = make_block_manager(pool)
     limits = min(max_model_len, pool.max_model_len), min(model.vocab_size, target.vocab_size)
     return DraftModel(runner, manager, config.max_num_batched_tokens, *limits)
 
@@ -154,7 +157,9 @@ class DraftModel:
             same -= 1
         draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
         del draft.block_hashes[same // self.manager.block_size :]
-        if same < draft.num_registered_blocks * self.manager.block_size:  # a step has failed: named blocks stay
+        # A step has failed: named blocks stay. Or guesses are in a state, which cannot go back.
+        is_behind = draft.state is not None and same < draft.state.num_tokens
+        if is_behind or same < draft.num_registered_blocks * self.manager.block_size:
             self.manager.free(draft)
         if not draft.block_table and not self.manager.allocate_with_prefix(draft):
             return False

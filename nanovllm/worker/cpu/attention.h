@@ -67,7 +67,7 @@ static inline vec scaled_weight(const key_chunk *kv, int t, vec weight) { return
 static inline vec scaled_weights(const key_chunk *kv, int t, vec weights) { return weights * vec_from(kv->v_scale + t); }
 #else
 static inline float score_factor(const key_chunk *kv, int t, float scale) { return (void)kv, (void)t, scale; }
-static inline vec score_factors(const key_chunk *kv, int t, float scale) { return (void)kv, (void)t, (vec){0} + scale; }
+static inline vec score_factors(const key_chunk *kv, int t, float scale) { return (void)kv, (void)t, in_all(scale); }
 static inline vec scaled_weight(const key_chunk *kv, int t, vec weight) { return (void)kv, (void)t, weight; }
 static inline vec scaled_weights(const key_chunk *kv, int t, vec weights) { return (void)kv, (void)t, weights; }
 #endif

@@ -53,7 +53,7 @@ static inline void decode_scores(float (*restrict score)[CHUNK], const unit (*qu
 static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restrict weight)[CHUNK / PAIR],
                                   const key_chunk *kv, partial *restrict out, float *restrict rescale, int hidden) {
     for (int m = 0; m < GROUP; m++) {
-        vec scores[KEY_VECS], largest = (vec){0} + out[m].max, sum[PARTIAL_VECS] = {{0}};
+        vec scores[KEY_VECS], largest = in_all(out[m].max), sum[PARTIAL_VECS] = {{0}};
         float lanes[PARTIAL_SUMS];
         for (int t = 0; t < hidden; t++)
             score[m][t] = MASKED;
@@ -74,7 +74,7 @@ static inline void decode_softmax(float (*restrict score)[CHUNK], unit (*restric
             put_units(weight[m] + g * LANES / PAIR, scaled_weights(kv, g * LANES, w));
         }
         memcpy(lanes, sum, sizeof(lanes));
-        rescale[m] = exp_negative((vec){0} + (out[m].max - max))[0];
+        rescale[m] = exp_negative(in_all(out[m].max - max))[0];
         out[m].sum = out[m].sum * rescale[m] + sum_of(lanes);
         out[m].max = max;
     }

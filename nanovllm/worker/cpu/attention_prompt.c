@@ -156,7 +156,7 @@ static inline void add_part_in_lanes(float (*restrict all)[LANES], float *restri
     }
     put(all_max, max);
     put(all_sum, vec_from(all_sum) * before + vec_from(running_sum) * now);
-    put(running_max, (vec){0} + MASKED);
+    put(running_max, in_all(MASKED));
     put(running_sum, (vec){0});
 }
 

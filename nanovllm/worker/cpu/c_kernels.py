@@ -40,8 +40,8 @@ class NormArgs(ctypes.Structure):
     _fields_ = (
         ("num_rows", INT),
         *args_of(PTR, "out residual delta weight"),
-        *args_of(INT, "num_heads row_stride size"),
-        ("eps", FLOAT),
+        *args_of(INT, "num_heads row_stride head_stride size"),
+        *args_of(FLOAT, "eps offset"),
     )
 
 
@@ -114,6 +114,7 @@ def load_cpu_kernels(
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
     defines += [] if in_pairs or dtype != torch.bfloat16 else ["-DNO_PAIRS"]
     defines += ["-DKV_INT8"] if kv_int8 else []
+    defines += [] if config.rotary_dim == config.head_dim else [f"-DROTARY_DIM={config.rotary_dim}"]
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
@@ -130,9 +131,9 @@ def load_cpu_kernels(
         said = str(getattr(error, "stderr", None) or silent).strip()
         _warn_once(said.splitlines()[0] if said else type(error).__name__)
         return None
-    for function in (library.partial_bytes, library.part_keys, library.unit_size, library.reordered_columns):
+    for function in (library.partial_bytes, library.part_keys, library.unit_size, library.reordered_size):
         function.restype = INT
-    library.reordered_columns.argtypes = [INT]
+    library.reordered_size.argtypes = [INT, INT]
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 
@@ -147,12 +148,15 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py."""
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
 
-    def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensors:
+    def add_rms_norm(
+        hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> Tensors:
         normed, added = hidden.new_empty(hidden.shape), None if residual is None else hidden.data_ptr()
         residual = hidden if residual is None else residual
         pointers = normed.data_ptr(), residual.data_ptr(), added, weight.data_ptr()
-        sizes = hidden.shape[1:-1].numel(), residual.stride(0), hidden.shape[-1]
-        lib.add_rms_norm(NormArgs(hidden.shape[0], *pointers, *sizes, eps))
+        head_stride = residual.stride(1) if residual.dim() == 3 else 0
+        sizes = hidden.shape[1:-1].numel(), residual.stride(0), head_stride, hidden.shape[-1]
+        lib.add_rms_norm(NormArgs(hidden.shape[0], *pointers, *sizes, eps, offset))
         return normed, residual
 
     def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -187,7 +191,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
 
     def reorder_weight(weight: Tensor) -> Tensor | None:
         n, k = weight.shape
-        reordered = weight.new_empty(lib.reordered_columns(n), k)[:n]
+        reordered = weight.new_empty(lib.reordered_size(n, k))[: n * k].view(n, k)  # its memory is larger
         return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), n, k) else None
 
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:

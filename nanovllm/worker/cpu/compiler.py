@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from nanovllm.files.hub import cache_folder
@@ -53,6 +54,18 @@ def compile_library(source: str, defines: list[str]) -> Path:
         os.replace(made, path)
         os.replace(hashed, hash_path)
     return path
+
+
+def pairs_pay() -> bool:
+    """Whether the instruction that multiplies pairs of bf16 is faster than converting them.
+
+    Intel's processors make a quarter as many of these instructions as fused multiply-adds: a prompt of 1,024 tokens
+    takes 1.36 times as long with them. Where they have AMX, PyTorch multiplies (linear.c).
+    """
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        return "GenuineIntel" not in text or "amx_bf16" in text
+    return True
 
 
 def _hash(path: Path) -> bytes:

@@ -11,10 +11,13 @@
  *     adapters.c          small changes of matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *     quantize.c          weights of 4 bits, made of others
+ *     delta_rule.h, delta_conv.c, delta_rule.c    layers whose memory does not grow
+ *     gates.c             gates of hybrid models
  *     rows.c, replay.c    what surrounds the layers of a step, and all of its calls made again
  *
- * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DGROUP (query heads
- * that share a KV head) and -DTILE (query rows of one task, at most), so that inner loops have constant lengths. Each
+ * Compiled at first use by cpu/c_kernels.py with -DTYPE_bf16, -DTYPE_f16 or -DTYPE_f32, -DHEAD_DIM, -DROTARY_DIM if only
+ * so many numbers of a head are rotated, -DGROUP (query heads that share a KV head) and -DTILE (query rows of one task, at
+ * most), so that inner loops have constant lengths. Each
  * function has a slow twin in PyTorch with the same meaning, in worker/kernels.py or worker/attention.py. All of them
  * compute in float32 and round once, when they store a result.
  * What a decoder layer calls takes one struct, whose first field is the number of rows: replay.c says why.
@@ -28,16 +31,20 @@
 #include "kv_cache.h"
 #include "attention.h"
 
+#ifndef ROTARY_DIM
+#define ROTARY_DIM HEAD_DIM
+#endif
+
 /* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
 static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }
 
 /* cpu/c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     int64_t num_rows;
-    num *out, *residual;       /* [num_rows][num_heads][size]; rows of residual are row_stride apart */
+    num *out, *residual; /* [num_rows][num_heads][size]; rows and heads of residual are row_stride and head_stride apart */
     const num *delta, *weight; /* as residual, or NULL; [size] */
-    int64_t num_heads, row_stride, size;
-    float eps;
+    int64_t num_heads, row_stride, head_stride, size;
+    float eps, offset;
 } norm_args;
 
 static inline float sum_of_squares(const num *x, int64_t size) {
@@ -58,7 +65,7 @@ static inline float sum_of_squares(const num *x, int64_t size) {
 static void add_rms_norm_heads(const void *args, int64_t first, int64_t end) {
     const norm_args a = *(const norm_args *)args;
     for (int64_t head = first; head < end; head++) {
-        const int64_t at = head / a.num_heads * a.row_stride + head % a.num_heads * a.size;
+        const int64_t at = head / a.num_heads * a.row_stride + head % a.num_heads * a.head_stride;
         const int64_t whole = a.size / LANES * LANES; /* numbers in whole vectors */
         num *x = a.residual + at, *y = a.out + head * a.size;
         if (a.delta) {
@@ -69,13 +76,14 @@ static void add_rms_norm_heads(const void *args, int64_t first, int64_t end) {
         }
         const float scale = 1.0f / sqrtf(sum_of_squares(x, a.size) / a.size + a.eps);
         for (int64_t i = 0; i < whole; i += LANES)
-            put_nums(y + i, floats_at(x + i) * scale * floats_at(a.weight + i));
+            put_nums(y + i, floats_at(x + i) * scale * (a.offset + floats_at(a.weight + i)));
         for (int64_t i = whole; i < a.size; i++)
-            y[i] = store(load(x[i]) * scale * load(a.weight[i]));
+            y[i] = store(load(x[i]) * scale * (a.offset + load(a.weight[i])));
     }
 }
 
-/* residual += delta (unless it is NULL), out = residual / rms(residual) * weight, for each head of `size` numbers. */
+/* residual += delta (unless it is NULL), out = residual / rms(residual) * (offset + weight), for each head of `size`
+ * numbers. */
 void add_rms_norm(const norm_args *args) {
     parallel_for(add_rms_norm_heads, args, args->num_rows * args->num_heads, rows_a_chunk(args->size));
 }
@@ -89,7 +97,7 @@ typedef struct {
 
 static inline void silu_and_mul_lanes(num *out, const num *gate, const num *up) {
     const vec g = floats_at(gate), e = exp_negative(choose(g < 0, g, -g)); /* exp(-|g|) never overflows */
-    put_nums(out, g * choose(g < 0, e, (vec){0} + 1) / (1 + e) * floats_at(up));
+    put_nums(out, g * choose(g < 0, e, in_all(1)) / (1 + e) * floats_at(up));
 }
 
 static void silu_and_mul_rows(const void *args, int64_t first, int64_t end) {
@@ -113,9 +121,9 @@ void silu_and_mul(const silu_args *args) {
     parallel_for(silu_and_mul_rows, args, args->num_rows, rows_a_chunk(2 * args->size));
 }
 
-/* Rotate one head in place. */
+/* Rotate the first ROTARY_DIM numbers of one head in place. */
 static inline void rotate(num *x, const num *restrict cos, const num *restrict sin) {
-    enum { HALF = HEAD_DIM / 2 };
+    enum { HALF = ROTARY_DIM / 2 };
     float x1[HALF], x2[HALF];
     for (int i = 0; i < HALF; i++) {
         x1[i] = load(x[i]);
@@ -131,7 +139,7 @@ static inline void rotate(num *x, const num *restrict cos, const num *restrict s
 typedef struct {
     int64_t num_rows;
     num *q, *k, *v;          /* [num_rows] rows of heads of HEAD_DIM numbers */
-    const num *cos, *sin;    /* [num_rows][HEAD_DIM / 2]; NULL: q and k are not rotated */
+    const num *cos, *sin;    /* [num_rows][ROTARY_DIM / 2]; NULL: q and k are not rotated */
     const int64_t *slots;    /* [num_rows]; -1: k and v are not written */
     kv_num *k_cache, *v_cache; /* see kv_cache.h */
     int64_t q_stride, k_stride, v_stride, block_stride;
@@ -143,7 +151,7 @@ static void rotary_and_write_rows(const void *args, int64_t first, int64_t end) 
     for (int64_t r = first; r < end; r++) {
         num *q = a.q + r * a.q_stride, *k = a.k + r * a.k_stride, *v = a.v + r * a.v_stride;
         if (a.cos) {
-            const num *cos = a.cos + r * HEAD_DIM / 2, *sin = a.sin + r * HEAD_DIM / 2;
+            const num *cos = a.cos + r * (ROTARY_DIM / 2), *sin = a.sin + r * (ROTARY_DIM / 2);
             for (int64_t head = 0; head < a.num_kv_heads * GROUP; head++)
                 rotate(q + head * HEAD_DIM, cos, sin);
             for (int64_t head = 0; head < a.num_kv_heads; head++)
@@ -251,5 +259,9 @@ void weighted_sum(num *out, const num *x, const int64_t *places, const float *we
 #include "adapters.c"
 #include "quantized.c"
 #include "quantize.c"
+#include "delta_rule.h"
+#include "delta_conv.c"
+#include "delta_rule.c"
+#include "gates.c"
 #include "rows.c"
 #include "replay.c"

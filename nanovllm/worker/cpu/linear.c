@@ -8,10 +8,17 @@
  *
  * One step along k, for a block of COLS = 32 columns (outputs):
  *
- *     weight       | column 0 | column 1 | ... | column 31 |    PAIR numbers of each column, in two vectors
- *     x[row]       | x        | x        | ... | x         |    PAIR numbers of the row, the same for all columns
+ *     weight       | column 0 | column 1 | ... | column 31 |    BESIDE numbers of each column, in two vectors
+ *     x[row]       | x        | x        | ... | x         |    as many numbers of the row, the same for all columns
  *     sum[row]     | y0       | y1       | ... | y31       |    += weight * x
+ *
+ * Two bf16 lie side by side also where no instruction multiplies pairs: one shift, or one mask, makes floats of a vector.
  */
+#ifdef TYPE_bf16
+enum { BESIDE = 2 };
+#else
+enum { BESIDE = PAIR };
+#endif
 enum {
     ROWS = LANES == 16 ? 8 : 6, /* of the sums, AVX512's 32 registers hold more than AVX2's 16 */
     COLS = 2 * LANES,
@@ -26,24 +33,23 @@ typedef struct {
     int64_t n, k;
 } reorder_args;
 
-static const num no_column[PAIR];
-
 static inline int64_t num_col_blocks(int64_t n) { return (n + COLS - 1) / COLS; }
+static inline int64_t padded_rows(int64_t k) { return k + k % BESIDE; }
 
 static void reorder_blocks(const void *args, int64_t first, int64_t end) {
     const reorder_args a = *(const reorder_args *)args;
     for (int64_t block = first * COLS; block < end * COLS; block += COLS)
-        for (int64_t i = 0; i < a.k; i += PAIR)
+        for (int64_t i = 0; i < padded_rows(a.k); i++)
             for (int c = 0; c < COLS; c++)
-                memcpy(a.reordered + block * a.k + i * COLS + c * PAIR,
-                       block + c < a.n ? a.weight + (block + c) * a.k + i : no_column, PAIR * sizeof(num));
+                a.reordered[block * padded_rows(a.k) + i / BESIDE * BESIDE * COLS + c * BESIDE + i % BESIDE] =
+                    block + c < a.n && i < a.k ? a.weight[(block + c) * a.k + i] : 0;
 }
 
-/* The number of columns that a weight of n columns has when it is reordered: whole blocks. */
-int64_t reordered_columns(int64_t n) { return num_col_blocks(n) * COLS; }
+/* How many numbers a weight [n][k] takes when it is reordered: whole blocks. */
+int64_t reordered_size(int64_t n, int64_t k) { return num_col_blocks(n) * COLS * padded_rows(k); }
 
-/* Reorder a weight [n][k] as [n / COLS, rounded up][k / PAIR][COLS][PAIR]. Returns 0, with nothing done, where PyTorch's
- * libraries should compute this model's products. */
+/* Reorder a weight [n][k] as [n / COLS][k / BESIDE][COLS][BESIDE], both rounded up and filled with zeros. Returns 0, with
+ * nothing done, where PyTorch's libraries should compute this model's products. */
 int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
 #if defined(TYPE_bf16) && !defined(NO_PAIRS) && (defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
     return 0;
@@ -57,12 +63,25 @@ int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t 
 typedef struct {
     num *out;              /* [rows][n], at the block's first column */
     const num *x;          /* [rows][k] */
-    const num *weight;     /* [k / PAIR][COLS][PAIR]: the block */
+    const num *weight;     /* [k / BESIDE][COLS][BESIDE]: the block */
     const num *bias;       /* [COLS] or NULL */
     const char *ahead;     /* what this tile prefetches: a part of the next block, */
     int64_t ahead_bytes;   /* so many bytes at each step along k */
     int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
 } tile_args;
+
+/* Units of LANES columns; of numbers that lie side by side and are multiplied one by one, number s. */
+static inline unit_vec weights_at(const num *w, int s) {
+#if defined(TYPE_bf16)
+    if (PAIR == 1) {
+        mask pairs;
+        memcpy(&pairs, w, sizeof(pairs));
+        pairs = s ? pairs & (int32_t)0xffff0000 : pairs << 16;
+        return (unit_vec)pairs;
+    }
+#endif
+    return (void)s, units_at(w);
+}
 
 /* The products of `rows` rows with one block of columns. Where a unit is one number of 16 bits, x is converted before:
  * then a lane gets it with one instruction, not four. */
@@ -78,18 +97,20 @@ static inline __attribute__((always_inline)) void compute_tile(const int rows, c
             int64_t i = 0;
             for (; i + LANES <= count; i += LANES)
                 put_unit_vec(converted[r] + i, units_at(x + r * args->k + i));
-            for (; i < count; i++)
-                converted[r][i] = unit_at(x + r * args->k + i);
+            for (; i < padded_rows(count); i++)
+                converted[r][i] = i < count ? unit_at(x + r * args->k + i) : 0;
         }
-        for (int64_t i = 0; i < count; i += PAIR) {
-            const unit_vec low = units_at(w), high = units_at(w + LANES * PAIR);
+        for (int64_t i = 0; i < count; i += BESIDE) {
             __builtin_prefetch(ahead);
-            for (int r = 0; r < rows; r++) {
-                const unit_vec u = all_lanes(CONVERTED ? converted[r][i] : unit_at(x + r * args->k + i));
-                sum[r][0] = multiply_add(sum[r][0], low, u);
-                sum[r][1] = multiply_add(sum[r][1], high, u);
+            for (int s = 0; s < BESIDE / PAIR; s++) {
+                const unit_vec low = weights_at(w, s), high = weights_at(w + LANES * BESIDE, s);
+                for (int r = 0; r < rows; r++) {
+                    const unit_vec u = all_lanes(CONVERTED ? converted[r][i + s] : unit_at(x + r * args->k + i));
+                    sum[r][0] = multiply_add(sum[r][0], low, u);
+                    sum[r][1] = multiply_add(sum[r][1], high, u);
+                }
             }
-            w += COLS * PAIR;
+            w += COLS * BESIDE;
             ahead += args->ahead_bytes;
         }
     }
@@ -116,9 +137,9 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t w = item / num_blocks, c = item % num_blocks * COLS;
         const int64_t first_row = w ? l.ends[w - 1] : 0;
         const int64_t num_rows = (w + 1 < l.num_weights ? l.ends[w] : l.num_rows) - first_row;
-        const int64_t ahead_bytes = COLS * PAIR * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
-        const num *weight = l.weights[w] + c * l.k, *bias = l.bias ? l.bias + c : NULL;
-        const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * l.k : l.weights[w + 1];
+        const int64_t ahead_bytes = COLS * BESIDE * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
+        const num *weight = l.weights[w] + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
+        const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * padded_rows(l.k) : l.weights[w + 1];
         tile_args a = {l.out + first_row * l.n + c, l.x + first_row * l.k, weight, bias, (const char *)next_block,
                        ahead_bytes, l.n, l.k, l.n - c < COLS ? l.n - c : COLS};
         for (int64_t r = 0; r < num_rows; r += ROWS) {
@@ -136,7 +157,7 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
             }
             a.out += ROWS * l.n;
             a.x += ROWS * l.k;
-            a.ahead += a.ahead_bytes * (l.k / PAIR);
+            a.ahead += a.ahead_bytes * (padded_rows(l.k) / BESIDE);
         }
     }
 }

@@ -10,6 +10,7 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
+from nanovllm.worker.cpu.compiler import pairs_pay
 from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
 from nanovllm.worker.cpu.reorder import reorder_weights
 from nanovllm.worker.cpu.threads import pytorch_multiplies, step_threads
@@ -23,7 +24,7 @@ def device() -> torch.device:
 def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     in_c = "c_kernels" in runner.config.optimizations
-    in_pairs = runner.config.quantization is None and not runner.model_config.is_quantized
+    in_pairs = runner.config.quantization is None and not runner.model_config.is_quantized and pairs_pay()
     kv_int8 = runner.config.kv_cache_dtype == "int8"
     found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs, kv_int8) if in_c else None
     return found or TORCH_KERNELS, None

@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanovllm.features.hybrid.c_kernels import DeltaStep, delta_step
+from nanovllm.features.hybrid.kernels import kernels_for
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import INT, PTR, SIGNATURES, AttentionStep, args_of, attention_step
 from nanovllm.worker.layers import ForwardContext
 
 MAX_ROWS = 64  # of a step that is replayed: with more, Python's share is small
-RECORDED = (*SIGNATURES, "quantized_linear", "gather_rows", "mark_rows")
+RECORDED = (*SIGNATURES, "quantized_linear", "delta_net", "multiply_by_gate", "gather_rows", "mark_rows")
 aten = torch.ops.aten
 NEW = (aten.new_empty, aten.empty_like, aten.empty)
 MAY_BE_VIEWS = "split_with_sizes split unflatten flatten view reshape contiguous detach"
@@ -68,7 +70,7 @@ class RecordedStep:
     """The calls of a step, and what they read of a batch.
 
     inputs     [4, MAX_ROWS]: input ids, positions, slots, logits rows
-    step       what attention reads
+    steps      what attention, and layers with a state, read
     calls      Decoder.forward() up to the last layer, for all rows of a step
     finish     the rest, and the logits, for the rows whose logits are needed
     """
@@ -81,12 +83,16 @@ class RecordedStep:
         table, sizes, self.num_kv_heads = model.embed_tokens, (MAX_ROWS, config.hidden_size), config.num_key_value_heads
         is_plain = isinstance(table, Tensor) and table.dtype == runner.dtype and table.is_contiguous()
         self.library.replay.argtypes = [PTR, INT, INT]
-        self.inputs, self.step = torch.zeros(4, MAX_ROWS, dtype=torch.int64), AttentionStep()
+        self.inputs = torch.zeros(4, MAX_ROWS, dtype=torch.int64)
+        self.steps: dict[str, Any] = {"attention_step": AttentionStep()}
+        if config.hybrid is not None:
+            self.steps["delta_step"] = DeltaStep(num_logged=MAX_ROWS)
+            kernels_for(runner.kernels)  # before their functions only write down who calls them
         self.places = [part.data_ptr() for part in self.inputs]
         input_ids, positions, slots, logits_rows = self.inputs
         fields: Any = [slots] * 7 + [1, 1]  # of a batch's tensors, layers read the slots only
         batch = Batch(*fields)
-        batch.plans["attention_step"] = self.step
+        batch.plans.update(self.steps)
         memory: tuple[list[Tensor], ...] = [], [], []
         with torch.inference_mode(), written_down(self.library) as calls:
             cos, sin = (self._gather(part, positions, (MAX_ROWS, part.shape[1])) for part in runner.rotary.table)
@@ -134,8 +140,11 @@ class RecordedStep:
             ctypes.memmove(place, values.data_ptr(), values.nbytes)
         if self.looked_up is not None:
             self.looked_up[:num_rows] = runner.model.embed(batch.input_ids)
-        step = attention_step(library, self.num_kv_heads, batch)
-        ctypes.memmove(ctypes.byref(self.step), ctypes.byref(step), ctypes.sizeof(step))
+        attention_step(library, self.num_kv_heads, batch)
+        if "delta_step" in self.steps and delta_step(batch).num_logged > MAX_ROWS:
+            return None
+        for name, step in self.steps.items():
+            ctypes.memmove(ctypes.byref(step), ctypes.byref(batch.plans[name]), ctypes.sizeof(step))
         library.replay(self.calls, len(self.calls), num_rows)
         library.replay(self.finish, len(self.finish), num_results)
         self.newest = self.results[num_results]

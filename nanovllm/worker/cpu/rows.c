@@ -43,7 +43,7 @@ static int64_t first_largest(const num *x, int64_t size) {
     int64_t at = 0;
     mask is_nan = {0};
     for (int64_t first = 0; first < size; first += LOOKED_AT) {
-        vec best = (vec){0} - INFINITY;
+        vec best = in_all(-INFINITY);
         for (int64_t i = first; i < first + LOOKED_AT && i < size; i += LANES) {
             num padded[LANES]; /* with the last number, which is there already */
             for (int l = 0; l < LANES && i + LANES > size; l++)

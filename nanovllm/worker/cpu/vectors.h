@@ -91,6 +91,7 @@ static inline vec vec_from(const float *x) { /* LANES floats */
     return result;
 }
 static inline void put(float *to, vec x) { memcpy(to, &x, sizeof(x)); }
+static inline vec in_all(float x) { return x - (vec){0}; } /* 0 + x would be computed: it makes 0 of -0 */
 
 /* a * b + c, rounded once. */
 static inline vec fused(vec a, vec b, vec c) {
@@ -118,16 +119,15 @@ static inline vec larger_of(vec a, vec b) { return choose(a > b, a, b); } /* b w
 /* exp(x) for x <= 0, to about 4e-7: 2^n * e^f with a polynomial for e^f, |f| <= 0.35. Exactly 0 below -88, where n is -127
  * and the power's bits are 0; exactly 1 for 0; NaN for NaN. */
 static inline vec exp_negative(vec x) {
-    const vec zero = {0};
-    x = choose(x < -88.0f, zero - 88.0f, x);
+    x = choose(x < -88.0f, in_all(-88), x);
     const mask n = __builtin_convertvector(x * 1.44269504f - 0.5f, mask);
-    const vec f = fused(__builtin_convertvector(n, vec), zero - 0.69314718f, x);
-    vec p = fused(zero + 0.0013888889f, f, zero + 0.008333334f);
-    p = fused(p, f, zero + 0.041666668f);
-    p = fused(p, f, zero + 0.16666667f);
-    p = fused(p, f, zero + 0.5f);
-    p = fused(p, f, zero + 1);
-    p = fused(p, f, zero + 1);
+    const vec f = fused(__builtin_convertvector(n, vec), in_all(-0.69314718f), x);
+    vec p = fused(in_all(0.0013888889f), f, in_all(0.008333334f));
+    p = fused(p, f, in_all(0.041666668f));
+    p = fused(p, f, in_all(0.16666667f));
+    p = fused(p, f, in_all(0.5f));
+    p = fused(p, f, in_all(1));
+    p = fused(p, f, in_all(1));
     return p * (vec)((n + 127) << 23);
 }
 
@@ -208,7 +208,7 @@ static inline unit_vec units_at(const num *x) { return floats_at(x); }
 static inline unit_vec join_at(const num *x, const num *same) { return (void)same, units_at(x); }
 static inline unit_vec join_vecs(vec x, vec same) { return (void)same, x; }
 static inline void put_units(unit *to, vec x) { put(to, x); }
-static inline unit_vec all_lanes(unit x) { return (vec){0} + x; }
+static inline unit_vec all_lanes(unit x) { return in_all(x); }
 static inline vec multiply_add(vec sum, unit_vec a, unit_vec b) { return fused(a, b, sum); }
 #endif
 

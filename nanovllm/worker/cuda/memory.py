@@ -21,15 +21,21 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 def make_pool(runner: Any) -> DecodeGraphs | None:
     """Give a ModelRunner the pool that the largest step and the graphs leave room for; both are tried on one block.
 
-    Returns the graphs, recorded. A model with experts has none: how its rows are grouped is known only in the step.
+    Returns the graphs, recorded. A model with experts has none: how its rows are grouped is known only in the step. Nor
+    has one with states: which slots it reads is known only then, too.
     """
     config, model_config, block_size = runner.config, runner.model_config, runner.block_size
 
     def record() -> DecodeGraphs:
         return DecodeGraphs(runner.forward, config.max_num_seqs, runner.max_model_len, block_size, runner.device)
 
-    runner.kv_cache = KVCache(runner.local_config, 1, block_size, runner.dtype, runner.device)
-    has_graphs = "cuda_graphs" in config.optimizations and not model_config.expert_layers
+    states = None
+    if model_config.hybrid is not None:
+        from nanovllm.features.hybrid.state_pool import StatePool
+
+        states = StatePool(config, runner.local_config, runner.dtype, runner.device, 0)
+    runner.kv_cache = KVCache(runner.local_config, 1, block_size, runner.dtype, runner.device, states)
+    has_graphs = "cuda_graphs" in config.optimizations and not model_config.expert_layers and states is None
 
     def compute_logits(num_rows: int) -> Tensor:
         hidden = torch.zeros(num_rows, model_config.hidden_size, dtype=runner.dtype, device=runner.device)

@@ -17,6 +17,7 @@ from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
 from nanovllm.features.quantization.formats import Q4_1, Q8_0, QuantizedRows, in_groups
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
+from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.layers import Linear, RotaryEmbedding
@@ -141,11 +142,11 @@ def test_weights_that_have_4_bits_come_back(search):
 def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c):
     config = ModelConfig.from_directory(every_checkpoint)
     model = load_model(every_checkpoint, config, torch.float32, torch.device("cpu"))
-    weights = load_file(every_checkpoint / "model.safetensors")
+    whole = dict(Decoder(config).checkpoint_tensors())
     with torch.inference_mode():
         importance = calibration.measure_importance(
             model,
-            weights.__getitem__,
+            WeightFiles(every_checkpoint, config, whole, False).read,
             config,
             Decoder,
             load_cpu_kernels(config, torch.float32) if in_c else TORCH_KERNELS,
@@ -161,6 +162,7 @@ def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint
         model.logits(model(batch, rotary, pool, TORCH_KERNELS))
     num_experts = config.num_experts * len(config.expert_layers)
     num_layers = 2 * config.num_hidden_layers + 2 * (config.num_hidden_layers - len(config.expert_layers)) + 1
+    num_experts += len(config.expert_layers) * bool(config.shared_expert_intermediate_size)
     assert importance.keys() == seen.keys() and len(seen) == num_layers + 2 * num_experts
     for layer, expected in seen.items():
         assert torch.allclose(importance[layer], expected / expected.mean() + calibration.LEAST_IMPORTANCE, rtol=1e-3)

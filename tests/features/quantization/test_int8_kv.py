@@ -17,7 +17,8 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # as the tiny checkpoints have the
 
 
 def kernels(dtype: torch.dtype):
-    config = SimpleNamespace(num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
+    sizes = dict(num_key_value_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, rotary_dim=HEAD_DIM)
+    config = SimpleNamespace(num_attention_heads=NUM_HEADS, **sizes)
     found = load_cpu_kernels(config, dtype, kv_int8=True)
     assert found is not None
     return found

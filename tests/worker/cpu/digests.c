@@ -18,7 +18,10 @@ static uint32_t random_bits(void) { /* Knuth's MMIX */
 }
 static float random_float(float range) { return ((int32_t)random_bits() - (1 << 23)) * (range / (1 << 23)); }
 
-static void *space(int64_t bytes) { return calloc(bytes / 64 + 2, 64); }
+static void *space(int64_t bytes) { /* zeros, aligned as PyTorch's */
+    const int64_t rounded = (bytes / 64 + 2) * 64;
+    return memset(aligned_alloc(64, rounded), 0, rounded);
+}
 static num *nums(int64_t count, float range) {
     num *x = space(count * sizeof(num));
     for (int64_t i = 0; i < count; i++)
@@ -80,7 +83,7 @@ static void show_small_operations(void) {
     for (int i = 0; i < 3; i++) {
         const int64_t size = sizes[i], rows = 3;
         num *residual = nums(rows * size, 3), *out = nums(rows * size, 1), *gate_up = nums(rows * 2 * size, 20);
-        add_rms_norm(&(norm_args){rows, out, residual, nums(rows * size, 2), nums(size, 2), 1, size, size, 1e-5f});
+        add_rms_norm(&(norm_args){rows, out, residual, nums(rows * size, 2), nums(size, 2), 1, size, size, size, 1e-5f, 0});
         add_nums(out, rows * size);
         add_nums(residual, rows * size);
         silu_and_mul(&(silu_args){rows, out, gate_up, size});
@@ -129,7 +132,7 @@ static void show_attention(void) {
 
 static void show_products(void) {
     const int64_t counts[] = {1, 5, 33}, n = 101, k = 300;
-    num *reordered = space(reordered_columns(n) * k * sizeof(num)), *weight = nums(n * k, 1);
+    num *reordered = space(reordered_size(n, k) * sizeof(num)), *weight = nums(n * k, 1);
     const num *weights[] = {reordered};
     if (!reorder_weight(reordered, weight, n, k))
         exit(1);
@@ -185,6 +188,40 @@ static void show_quantized(void) {
     show("quantized");
 }
 
+/* A prompt that leaves a snapshot, one that begins there, guesses into the log, and rows of the log. */
+static void show_delta_net(void) {
+    enum { SLOTS = 4, ROWS = 14, HEADS = 2, KEY_DIM = 18, VALUE_DIM = 23, KERNEL = 4, LOGGED = 2 };
+    const int64_t conv = HEADS * (2 * KEY_DIM + 2 * VALUE_DIM), log = conv + 4 * HEADS, row = log + 2 * HEADS * VALUE_DIM;
+    const int64_t state = 2 * HEADS * 32 * 20, in_all = ROWS + LOGGED;
+    const delta_segment segments[] = {{-1, 1, 0, 0, 0, 0, 5, 0}, {1, 0, 0, 0, 0, 5, 3, 0}, {1, 2, 2, 0, 0, 8, 1, 0},
+                                      {2, -1, 2, 0, 0, 9, 3, 1}, {2, 3, 2, 1, LOGGED, 12, 2, 0}};
+    const delta_step step = {segments, 5, LOGGED};
+    delta_args a = {ROWS, space(ROWS * 2 * HEADS * VALUE_DIM * sizeof(num)), nums(ROWS * row, 1),
+                    space(SLOTS * state * 4), nums(SLOTS * 3 * conv, 1), nums(SLOTS * 3 * log, 1)};
+    float *parts[] = {space((KERNEL * conv + COLUMNS) * 4), space(2 * HEADS * 4), space(2 * HEADS * 4),
+                      space((VALUE_DIM + COLUMNS) * 4)};
+    const int64_t sizes[] = {KERNEL * conv, 2 * HEADS, 2 * HEADS, VALUE_DIM};
+    for (int part = 0; part < 4; part++)
+        for (int64_t i = 0; i < sizes[part]; i++)
+            parts[part][i] = part == 1 ? -1 - random_float(1) : random_float(1);
+    a.conv = parts[0], a.a = parts[1], a.dt_bias = parts[2], a.norm = parts[3], a.step = &step, a.eps = 1e-6f;
+    a.keys = space(in_all * 2 * HEADS * 20 * 4), a.values = space(in_all * 2 * HEADS * 32 * 4);
+    a.gates = space(in_all * 4 * HEADS * 4), a.outputs = space(ROWS * 2 * HEADS * 32 * 4);
+    a.x_stride = row, a.state_stride = state, a.window_stride = 3 * conv, a.log_stride = 3 * log;
+    a.key_heads = HEADS, a.value_heads = 2 * HEADS, a.key_dim = KEY_DIM, a.value_dim = VALUE_DIM, a.kernel_size = KERNEL;
+    delta_net(&a);
+    add_nums(a.out, ROWS * 2 * HEADS * VALUE_DIM);
+    add_floats(a.states, SLOTS * state);
+    add_nums(a.windows, SLOTS * 3 * conv);
+    add_nums(a.log, SLOTS * 3 * log);
+    const gate_args gate = {ROWS, a.out, nums(ROWS * 46, 2), nums(ROWS * 46, 9), 2, VALUE_DIM, 46, VALUE_DIM};
+    multiply_by_gate(&gate);
+    add_nums(a.out, ROWS * 46);
+    add_gated(&(gate_args){ROWS, a.out, gate.x, gate.gate, 1, 46, 46, 0});
+    add_nums(a.out, ROWS * 46);
+    show("delta");
+}
+
 int main(void) {
     parallel_for = in_this_thread;
     digest = 0xcbf29ce484222325u;
@@ -194,5 +231,6 @@ int main(void) {
     show_attention();
     show_products();
     show_quantized();
+    show_delta_net();
     return 0;
 }

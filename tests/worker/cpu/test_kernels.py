@@ -32,7 +32,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 def kernels(dtype, num_heads=6, num_kv_heads=2, head_dim=64):
-    config = SimpleNamespace(num_attention_heads=num_heads, num_key_value_heads=num_kv_heads, head_dim=head_dim)
+    sizes = dict(num_key_value_heads=num_kv_heads, head_dim=head_dim, rotary_dim=head_dim)
+    config = SimpleNamespace(num_attention_heads=num_heads, **sizes)
     found = cpu_kernels.load_cpu_kernels(config, dtype)
     if found is None:
         pytest.skip("no C compiler; PyTorch's operations are tested by every other test")

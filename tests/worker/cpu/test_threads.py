@@ -91,7 +91,7 @@ def test_two_threads_call_at_once(pool):
             if not torch.allclose(y, torch.nn.functional.silu(x[:, :256]) * x[:, 256:], rtol=1e-4):
                 failed.append((seed, i))
 
-    config = type("Config", (), {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8})
+    config = type("Config", (), {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8, "rotary_dim": 8})
     kernels = load_cpu_kernels(config, torch.float32)
     callers = [threading.Thread(target=compute, args=(seed,)) for seed in range(4)]
     for caller in callers:

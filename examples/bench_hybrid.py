@@ -1,0 +1,286 @@
+"""A hybrid model measured on this machine: its prefix cache, its speed, and what it costs as texts grow (chapter 16).
+
+    python examples/bench_hybrid.py [--parts snapshots engines length] [--vllm-python PATH]
+
+1. which part of what an unbounded cache would save several ways to place snapshots save, in ten workloads, by the
+engine's own scheduler without a model; 2. this engine, transformers and vLLM on a prompt of 900 tokens and one stream;
+3. what the recurrence costs, how decode slows down with length, memory for a sequence.
+The model has the shape of Qwen3.5-0.8B and random weights. It is made once, 1.5 GB in the user's cache folder.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench_peers import run_worker
+from bench_prefix_cache import workloads as earlier_workloads
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.scheduler import Scheduler
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.policy import Policy, snapshot_positions
+from nanovllm.files.hub import cache_folder
+from nanovllm.tools.demo_model import demo_model_path
+
+BLOCK_SIZE, NUM_PROMPT, MAX_LEN = 16, 900, 9_000
+LENGTHS = 16, 1_000, 4_000, 8_000
+SHAPE: dict[str, Any] = dict(
+    vocab_size=248_320,
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_hidden_layers=24,  # every fourth attends
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=256,
+    linear_num_key_heads=16,
+    linear_num_value_heads=16,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    tie_word_embeddings=True,
+    max_position_embeddings=32_768,
+)
+QWEN3_06B_KV_BYTES = 28 * 8 * 128 * 2 * 2  # a token's K/V in Qwen3-0.6B: layers, K/V heads, head size, K and V, bf16
+ENGINES = {  # label: (its name in bench_peers.py, dtype)
+    "nanovllm": ("nanovllm", "bfloat16"),
+    "nanovllm, int8": ("nanovllm, int8", "bfloat16"),
+    "nanovllm, float32": ("nanovllm", "float32"),
+    "transformers, float32": ("transformers, one by one", "float32"),
+    "transformers, bf16": ("transformers, one by one", "bfloat16"),
+    "vLLM, bf16": ("vLLM, eager", "bfloat16"),
+}
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+Requests = list[tuple[list[int], list[int]]]  # (prompt, answer), one after another
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"snapshots": show_snapshots, "engines": show_engines, "length": show_length}
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    model = str(make_checkpoint())
+    for part in args.parts:
+        parts[part](model, args)
+
+
+def make_checkpoint() -> Path:
+    """A hub checkpoint's files: config.json, weights in bf16, a tokenizer (the demo model's)."""
+    folder = cache_folder() / "Qwen3.5-0.8B-shaped"
+    if folder.exists():
+        return folder
+    with console.status(f"making {folder}, 1.5 GB"):
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.models.qwen3_5 import Qwen3_5TextConfig
+
+        rope = dict(rope_type="default", rope_theta=10_000_000.0, partial_rotary_factor=0.25)
+        mrope = dict(mrope_section=[11, 11, 10], mrope_interleaved=True)
+        config = Qwen3_5TextConfig(**SHAPE, rope_parameters=rope | mrope)
+        torch.manual_seed(0)
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(unfinished)
+        for file in demo_model_path().glob("*token*"):
+            shutil.copy(file, unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def random_ids(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(1000, 40_000) for _ in range(n)]
+
+
+# -- 1. snapshots ------------------------------------------------------------------------------------------------------
+
+
+def at_the_end(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+    return {(num_tokens - 1) // block_size * block_size: True}
+
+
+def as_vllm(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+    """One state near the prompt's end: vLLM makes a block as large as a state, 384 tokens of this model on a CPU."""
+    return {(num_tokens - 1) // 384 * 384: True}
+
+
+def end_and_fork(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+    last = (num_tokens - 1) // block_size * block_size
+    return {last: True, min(num_matched, last): True}
+
+
+def every_512(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+    return dict.fromkeys(range(512, num_tokens, 512), True) | at_the_end(num_tokens, num_matched, block_size)
+
+
+def every_block(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+    return dict.fromkeys(range(block_size, num_tokens, block_size), True)
+
+
+POLICIES: dict[str, Policy] = {
+    "as vLLM": as_vllm,
+    "end": at_the_end,
+    "end, fork": end_and_fork,
+    "every 512": every_512,
+    "every block": every_block,
+    "this engine's": snapshot_positions,
+}
+
+
+def workloads() -> dict[str, Requests]:
+    """Four that are hard on a cache of states, then the six of bench_prefix_cache.py."""
+    rng = random.Random(0)
+    system, long_system, varied = random_ids(rng, 600), random_ids(rng, 1500), random_ids(rng, 5200)
+    chat: Requests = []
+    history = random_ids(rng, 100)
+    for _ in range(8):
+        chat.append((history, random_ids(rng, 90)))
+        history = history + chat[-1][1] + random_ids(rng, 40)
+    shared_lengths = [rng.randint(4900, 5200) for _ in range(32)]
+    found: dict[str, Requests] = {
+        "600 shared, 3 own": [(system + random_ids(rng, 3), [7]) for _ in range(16)],
+        "1,500 shared, 700 own": [(long_system + random_ids(rng, 700), [7]) for _ in range(64)],
+        "a chat of 8 turns": chat,
+        "4,900-5,200 shared of 6,000": [(varied[:n] + random_ids(rng, 6000 - n), [7]) for n in shared_lengths],
+    }
+    for name, _, _, make in earlier_workloads(20):
+        found[name] = [(prompt, [7] * 4) for prompt in make(random.Random(0))]
+    return found
+
+
+def play(requests: Requests, policy: Policy, max_snapshots: int) -> list[int]:
+    """Where each request begins: its tokens that need not be computed."""
+    num_blocks = sum(len(prompt) + len(answer) for prompt, answer in requests) // BLOCK_SIZE + 1000
+    limits = dict(max_running=8, max_snapshots=max_snapshots, policy=policy)
+    manager = HybridBlockManager(num_blocks, BLOCK_SIZE, **limits)  # type: ignore[arg-type]
+    scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=MAX_LEN)
+    starts = []
+    for prompt, answer in requests:
+        seq = Sequence(prompt, SamplingParams(max_tokens=len(answer), ignore_eos=True))
+        scheduler.add(seq)
+        for i, token in enumerate(answer):
+            output = scheduler.schedule()
+            if i == 0:
+                starts.append(seq.num_cached_tokens)
+            scheduler.update(output, [token])
+    return starts
+
+
+def show_snapshots(model: str, args: argparse.Namespace) -> None:
+    """The bound is what the engine chooses here by itself."""
+    slots = LLM(model, block_size=BLOCK_SIZE).engine.model_runner.states.slots
+    given = workloads()
+    for bound in (slots.max_snapshots, 8):
+        table = Table(
+            title=f"1. What snapshots save, at most {bound}: part of the tokens that an unbounded cache saves"
+        )
+        table.title_justify = "left"
+        for name in ("workload", "unbounded", *POLICIES):
+            table.add_column(name, justify="right" if table.columns else "left")
+        for name, requests in track(given.items(), "workloads", console=Console(stderr=True), transient=True):
+            unbounded = sum(play(requests, every_block, 1_000_000))
+            saved = [sum(play(requests, policy, bound)) for policy in POLICIES.values()]
+            parts = [f"{n / unbounded:.0%}" if unbounded else "-" for n in saved]
+            table.add_row(name, f"{unbounded:,}", *parts)
+        console.print(table, "")
+
+
+# -- 2. engines --------------------------------------------------------------------------------------------------------
+
+
+def show_engines(model: str, args: argparse.Namespace) -> None:
+    """As bench_peers.py measures them, each in a process of its own."""
+    table = Table(title=f"2. A prompt of {NUM_PROMPT} tokens, and one stream", title_justify="left")
+    for name in ("engine", "TTFT", "from the cache", "one stream", "start", "peak memory"):
+        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+    for label in args.only:
+        name, dtype = ENGINES[label]
+        options = dict(vllm_python=args.vllm_python, repeats=args.repeats, requests=0, prompt=NUM_PROMPT, stream=32)
+        with console.status(f"{label} ..."):
+            found = run_worker(name, model, argparse.Namespace(**options, dtype=dtype))
+        if isinstance(found, str):
+            console.print(f"{label}: {found}")
+            continue
+        cached = "-" if found["ttft_cached"] is None else f"{found['ttft_cached']:.2f} s"
+        row = f"{found['ttft_cold']:.2f} s", cached, f"{found['stream']:.1f} tokens/s"
+        table.add_row(label, *row, f"{found['start']:.0f} s", f"{found['memory']:,.0f} MB")
+    console.print(table, "")
+
+
+# -- 3. length ---------------------------------------------------------------------------------------------------------
+
+
+def show_length(model: str, args: argparse.Namespace) -> None:
+    unrecorded = ("reordered_weights", "c_kernels")  # a replayed step calls no kernel by its name
+    llm = LLM(model, max_model_len=MAX_LEN, max_num_batched_tokens=1024, optimizations=unrecorded)
+    rng = random.Random(0)
+    params: dict[str, Any] = dict(temperature=0, ignore_eos=True)
+    llm.generate([random_ids(rng, NUM_PROMPT)], SamplingParams(**params, max_tokens=2), use_tqdm=False)  # warm up
+    seconds = time_kernels(llm, "delta_net", "paged_attention")
+
+    def step_ms(prompt: list[int], num: int) -> tuple[float, dict[str, float]]:
+        """Of the steps behind the first token: all of it, and the kernels' parts."""
+        llm.generate([prompt], SamplingParams(**params, max_tokens=1), use_tqdm=False)
+        seconds.clear()
+        started = time.perf_counter()
+        llm.generate([prompt], SamplingParams(**params, max_tokens=num), use_tqdm=False)
+        total = time.perf_counter() - started
+        return total / num * 1e3, {name: value / num * 1e3 for name, value in seconds.items()}
+
+    started = time.perf_counter()
+    llm.generate([random_ids(rng, NUM_PROMPT)], SamplingParams(**params, max_tokens=1), use_tqdm=False)
+    prefill_s, part = time.perf_counter() - started, seconds["delta_net"]
+    console.print(
+        f"[bold]3. Length.[/] Of a prefill of {NUM_PROMPT} tokens ({prefill_s:.2f} s) convolution, recurrence and "
+        f"gated norm take {part:.2f} s, {part / prefill_s:.1%}."
+    )
+    table = Table(
+        title="A step of one stream behind so many tokens, median of 5 runs of 16 steps", title_justify="left"
+    )
+    for name in ("tokens before", "step", "of it attention", "of it recurrence", "the rest"):
+        table.add_column(name, justify="right")
+    for length in LENGTHS:
+        prompt = random_ids(rng, length)
+        found = sorted((step_ms(prompt, 16) for _ in range(5)), key=lambda pair: pair[0])
+        total, kernels = found[len(found) // 2]
+        attention, recurrence = kernels["paged_attention"], kernels["delta_net"]
+        row = total, attention, recurrence, total - attention - recurrence
+        table.add_row(f"{length:,}", *(f"{ms:.1f} ms" for ms in row))
+    console.print(table)
+    config, state = llm.engine.model_config, llm.engine.model_runner.states.slot_bytes
+    kv = 8000 * config.kv_bytes_per_token(2)
+    ours, same, smaller = kv + state, kv * config.num_hidden_layers / config.num_kv_layers, 8000 * QWEN3_06B_KV_BYTES
+    console.print(
+        f"Memory of a sequence of 8,000 tokens: K/V {kv / 1e6:.0f} MB and state {state / 1e6:.0f} MB, together "
+        f"{ours / 1e6:.0f} MB. If every layer attended: {same / 1e6:.0f} MB, {ours / same:.2f} of it. Qwen3-0.6B, "
+        f"where every layer does: {smaller / 1e6:.0f} MB, {ours / smaller:.2f} of it."
+    )
+
+
+def time_kernels(llm: LLM, *names: str) -> dict[str, float]:
+    """Seconds in these C functions from now on."""
+    library, seconds = llm.engine.model_runner.kernels.library, dict[str, float]()
+
+    def timed(name: str, function: Callable) -> Callable:
+        def run(*args: Any) -> None:
+            started = time.perf_counter()
+            function(*args)
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+        return run
+
+    for name in names:
+        setattr(library, name, timed(name, getattr(library, name)))
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
