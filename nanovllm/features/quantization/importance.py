@@ -42,7 +42,7 @@ def measure_importance(
     """
     config = model.config
     if kernels.library is not None:  # the same codes for every processor and every kind of KV cache
-        kernels = load_cpu_kernels(config, model.norm.weight.dtype, in_pairs=False) or TORCH_KERNELS
+        kernels = load_cpu_kernels(config, model.norm.weight.dtype, everywhere=True) or TORCH_KERNELS
     dtype = model.norm.weight.dtype
     decoder = make_decoder(replace(whole, num_hidden_layers=1)).to(dtype)
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
-from nanovllm.worker.cpu.compiler import compile_library
+from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
 
@@ -101,18 +101,19 @@ SIGNATURES = {
 
 
 def load_cpu_kernels(
-    config: ModelConfig, dtype: torch.dtype, in_pairs: bool = True, kv_int8: bool = False
+    config: ModelConfig, dtype: torch.dtype, everywhere: bool = False, kv_int8: bool = False
 ) -> Kernels | None:
     """The kernels for this model, or None, with a warning that gives the reason, where they cannot be had.
 
-    in_pairs: with the instructions of some processors that multiply and add two pairs of bf16. They are fast, and round
-    in their own way: without them results have the same bits on every processor. kv_int8: the KV cache holds codes of 8
-    bits (cpu/kv_cache.h).
+    everywhere: results have the same bits on every processor. So no instructions for pairs or matrices of bf16, which
+    some processors have: they are fast, and round in their own way. kv_int8: the KV cache holds codes of 8 bits
+    (cpu/kv_cache.h).
     """
     group_size = config.num_attention_heads // config.num_key_value_heads
     sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
     defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
-    defines += [] if in_pairs or dtype != torch.bfloat16 else ["-DNO_PAIRS"]
+    if dtype == torch.bfloat16:
+        defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
     defines += ["-DKV_INT8"] if kv_int8 else []
     defines += [] if config.rotary_dim == config.head_dim else [f"-DROTARY_DIM={config.rotary_dim}"]
     try:
@@ -134,6 +135,7 @@ def load_cpu_kernels(
     for function in (library.partial_bytes, library.part_keys, library.unit_size, library.reordered_size):
         function.restype = INT
     library.reordered_size.argtypes = [INT, INT]
+    library.bits_depend_on.restype = ctypes.c_char_p
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
 

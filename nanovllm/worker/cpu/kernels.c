@@ -7,7 +7,7 @@
  *     attention_prompt.c  attention of many queries
  *     attention_decode.c  attention of few queries
  *     attention.c         attention of a step, divided among the cores
- *     linear.c            matrix products
+ *     linear.c            matrix products; linear_vectors.c, linear_amx.c: a tile of one
  *     adapters.c          small changes of matrix products
  *     quantized.c         matrix products with weights of 8 and 4 bits
  *     quantize.c          weights of 4 bits, made of others

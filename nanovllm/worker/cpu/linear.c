@@ -3,8 +3,8 @@
  * With about 32 rows, reading the weights from memory takes about as long as computing with them, so both are done at
  * once: while one block of weights is multiplied, the next one is prefetched. Every weight is read from memory once,
  * and from the cache for the other rows. A tile is ROWS rows times COLS columns; its sums stay in registers. Each of them
- * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. Where a
- * processor has instructions for matrices of bf16 (AMX, Arm), PyTorch's libraries use them, and nobody promises that.
+ * adds up its products along k one after another, so a row's result is the same to the last bit in every tile. A tile is
+ * computed by linear_vectors.c, or by linear_amx.c.
  *
  * One step along k, for a block of COLS = 32 columns (outputs):
  *
@@ -20,12 +20,41 @@ enum { BESIDE = 2 };
 enum { BESIDE = PAIR };
 #endif
 enum {
-    ROWS = LANES == 16 ? 8 : 6, /* of the sums, AVX512's 32 registers hold more than AVX2's 16 */
     COLS = 2 * LANES,
     PART = 256, /* numbers of a row of x that are converted at a time */
-    CONVERTED = PAIR == 1 && sizeof(num) == 2,
     CHUNK_BYTES = 32 << 10, /* of weights, at least, that a thread claims at a time */
 };
+
+typedef struct {
+    num *out;              /* [rows][n], at the block's first column */
+    const num *x;          /* [rows][k] */
+    const num *weight;     /* [k / BESIDE][COLS][BESIDE]: the block */
+    const num *bias;       /* [COLS] or NULL */
+    const char *ahead;     /* what this tile prefetches: a part of the next block, */
+    int64_t ahead_bytes;   /* so many bytes at each step along k */
+    int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
+} tile_args;
+
+/* out = y + bias. */
+static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) {
+    num bias[COLS] = {0}, whole[COLS];
+    if (a->bias)
+        memcpy(bias, a->bias, a->columns * sizeof(num));
+    for (int64_t r = 0; r < rows; r++) {
+        num *out = a->columns == COLS ? a->out + r * a->n : whole;
+        for (int c = 0; c < COLS; c += LANES)
+            put_nums(out + c, vec_from(y[r] + c) + floats_at(bias + c));
+        if (out == whole)
+            memcpy(a->out + r * a->n, whole, a->columns * sizeof(num));
+    }
+}
+
+/* Each of the two defines ROWS, the most that a tile has, and K_STEP: weights are filled up to a multiple of it along k. */
+#if defined(TYPE_bf16) && !defined(EVERYWHERE) && defined(__AMX_BF16__) && defined(__linux__)
+#include "linear_amx.c"
+#else
+#include "linear_vectors.c"
+#endif
 
 typedef struct {
     num *reordered;
@@ -34,7 +63,7 @@ typedef struct {
 } reorder_args;
 
 static inline int64_t num_col_blocks(int64_t n) { return (n + COLS - 1) / COLS; }
-static inline int64_t padded_rows(int64_t k) { return k + k % BESIDE; }
+static inline int64_t padded_rows(int64_t k) { return (k + K_STEP - 1) / K_STEP * K_STEP; }
 
 static void reorder_blocks(const void *args, int64_t first, int64_t end) {
     const reorder_args a = *(const reorder_args *)args;
@@ -51,74 +80,10 @@ int64_t reordered_size(int64_t n, int64_t k) { return num_col_blocks(n) * COLS *
 /* Reorder a weight [n][k] as [n / COLS][k / BESIDE][COLS][BESIDE], both rounded up and filled with zeros. Returns 0, with
  * nothing done, where PyTorch's libraries should compute this model's products. */
 int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t n, int64_t k) {
-#if defined(TYPE_bf16) && !defined(NO_PAIRS) && (defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
-    return 0;
-#endif
-    if (k % PAIR)
+    if (k % PAIR || !can_multiply())
         return 0;
     parallel_for(reorder_blocks, &(reorder_args){reordered, weight, n, k}, num_col_blocks(n), 1);
     return 1;
-}
-
-typedef struct {
-    num *out;              /* [rows][n], at the block's first column */
-    const num *x;          /* [rows][k] */
-    const num *weight;     /* [k / BESIDE][COLS][BESIDE]: the block */
-    const num *bias;       /* [COLS] or NULL */
-    const char *ahead;     /* what this tile prefetches: a part of the next block, */
-    int64_t ahead_bytes;   /* so many bytes at each step along k */
-    int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
-} tile_args;
-
-/* Units of LANES columns; of numbers that lie side by side and are multiplied one by one, number s. */
-static inline unit_vec weights_at(const num *w, int s) {
-#if defined(TYPE_bf16)
-    if (PAIR == 1) {
-        mask pairs;
-        memcpy(&pairs, w, sizeof(pairs));
-        pairs = s ? pairs & (int32_t)0xffff0000 : pairs << 16;
-        return (unit_vec)pairs;
-    }
-#endif
-    return (void)s, units_at(w);
-}
-
-/* The products of `rows` rows with one block of columns. Where a unit is one number of 16 bits, x is converted before:
- * then a lane gets it with one instruction, not four. */
-static inline __attribute__((always_inline)) void compute_tile(const int rows, const tile_args *args) {
-    const num *w = args->weight;
-    const char *ahead = args->ahead;
-    vec sum[ROWS][2] = {{{0}}};
-    for (int64_t first = 0; first < args->k; first += PART) {
-        const int64_t count = args->k - first < PART ? args->k - first : PART;
-        const num *x = args->x + first;
-        unit converted[ROWS][PART];
-        for (int r = 0; r < rows && CONVERTED; r++) {
-            int64_t i = 0;
-            for (; i + LANES <= count; i += LANES)
-                put_unit_vec(converted[r] + i, units_at(x + r * args->k + i));
-            for (; i < padded_rows(count); i++)
-                converted[r][i] = i < count ? unit_at(x + r * args->k + i) : 0;
-        }
-        for (int64_t i = 0; i < count; i += BESIDE) {
-            __builtin_prefetch(ahead);
-            for (int s = 0; s < BESIDE / PAIR; s++) {
-                const unit_vec low = weights_at(w, s), high = weights_at(w + LANES * BESIDE, s);
-                for (int r = 0; r < rows; r++) {
-                    const unit_vec u = all_lanes(CONVERTED ? converted[r][i + s] : unit_at(x + r * args->k + i));
-                    sum[r][0] = multiply_add(sum[r][0], low, u);
-                    sum[r][1] = multiply_add(sum[r][1], high, u);
-                }
-            }
-            w += COLS * BESIDE;
-            ahead += args->ahead_bytes;
-        }
-    }
-    float y[ROWS][COLS];
-    memcpy(y, sum, sizeof(y));
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < args->columns; c++)
-            args->out[r * args->n + c] = store(y[r][c] + (args->bias ? load(args->bias[c]) : 0));
 }
 
 typedef struct {
@@ -133,6 +98,7 @@ typedef struct {
 static void linear_blocks(const void *args, int64_t first, int64_t end) {
     const linear_args l = *(const linear_args *)args;
     const int64_t num_blocks = num_col_blocks(l.n);
+    begin_tiles();
     for (int64_t item = first; item < end; item++) {
         const int64_t w = item / num_blocks, c = item % num_blocks * COLS;
         const int64_t first_row = w ? l.ends[w - 1] : 0;
@@ -143,24 +109,17 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         tile_args a = {l.out + first_row * l.n + c, l.x + first_row * l.k, weight, bias, (const char *)next_block,
                        ahead_bytes, l.n, l.k, l.n - c < COLS ? l.n - c : COLS};
         for (int64_t r = 0; r < num_rows; r += ROWS) {
-            switch (num_rows - r < ROWS ? num_rows - r : ROWS) { /* a constant, so that the sums stay in registers */
-            case 1: compute_tile(1, &a); break;
-            case 2: compute_tile(2, &a); break;
-            case 3: compute_tile(3, &a); break;
-            case 4: compute_tile(4, &a); break;
-            case 5: compute_tile(5, &a); break;
-            case 6: compute_tile(6, &a); break;
-#if defined(__AVX512F__)
-            case 7: compute_tile(7, &a); break;
-            case 8: compute_tile(8, &a); break;
-#endif
-            }
+            compute_tile(num_rows - r < ROWS ? num_rows - r : ROWS, &a);
             a.out += ROWS * l.n;
             a.x += ROWS * l.k;
             a.ahead += a.ahead_bytes * (padded_rows(l.k) / BESIDE);
         }
     }
+    end_tiles();
 }
+
+/* What the processor multiplies at once, if results have the same bits only where others do that, too; or "". */
+const char *bits_depend_on(void) { return multiplied_by; }
 
 /* out [m][n] = x [m][k] times the weights that were reordered, each row with the one that it meets, + bias. */
 void linear(const linear_args *args) {

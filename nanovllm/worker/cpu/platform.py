@@ -10,7 +10,6 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
-from nanovllm.worker.cpu.compiler import pairs_pay
 from nanovllm.worker.cpu.recorded_step import RecordedStep, record_step
 from nanovllm.worker.cpu.reorder import reorder_weights
 from nanovllm.worker.cpu.threads import pytorch_multiplies, step_threads
@@ -24,9 +23,9 @@ def device() -> torch.device:
 def choose_kernels(runner: Any) -> tuple[Kernels, int | None]:
     """(kernels, the block size that suits them; None: any)."""
     in_c = "c_kernels" in runner.config.optimizations
-    in_pairs = runner.config.quantization is None and not runner.model_config.is_quantized and pairs_pay()
+    everywhere = runner.config.quantization is not None or runner.model_config.is_quantized
     kv_int8 = runner.config.kv_cache_dtype == "int8"
-    found = load_cpu_kernels(runner.local_config, runner.dtype, in_pairs, kv_int8) if in_c else None
+    found = load_cpu_kernels(runner.local_config, runner.dtype, everywhere, kv_int8) if in_c else None
     return found or TORCH_KERNELS, None
 
 
@@ -61,12 +60,13 @@ def finish_load(runner: Any) -> Callable[[], AbstractContextManager]:
 def same_bits(runner: Any) -> str:
     """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
 
-    Instructions that multiply pairs of bf16, which some processors have, round in their own way. What PyTorch's
-    libraries multiply, they sum up in an order that depends on the number of rows.
+    Instructions that multiply pairs or matrices of bf16, which some processors have, round in their own way. What
+    PyTorch's libraries multiply, they sum up in an order that depends on the number of rows.
     """
     if runner.kernels is TORCH_KERNELS or pytorch_multiplies(runner.model):
         return "not promised"
-    return "on every processor" if runner.kernels.library.unit_size() == 1 else "on processors that multiply bf16 pairs"
+    instructions = runner.kernels.library.bits_depend_on().decode()
+    return f"on processors that multiply {instructions}" if instructions else "on every processor"
 
 
 def finish_pool(runner: Any) -> RecordedStep | None:

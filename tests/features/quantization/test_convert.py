@@ -139,8 +139,12 @@ def test_weights_that_have_4_bits_come_back(search):
 
 
 @pytest.mark.parametrize("in_c", [False, True])
-def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c):
+def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c, monkeypatch):
     config = ModelConfig.from_directory(every_checkpoint)
+    # Of padding, 1, the embedding is 0. A norm makes much of what rounding leaves there, and another expert may be chosen.
+    batch = calibration.random_batch(config.vocab_size)
+    batch = replace(batch, input_ids=batch.input_ids.where(batch.input_ids != 1, 2))
+    monkeypatch.setattr(calibration, "random_batch", lambda vocab_size: batch)
     model = load_model(every_checkpoint, config, torch.float32, torch.device("cpu"))
     whole = dict(Decoder(config).checkpoint_tensors())
     with torch.inference_mode():
@@ -154,7 +158,6 @@ def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint
         seen: dict[Linear, Tensor] = {}
         for layer in calibration.linears_of(model):
             layer.product = calibration.measuring_product(layer, seen, TORCH_KERNELS)
-        batch = calibration.random_batch(config.vocab_size)
         batch = replace(batch, logits_rows=torch.arange(len(batch.input_ids)))
         rotary = RotaryEmbedding(config, calibration.SEQ_LEN, torch.float32, torch.device("cpu"))
         sizes = calibration.NUM_SEQS, calibration.SEQ_LEN, config.num_key_value_heads, config.head_dim
