@@ -141,7 +141,7 @@ def test_weights_that_have_4_bits_come_back(search):
 @pytest.mark.parametrize("in_c", [False, True])
 def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c, monkeypatch):
     config = ModelConfig.from_directory(every_checkpoint)
-    # Of padding, 1, the embedding is 0. A norm makes much of what rounding leaves there, and another expert may be chosen.
+    # The embedding of padding, 1, is 0: a norm makes much of what rounding leaves there, and other experts are chosen.
     batch = calibration.random_batch(config.vocab_size)
     batch = replace(batch, input_ids=batch.input_ids.where(batch.input_ids != 1, 2))
     monkeypatch.setattr(calibration, "random_batch", lambda vocab_size: batch)
