@@ -17,7 +17,7 @@ def delta_step(
 
         state  [key_dim][value_dim]: a row for each number of a key. All zeros before the first token
         q      [key_dim]    the token's query
-        k      [key_dim]    its key, of length 1 or 0
+        k      [key_dim]    its key, of length 1
         v      [value_dim]  its value
         decay  between 0 and 1: what stays of all that was written before
         beta   between 0 and 1: how far what the key gives is moved towards v. 0: nothing is written
@@ -52,14 +52,14 @@ def choose_snapshots(num_tokens: int, num_matched: int, block_size: int) -> dict
     and it must be at most (num_tokens - 1) // block_size * block_size, for of every prompt a token is left to be
     computed. 0 is allowed, and does nothing.
 
-    True says that you know of somebody who will want it; False, that you guess. There is room for few snapshots (think
-    of a dozen), and when it is full, a guess gives way to whatever comes, and a wanted one only to wanted ones: the one
-    that was used longest ago. A guess takes the place of guesses only.
+    True says that you know of somebody who will want it; False, that you guess. There is room for few snapshots: think
+    of a dozen. When all places are taken, the oldest guess goes from which nobody has begun yet. If there is none, a new
+    guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
 
     The next request begins at the deepest snapshot in what it shares with earlier ones, and computes everything behind
-    it. You are graded by the tokens that need not be computed: of prompts that continue an earlier one; of prompts that
-    share their beginning and then differ, where the length that they share is the same each time, or another one each
-    time, and nobody can know it before.
+    it. You are graded by the tokens that need not be computed. Some prompts continue an earlier one. Others share their
+    beginning with earlier ones and then differ: the shared length is the same each time, or another one each time, and
+    nobody can know it before.
 
     (While a request generates, the engine keeps the state at its newest full block by itself.)
     """

@@ -45,20 +45,12 @@ choose_snapshots
     no_fork: which num_matched told the second
         @ Forks
         ~ positions[min(num_matched, last)] = True  # a fork: who comes this way again leaves here, too =>
-    all_was_found: nobody can begin behind
-        ~ min(num_matched, last) => num_matched
     only_what_is_known: is there a position that both
         @ Forks
         ~ positions[power] = False => pass
     every_512: is there a position that both
         @ Forks
         ~ power *= 2 => power += 16 * block_size
-    every_block: is there a position that both
-        = positions, power = dict[int, bool](), 16 * block_size
-        = while power <= last:  # prompts that share 1,000 tokens have all of these up to 1,000 in common
-        =     positions[power] = False
-        -     power *= 2
-        +     power += block_size
     guesses_are_called_wanted: must not be called wanted
         ~ positions[power] = False => positions[power] = True
     the_fork_is_called_a_guess: this is no guess
