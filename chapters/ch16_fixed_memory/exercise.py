@@ -53,8 +53,8 @@ def choose_snapshots(num_tokens: int, num_matched: int, block_size: int) -> dict
     computed. 0 is allowed, and does nothing.
 
     True says that you know of somebody who will want it; False, that you guess. There is room for few snapshots: think
-    of a dozen. When all places are taken, the oldest guess goes from which nobody has begun yet. If there is none, a new
-    guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
+    of a dozen. When all places are taken, the oldest guess from which nobody has begun yet gives way. If there is none,
+    a new guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
 
     The next request begins at the deepest snapshot in what it shares with earlier ones, and computes everything behind
     it. You are graded by the tokens that need not be computed. Some prompts continue an earlier one. Others share their
