@@ -94,4 +94,5 @@ def test_whatever_one_does_there_is_something_to_see():
         except ValueError as error:
             said = str(error)
         assert said and len(panels(world)) == len(drawing.panels(world)) == 3
-    assert "Found 'so many'" in str(pytest.raises(ValueError, world.typed, "so many").value)
+    with pytest.raises(ValueError, match="Found 'so many'"):
+        world.typed("so many")
