@@ -10,7 +10,7 @@ from chapters.grading import Bench
 Numbers = list[float]
 Matrix = list[Numbers]
 DeltaStep = Callable[[Matrix, Numbers, Numbers, Numbers, float, float], tuple[Matrix, Numbers]]
-DECAY = "Forgetting"  # a heading
+MATRIX, DECAY = "A state is a matrix", "Letting go, and what else a token says"  # headings
 
 
 def slowly(state: Matrix, q: Numbers, k: Numbers, v: Numbers, decay: float, beta: float) -> tuple[Matrix, Numbers]:
@@ -90,7 +90,7 @@ CHECKS = (
     *cases(
         ask,
         {
-            "Into an empty state": [
+            ("Into an empty state", MATRIX): [
                 (EMPTY, ONE, ONE, [5.0, 7.0], 1.0, 1.0, "the key's row gets the value"),
                 (EMPTY, OTHER, ONE, [5.0, 7.0], 1.0, 1.0, "the key's row gets the value; the other key gives nothing"),
                 (EMPTY, ONE, ONE, [6.0, 8.0], 1.0, 0.5, "beta is 0.5: half of the value is written"),
@@ -110,15 +110,7 @@ CHECKS = (
                 (WIDE, BETWEEN, BETWEEN, [1.0, 0.0, 1.0], 1.0, 0.5, ADDED),
             ],
             ("Forgetting comes first", DECAY): [
-                (
-                    FULL,
-                    OTHER,
-                    ONE,
-                    [9.0, 9.0],
-                    0.5,
-                    0.0,
-                    "beta is 0, decay 0.5: half of all that was there, in every row",
-                ),
+                (FULL, OTHER, ONE, [9.0, 9.0], 0.5, 0.0, "beta is 0, decay 0.5: half of what was there, in every row"),
                 (EMPTY, ONE, ONE, [6.0, 8.0], 0.5, 1.0, "decay is for what was there before, not for what is written"),
                 (FULL, ONE, ONE, [9.0, 8.0], 0.5, 0.5, "what the key gives is read after the decay: here [1.5, 2]"),
                 (WIDE, ONE, BETWEEN, [1.0, 1.0, 1.0], 0.0, 1.0, "decay 0: as if the state had been empty"),

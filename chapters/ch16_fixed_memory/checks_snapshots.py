@@ -20,6 +20,7 @@ from nanovllm.core.snapshots.policy import Policy
 
 Choose = Callable[[int, int, int], dict[int, bool]]
 FEW, SOME, SHARE = 8, 16, 0.8
+WHY = "Why a prefix cache cannot share a state"
 LONG, ROOM = 8000, 12  # tokens of the longest prompts, and snapshots for them
 
 
@@ -115,7 +116,7 @@ CHECKS = (
     *cases(
         ask_form,
         {
-            "Positions lie at the ends of blocks, and leave a token": [
+            ("Positions lie at the ends of blocks, and leave a token", WHY): [
                 (n, matched, size)
                 for n in (600, 1024, 33, 17, 16, 15, 1, 5200)
                 for size in (16, 384, 1)
@@ -131,18 +132,14 @@ CHECKS = (
                 (continued(500, 30, 9, 300), FEW, {1: 496, 2: 528, 3: 528}, END),
                 (continued(592, 0, 0), FEW, {1: 576, 2: 576}, f"a prompt of 592 tokens, again. {END}"),
             ],
-            ("Prompts that share 1,500 tokens, and then 700 of their own", "Forks"): [
+            "Prompts that share 1,500 tokens, and then 700 of their own": [
                 (own(*[2200] * 20, shared=1500), FEW, dict.fromkeys(range(2, 20), 1488), FORK)
             ],
         },
     ),
     *cases(
         ask_unforeseen,
-        {
-            ("The second of two prompts that share nobody knows how much", "Forks"): [
-                (n,) for n in (550, 1000, 2400, 5100, 7000)
-            ]
-        },
+        {"The second of two prompts that share nobody knows how much": [(n,) for n in (550, 1000, 2400, 5100, 7000)]},
     ),
     check_others_between,
     check_workloads,

@@ -17,7 +17,7 @@ def delta_step(
 
         state  [key_dim][value_dim]: a row for each number of a key. All zeros before the first token
         q      [key_dim]    the token's query
-        k      [key_dim]    its key, of length 1
+        k      [key_dim]    its key, of length 1 or 0
         v      [value_dim]  its value
         decay  between 0 and 1: what stays of all that was written before
         beta   between 0 and 1: how far what the key gives is moved towards v. 0: nothing is written

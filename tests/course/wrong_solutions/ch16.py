@@ -6,11 +6,11 @@ WRONG = edits("""
 delta_step
     adds_only: only what is missing up to v
         ~ beta * (wanted - found) for => beta * wanted for
-    never_forgets: half of all that was there, in every row
-        @ Forgetting
+    never_forgets: half of what was there, in every row
+        @ Letting go, and what else a token says
         ~ decay * number => number
     forgets_last: not for what is written
-        @ Forgetting
+        @ Letting go, and what else a token says
         - state = [[decay * number for number in row] for row in state]
         + state = [[*row] for row in state]
         = change = [beta * (wanted - found) for wanted, found in zip(v, read(state, k), strict=True)]
@@ -19,7 +19,7 @@ delta_step
         -         row[j] += k[i] * change[j]
         +         row[j] = decay * (row[j] + k[i] * change[j])
     reads_before_forgetting: is read after the decay
-        @ Forgetting
+        @ Letting go, and what else a token says
         - state = [[decay * number for number in row] for row in state]
         = change = [beta * (wanted - found) for wanted, found in zip(v, read(state, k), strict=True)]
         + state = [[decay * number for number in row] for row in state]
@@ -36,20 +36,19 @@ delta_step
         + for row in state:
         +     row[:] = [decay * number for number in row]
     one_row_for_a_key: row i's share of the value
+        @ A state is a matrix
         ~ row[j] += k[i] * change[j] => row[j] += (k[i] == max(k)) * change[j]
 choose_snapshots
     behind_the_last_token: a token is left to be computed
+        @ Why a prefix cache cannot share a state
         ~ last = (num_tokens - 1) // block_size * block_size => last = num_tokens // block_size * block_size
     not_at_the_end: is there a snapshot at the last full block
         ~ positions[last] = True  # who continues this prompt begins here =>
     no_fork: which num_matched told the second
-        @ Forks
         ~ positions[min(num_matched, last)] = True  # a fork: who comes this way again leaves here, too =>
     only_what_is_known: is there a position that both
-        @ Forks
         ~ positions[power] = False => pass
     every_512: is there a position that both
-        @ Forks
         ~ power *= 2 => power += 16 * block_size
     guesses_are_called_wanted: must not be called wanted
         ~ positions[power] = False => positions[power] = True
