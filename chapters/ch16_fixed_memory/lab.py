@@ -50,9 +50,9 @@ def tell_growth(story: Story) -> None:
     story.say(
         f"Qwen3.5-0.8B, bf16: a token takes {memory.kv:,} bytes of K and V in the 6 layers that attend, and a sequence "
         f"{memory.state:,} bytes of states in the other 18. If all 24 attended: {memory.kv_of_all:,} bytes a token. "
-        "Memory of one sequence by its length, in MB: ○ with states, ● if all layers attended."
+        "Memory of one sequence in MB, by its length:"
     )
-    story.show(draw_curves({"○": memory.hybrid, "●": memory.attention}))
+    story.show(draw_curves({"○ with states": memory.hybrid, "● all attention": memory.attention}))
     table = make_table("tokens", "with states", "all attention", "of it", width=14, first=8)
     for num in (100, 1000, 8000, 16_000, 128_000):
         ours, all_attend = memory.hybrid(num), memory.attention(num)
@@ -66,17 +66,17 @@ def tell_growth(story: Story) -> None:
 
 
 def draw_curves(curves: dict[str, Callable[[int], int]]) -> Text:
-    """Megabytes against tokens, from 0 to LONGEST."""
+    """Megabytes against tokens, from 0 to LONGEST. Each name begins with its sign."""
     lengths = [LONGEST * column // (NUM_COLUMNS - 1) for column in range(NUM_COLUMNS)]
     top = max(curve(LONGEST) for curve in curves.values())
     rows = [[" "] * NUM_COLUMNS for _ in range(HEIGHT + 1)]
-    for sign, curve in curves.items():
+    for name, curve in curves.items():
         for column, length in enumerate(lengths):
-            rows[HEIGHT - round(HEIGHT * curve(length) / top)][column] = sign
+            rows[HEIGHT - round(HEIGHT * curve(length) / top)][column] = name[0]
     labels = [f"{top * (HEIGHT - i) / HEIGHT / 1e6:>5.0f} |" if not i % 5 else "      |" for i in range(HEIGHT + 1)]
     drawn = [label + "".join(row) for label, row in zip(labels, rows, strict=True)]
     drawn.append("      +" + "-" * NUM_COLUMNS)
-    drawn.append(f"       0{f'{LONGEST:,} tokens':>{NUM_COLUMNS - 1}}")
+    drawn.append(f"       0    {'    '.join(curves)}".ljust(NUM_COLUMNS - 7) + f"{LONGEST:,} tokens")
     return Text("\n".join(line.rstrip() for line in drawn))
 
 

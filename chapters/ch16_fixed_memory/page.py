@@ -143,7 +143,7 @@ def draw_next(shelf: Shelf) -> str:
     length, marks = len(shelf.prompt), sorted(filter(None, shelf.marks))
 
     def x(position: int) -> float:
-        return 4 + 592 * position / length
+        return 6 + 348 * position / length
 
     def arrows(positions: Sequence[int], kind: str, y: int, by: int) -> str:
         return "".join(
@@ -154,8 +154,8 @@ def draw_next(shelf: Shelf) -> str:
         f"{shelf.num_matched:,} of {length:,} tokens have K/V in the cache, {len(shelf.snapshots)} snapshots on the way"
     )
     bar = (
-        f'<rect class="new" x="4" y="20" width="592" height="22"/>'
-        f'<rect class="known" x="4" y="20" width="{x(shelf.num_matched) - 4:.1f}" height="22"/>'
+        f'<rect class="new" x="6" y="20" width="348" height="22"/>'
+        f'<rect class="known" x="6" y="20" width="{x(shelf.num_matched) - 6:.1f}" height="22"/>'
         f"{arrows(marks, 'mark', 19, -11)}{arrows(shelf.snapshots, 'snapshot', 43, 11)}"
     )
     rows = {
@@ -168,7 +168,7 @@ def draw_next(shelf: Shelf) -> str:
     }
     counters = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows.items())
     return (
-        f'<figure class="chart prompt"><svg viewBox="0 0 600 58" role="img" aria-label="{what}">{bar}</svg></figure>'
+        f'<figure class="chart prompt"><svg viewBox="0 0 360 58" role="img" aria-label="{what}">{bar}</svg></figure>'
         f'<dl class="counters">{counters}</dl><p class="small">Blocks of {BLOCK_SIZE} tokens.</p>'
     )
 
