@@ -18,6 +18,7 @@ from chapters.expect import Wrong, expect
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.policy import Policy
 from nanovllm.features.hybrid import delta_rule, layers
 from nanovllm.features.hybrid.kernels import HybridKernels
 from nanovllm.features.hybrid.layers import GatedDeltaNet
@@ -40,7 +41,11 @@ SIZES: dict[str, Any] = {
 # Plain PyTorch, token by token. Chunks of a prompt go on where the last one ended.
 OPTIONS: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 3, "num_gpu_blocks_override": 64, "block_size": 4}
 OPTIONS |= {"max_num_batched_tokens": 12, "enable_prefix_caching": False, "enforce_eager": True, "dtype": "float32"}
+CACHED: dict[str, Any] = OPTIONS | {"enable_prefix_caching": True, "state_cache_bytes": 200_000}
 PROMPTS = [random.Random(n).choices(range(256), k=n) for n in (3, 17, 9, 1)]
+SHARED, STARTS = random.Random(0).choices(range(256), k=30), [0, 0, 28, 28, 36]  # where the prompts below begin
+FORKED = [SHARED + [100 + n] * 7 for n in range(4)]
+FORKED.append([*FORKED[3], 1, 2, 3])
 NUM_TOKENS, NUM_GUESSES = 16, 3
 
 
@@ -65,15 +70,17 @@ def hybrid_checkpoint() -> tempfile.TemporaryDirectory:
     return folder
 
 
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
 @cache
 def hybrid_engine() -> LLM:
     return LLM(hybrid_checkpoint().name, **OPTIONS)
 
 
 def answers() -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     try:
-        outputs = hybrid_engine().generate(PROMPTS, params, use_tqdm=False)
+        outputs = hybrid_engine().generate(PROMPTS, PARAMS, use_tqdm=False)
     except BaseException:
         hybrid_engine.cache_clear()  # there are requests left in it
         raise
@@ -98,6 +105,19 @@ def answer_with_step(function: DeltaStep) -> None:
     expected_answers()
     with replaced(delta_rule, "write_and_read", write_and_read):
         compare("")
+
+
+def answer_with_snapshots(policy: Policy) -> None:
+    """Prompts that part behind their first 30 tokens, one after another; the last one continues another."""
+    expected = [output.outputs[0] for output in hybrid_engine().generate(FORKED, PARAMS, use_tqdm=False)]
+    llm = LLM(hybrid_checkpoint().name, **CACHED)
+    with replaced(llm.engine.block_manager, "policy", policy):
+        outputs = [llm.generate([prompt], PARAMS, use_tqdm=False)[0] for prompt in FORKED]
+    for number, (answer, output, least) in enumerate(zip(expected, outputs, STARTS, strict=True), 1):
+        hint = f"the hybrid model computes prompt {number} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"
+        if output.num_cached_tokens < least:
+            raise Wrong(f"{hint} another token on", expected=f"{least} or behind it", got=output.num_cached_tokens)
+        expect(answer.token_ids, output.outputs[0].token_ids, f"{hint} token {output.num_cached_tokens} on: its answer")
 
 
 class GuessingLayers:

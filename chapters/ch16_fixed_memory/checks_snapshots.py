@@ -110,6 +110,14 @@ def check_workloads(function: Choose, bench: Bench) -> None:
             raise Wrong(hint, expected=f"at least {SHARE:.0%} of {most:,}", got=f"{saved:,}, {saved / most:.0%}")
 
 
+def check_in_the_engine(function: Choose, bench: Bench) -> None:
+    """A hybrid model begins where your snapshots are: the same tokens as without a cache"""
+    _ = bench.model  # where there is none there is no torch either
+    from chapters.ch16_fixed_memory.checks_engine import answer_with_snapshots
+
+    answer_with_snapshots(checked(function))
+
+
 END = "the prompt before this one ended near here: is there a snapshot at the last full block that leaves it a token?"
 FORK = "it shares 1,500 tokens with those before. The first two have parted at 1,488, which num_matched told the second"
 CHECKS = (
@@ -143,4 +151,5 @@ CHECKS = (
     ),
     check_others_between,
     check_workloads,
+    check_in_the_engine,
 )
