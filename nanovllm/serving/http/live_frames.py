@@ -144,7 +144,7 @@ class Drawing:
             "steps": stats.num_steps,
         }
         if self.engine.model_config.hybrid is not None:
-            counters["snapshots"] = f"{len(self.snapshots)} of {self.engine.block_manager.max_snapshots}"
+            counters["snapshots"] = f"{len(self.snapshots)} of {self.engine.kv_pool.states.max_snapshots}"
         return {
             "counters": pictures.draw_counters(counters),
             "running": self._draw_cards(running, "Nothing runs."),
