@@ -176,6 +176,22 @@ def test_logprobs_stay_with_their_text():
     assert made.body["output"][0]["content"][0]["logprobs"] == entries
 
 
+def test_logprobs_of_a_whole_answer_are_those_of_its_content():
+    """A chat has them of all tokens."""
+    tokens = ["<think>", "so", " it", "</think>", "it", " is", "<tool_call>", "{}", "</tool_call>"]
+    entries = [{"token": t, "logprob": -1.0, "bytes": list(t.encode()), "top_logprobs": []} for t in tokens]
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"reasoning": "so it", "content": "it is", "tool_calls": calls}
+    made = response()
+    made.add({"message": message, "logprobs": {"content": entries}})
+    made.end(USAGE)
+    assert [entry["token"] for entry in made.body["output"][1]["content"][0]["logprobs"]] == ["it", " is"]
+    made = response()
+    made.add({"message": message | {"content": None}, "logprobs": {"content": entries}})
+    made.end(USAGE)
+    assert [item["type"] for item in made.body["output"]] == ["reasoning", "function_call"]
+
+
 def test_a_failure_ends_the_stream():
     made = response()
     events = made.begin() + made.add({"delta": {"content": "half"}}) + made.fail("server_error", "it broke")

@@ -4,6 +4,7 @@ The whole answer is one delta, so that it is what the events of a stream add up 
 """
 
 import time
+from itertools import accumulate, compress
 from typing import Any
 
 Event = dict[str, Any]
@@ -74,6 +75,8 @@ class GrowingResponse:
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
             events += self._grow(REASONING, reasoning)
         logprobs = (choice.get("logprobs") or {}).get("content") or []
+        if "message" in choice and (reasoning or delta.get("tool_calls")):
+            logprobs = _of_content(logprobs, reasoning or "", delta.get("content") or "")
         if delta.get("content") or (logprobs and self._kind in (None, TEXT)):
             events += self._add_text(delta.get("content") or "", logprobs)
         for place, call in enumerate(delta.get("tool_calls") or []):
@@ -179,6 +182,17 @@ class GrowingResponse:
         assert self._item is not None
         about = {"item_id": self._item.item_id, "output_index": self._item.index, "content_index": 0, "part": part}
         return self._event(f"response.content_part.{what}", **about)
+
+
+def _of_content(entries: list[dict[str, Any]], reasoning: str, content: str) -> list[dict[str, Any]]:
+    """Of a whole answer's tokens those of its content, which stands behind the reasoning."""
+    ends = list(accumulate(len(entry["bytes"] or []) for entry in entries))
+    written = bytes(byte for entry in entries for byte in entry["bytes"] or [])
+    first = written.find(content.encode(), max(written.find(reasoning.encode()), 0) + len(reasoning.encode()))
+    if not content or first < 0:
+        return []
+    is_in = [first < end <= first + len(content.encode()) for end in ends]
+    return list(compress(entries, is_in))
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:
