@@ -1,9 +1,14 @@
 """A body of the responses API as one of a chat: items as messages, fields under the chat's names."""
 
-import pytest
+from contextlib import suppress
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanovllm.serving.openai.json_lines import to_json
 from nanovllm.serving.openai.responses.items import add_items, read_input
-from nanovllm.serving.openai.responses.request import Kept, translate
+from nanovllm.serving.openai.responses.request import READ_HERE, Kept, translate
 
 WEATHER = {"type": "function", "name": "weather", "description": "d", "parameters": {"type": "object"}, "strict": True}
 TIME = {"type": "function", "name": "time"}
@@ -226,3 +231,18 @@ def test_refused(body, message):
     with pytest.raises(ValueError) as error:
         translated(**body)
     assert message in str(error.value)
+
+
+WORDS = st.sampled_from(
+    "type id role content text name arguments call_id output status summary function tools mode format schema effort "
+    "message reasoning function_call function_call_output item_reference input_text output_text assistant user "
+    "incomplete allowed_tools json_schema msg_1 auto".split()
+)
+PLAIN = st.none() | st.booleans() | st.integers() | WORDS
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(READ_HERE - {"previous_response_id"})), VALUES))
+def test_whatever_comes_is_translated_or_refused(body):
+    with suppress(ValueError):
+        to_json(translated(**body).chat)
