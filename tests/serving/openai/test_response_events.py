@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -97,6 +97,7 @@ def call(index: int, arguments: str, **more: str) -> dict:
 CUTS = st.lists(st.integers(0, 60), max_size=5)
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(st.text(), st.text(min_size=1), st.lists(st.tuples(st.sampled_from("fg"), st.text())), CUTS)
 def test_any_cutting_adds_up_to_the_whole(thought, text, calls, cuts):
     """Events agree with each other, and with the response that is made of the same answer in one piece."""

@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm.serving.openai.responses.store import ResponseStore
@@ -14,6 +14,7 @@ def answer(response_id: str, text: str) -> dict:
     return {"id": response_id, "output": [{"id": f"msg_{response_id}", "type": "message", "text": text}]}
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(STEPS)
 def test_within_its_bounds_the_newest_are_there(steps):
     """Against a plain list of all that was put."""
