@@ -46,8 +46,9 @@ class GrammarCompiler:
         self._compiled: tuple[str, Any] = "", None  # the newest: samples of a request and lines of a job share it
 
     @cached_property
-    def _special_texts(self) -> list[str]:
-        return [text for text in self.tokenizer.get_added_vocab() if text.strip()]
+    def _special_texts(self) -> dict[str, int]:
+        """And their tokens."""
+        return {text: token for text, token in self.tokenizer.get_added_vocab().items() if text.strip()}
 
     @cached_property
     def _llg_tokenizer(self) -> Any:
@@ -79,16 +80,18 @@ class GrammarCompiler:
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         try:
-            source = _source(params)
+            source = trial = _source(params)
             plain = source.replace("\\", "")
-            if any(text in plain for text in self._special_texts) and "%llguidance" not in source:
+            if params.structural_tag is not None:
+                source = _source(params, self._special_texts)
+            elif any(text in plain for text in self._special_texts) and "%llguidance" not in source:
                 # llguidance would write a text that has to come in the fewest tokens: as the special one.
-                source = NO_FORCING + source
+                source = trial = NO_FORCING + source
             elif source.startswith(JSON):
-                source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
+                source = trial = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
-                _try("compile", source)
+                _try("compile", trial)  # by a tokenizer that has no special tokens
                 limits = llguidance.LLParserLimits(**LIMITS)
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
                 if error := _first_error(matcher):
@@ -186,8 +189,11 @@ def _first_error(matcher: Any) -> str:
     return "no text fits it: there is no first token" if error.startswith("NoExtension") else error
 
 
-def _source(params: StructuredOutputsParams) -> str:
-    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError."""
+def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = None) -> str:
+    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError.
+
+    token_ids: of texts that are special; a structural tag's come as these tokens.
+    """
     from llguidance import LLMatcher
 
     if params.regex is not None:
@@ -202,7 +208,7 @@ def _source(params: StructuredOutputsParams) -> str:
         return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
     options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
     if params.structural_tag is not None:
-        return lark_of(params.structural_tag, params.disable_additional_properties, options)
+        return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
     schema: Any = checked_schema(params.json) if params.json is not None else {"type": "object"}
     if params.disable_additional_properties:
         close(schema)

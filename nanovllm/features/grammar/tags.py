@@ -5,6 +5,7 @@ structural_tag uses; here they become a grammar in Lark's notation, as llguidanc
 """
 
 import json
+import re
 from typing import Any
 
 from nanovllm.checks.values import shorten
@@ -14,11 +15,14 @@ TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
 
 
-def lark_of(given: Any, is_closed: bool = False, options: dict[str, Any] | None = None) -> str:
+def lark_of(
+    given: Any, is_closed: bool = False, options: dict[str, Any] | None = None, token_ids: dict[str, int] | None = None
+) -> str:
     """A structural tag, as an object or as JSON text, as a grammar. Raises ValueError.
 
     {"format": FORMAT}, or in the older form {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}.
-    is_closed: objects have only the properties that their schema names. options: of llguidance's JSON.
+    is_closed: objects have only the properties that their schema names. options: of llguidance's JSON. token_ids: of
+    texts for which the model has one token; llguidance tells such a token from the same text in pieces.
     """
     try:
         tag = json.loads(given if isinstance(given, str) else json.dumps(given))
@@ -32,7 +36,7 @@ def lark_of(given: Any, is_closed: bool = False, options: dict[str, Any] | None 
         form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
     else:
         form = tag.get("format") if isinstance(tag, dict) else None
-    rules = Rules(is_closed, options or {})
+    rules = Rules(is_closed, options or {}, token_ids or {})
     beginning = rules.of(form)
     return "\n".join([f"start: {beginning}", *rules.lines, TEXT])
 
@@ -40,14 +44,16 @@ def lark_of(given: Any, is_closed: bool = False, options: dict[str, Any] | None 
 class Rules:
     """lines: the rules that what has been translated refers to."""
 
-    def __init__(self, is_closed: bool, options: dict[str, Any]) -> None:
-        self.is_closed, self.options = is_closed, options
+    def __init__(self, is_closed: bool, options: dict[str, Any], token_ids: dict[str, int]) -> None:
+        self.is_closed, self.options, self.token_ids = is_closed, options, token_ids
+        longest_first = sorted(filter(None, token_ids), key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self.lines: list[str] = []
 
     def of(self, form: Any) -> str:
         """An expression for a format. Raises ValueError."""
         kinds = {
-            "const_string": lambda: literal(_text(form, "value")),
+            "const_string": lambda: self._literal(_text(form, "value")),
             "json_schema": lambda: self._json(form.get("json_schema")),
             "any_text": lambda: "TAGS_TEXT",
             "sequence": lambda: " ".join(map(self.of, _objects(form, "elements"))),
@@ -68,6 +74,10 @@ class Rules:
         self.lines.append(f"{name}{kind}: {expression}")
         return name
 
+    def _literal(self, text: str) -> str:
+        parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
+        return " ".join(_quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
+
     def _json(self, given: Any) -> str:
         schema = checked_schema({} if given is True else given)
         if self.is_closed:
@@ -81,7 +91,7 @@ class Rules:
         if isinstance(content, dict) and content.get("type") == "any_text":
             raise ValueError("the content of a tag must say where it ends; any_text does not")
         end = _text(form, "end") if "end" in form else ""
-        return f"{literal(begin)} {self.of(content)} {literal(end)}"
+        return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
 
     def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
         """One of the tags; of those that begin with a trigger, what follows it."""
@@ -90,7 +100,7 @@ class Rules:
         return self._rule(" | ".join(self._rule(self._tag(tag, begin[len(trigger or "") :])) for begin, tag in fitting))
 
     def _separated(self, form: dict[str, Any]) -> str:
-        tags, separator = self._tags(form), literal(_text(form, "separator") if "separator" in form else "")
+        tags, separator = self._tags(form), self._literal(_text(form, "separator") if "separator" in form else "")
         some = tags if form.get("stop_after_first") else f"{tags} ({separator} {tags})*"
         return some if form.get("at_least_one") else f"({some})?"
 
@@ -103,7 +113,8 @@ class Rules:
             raise ValueError(f"a tag must begin with one of the triggers, found {shorten(lost[0])}")
         calls = []
         for trigger in triggers:
-            begins = self._rule(f"TAGS_TEXT {literal(trigger)}", "[lazy]")
+            is_token = self._tokens.match(trigger) is not None  # which ends a text by itself
+            begins = self._rule(f"TAGS_TEXT {self._literal(trigger)}", "" if is_token else "[lazy]")
             calls.append(self._rule(f"{begins} {self._tags(form, trigger)}"))
         call = self._rule(" | ".join(calls))
         if form.get("stop_after_first"):
@@ -111,8 +122,8 @@ class Rules:
         return f"{call}{'+' if form.get('at_least_one') else '*'} TAGS_TEXT"
 
 
-def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(form: Any, name: str) -> str:

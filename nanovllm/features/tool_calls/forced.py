@@ -8,6 +8,7 @@ from collections.abc import Set
 from typing import Any
 
 from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.tool_calls.json_formats import MISTRAL
 from nanovllm.features.tool_calls.parse import FORCED_LIST
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
@@ -21,7 +22,7 @@ SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 def forced_format(format_name: str) -> str:
     """The format of answers that are made to call."""
-    return format_name if format_name in FRAMES else FORCED_LIST
+    return format_name if format_name in FRAMES or format_name == "mistral" else FORCED_LIST
 
 
 def must_call(format_name: str, functions: dict[str, Any], several: bool = True) -> dict[str, Any]:
@@ -32,8 +33,8 @@ def must_call(format_name: str, functions: dict[str, Any], several: bool = True)
     calls["stop_after_first"] = not several
     if format_name in FRAMES:
         return calls
-    brackets = ({"type": "const_string", "value": text} for text in "[]")
-    return {"type": "sequence", "elements": [next(brackets), calls, next(brackets)]}
+    first = {"type": "const_string", "value": f"{MISTRAL if format_name == 'mistral' else ''}["}
+    return {"type": "sequence", "elements": [first, calls, {"type": "const_string", "value": "]"}]}
 
 
 def may_call(

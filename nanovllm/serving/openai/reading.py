@@ -28,6 +28,7 @@ class Reading:
     """Without arguments: all text is content.
 
     format             of calls (features/tool_calls); "": none are read
+    ids                the model's own format, which says what a call's id looks like
     tools              those of the request
     reasoning          what stands around the model's; None: it has none
     shows_reasoning    or is it left out?
@@ -36,6 +37,7 @@ class Reading:
     """
 
     format: str = ""
+    ids: str = ""
     tools: list[dict[str, Any]] = field(default_factory=list)
     reasoning: Reasoning | None = None
     shows_reasoning: bool = True
@@ -57,7 +59,7 @@ class Reading:
         if answer.tool_calls:
             calls = answer.tool_calls if self.several else answer.tool_calls[:1]
             fields["tool_calls"] = [
-                {"id": call_id(self.format), "type": "function", "function": call._asdict()} for call in calls
+                {"id": call_id(self.ids), "type": "function", "function": call._asdict()} for call in calls
             ]
         thought = thought if self.shows_reasoning else None
         if thought or has_nulls:
@@ -115,7 +117,7 @@ class Reader:
             return {}
         call: dict[str, Any] = {"index": self.num_calls - 1}
         if event.kind == "begin":
-            call |= {"id": call_id(self.reading.format), "type": "function"}
+            call |= {"id": call_id(self.reading.ids), "type": "function"}
         function = {"name": event.text, "arguments": ""} if event.kind == "begin" else {"arguments": event.text}
         return {"tool_calls": [call | {"function": function}]}
 

@@ -105,16 +105,19 @@ def _chat(
     template = tokenizer.get_chat_template(tools=tools.given or None)
     format_name = parsers.tool_call or format_of(template)
     reasoning = Reasoning.of(parsers.reasoning, template, prompt["prompt"])
-    fitting = tools.fit(format_name, given["structured_outputs"])
+    asked = given["structured_outputs"]
+    fitting = tools.fit(format_name, asked)
+    form = tools.format(format_name, is_ours=fitting is not asked)
     if fitting is not None and reasoning is not None and fitting.reasoning is None:
         fitting = replace(fitting, reasoning=("" if reasoning.is_open else reasoning.opening, reasoning.closing))
     given["structured_outputs"] = fitting
-    form = tools.format(format_name, fitting is not None)
     tags = MARKERS.get(form, ()) + (() if reasoning is None else (reasoning.opening, reasoning.closing))
     if any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
-    return [prompt], Reading(form, tools.given, reasoning, shows_reasoning, tools.several or named, not named)
+    return [prompt], Reading(
+        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named
+    )
 
 
 def _thinking(body: dict[str, Any]) -> dict[str, Any]:

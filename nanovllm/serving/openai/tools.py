@@ -52,11 +52,11 @@ class Tools:
     def are_forced(self) -> bool:
         return self.choice in ("required", "function")
 
-    def format(self, format_name: str, is_fitted: bool) -> str:
-        """In what form the answer's calls are; "": none are read. is_fitted: the answer has to fit something (fit)."""
+    def format(self, format_name: str, is_ours: bool) -> str:
+        """In what form the answer's calls are; "": none are read. is_ours: fit() has said what they have to fit."""
         if self.choice == "none":
             return ""
-        return forced_format(format_name) if is_fitted or self.are_forced else format_name
+        return forced_format(format_name) if is_ours else format_name
 
     def fit(self, format_name: str, asked: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone.
