@@ -25,8 +25,8 @@ RENAMED = {  # fields of a chat -> what a response calls them
     "reasoning_effort": "reasoning.effort",
     "logprobs": 'include: ["message.output_text.logprobs"]',
 }
-PASSED_ON = ({*BODY} | KNOWN_BY_URL[CHAT] | {"stream"}) - READ_HERE - RENAMED.keys() - TABLES[WHAT].keys()
-KNOWN = READ_HERE | RENAMED.keys() | TABLES[WHAT].keys() | PASSED_ON | {"stream_options"}
+PASSED_ON = ({*BODY} | KNOWN_BY_URL[CHAT]) - READ_HERE - RENAMED.keys() - TABLES[WHAT].keys()
+KNOWN = READ_HERE | RENAMED.keys() | TABLES[WHAT].keys() | PASSED_ON
 ECHOED = ("user", "safety_identifier", "prompt_cache_key")
 # Of what nothing is left to say: the items that these are about never come, reasoning stands in content as it is.
 INCLUDABLE = {
