@@ -221,6 +221,7 @@ def test_calls_of_tools_and_snapshots(tmp_path, browser):
         tab.fill("#tools", json.dumps([{"type": "function", "function": WEATHER}]))
         tab.select_option("#tool_choice", "required")
         ask(tab, "two gulls", 60)
+        assert answer(tab)[0] == ""
         assert tab.text_content(".call code") == 'weather({"place": "Oslo"})'
         tab.select_option("#tool_choice", "none")
         tab.fill(".call input", "a red boat")
