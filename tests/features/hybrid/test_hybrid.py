@@ -348,6 +348,8 @@ def test_memory(checkpoint, caplog, monkeypatch):
         and f"States: 5 for running sequences, {pool.slots.max_snapshots}" in caplog.text
     )
     assert llm.engine.kv_pool.num_bytes + pool.slots.num_bytes <= 500_000
+    with pytest.raises(ValueError, match=r"of 0\.5 MB, .* snapshots, .* leave no K/V; lower state_cache_bytes"):
+        LLM(folder, dtype="float32", gpu_memory_utilization=1.0, state_cache_bytes=10**9)
     outputs = llm.generate([TOKENS[:n] for n in (3, 9, 30, 31, 32)], GREEDY)
     assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
     stats = llm.stats()["states"]
