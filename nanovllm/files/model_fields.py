@@ -6,7 +6,7 @@ from typing import Any
 from nanovllm.checks.values import check_choice, typed
 from nanovllm.features.experts.config import read_experts
 from nanovllm.features.hybrid.config import ARCHITECTURES as HYBRID
-from nanovllm.features.hybrid.config import read_hybrid, text_config
+from nanovllm.features.hybrid.config import read_hybrid, text_config, text_overrides
 from nanovllm.features.positions.layer_kinds import read_layer_kinds
 from nanovllm.features.positions.rope_config import read_rope, with_overrides
 from nanovllm.files.config_json import (
@@ -25,6 +25,7 @@ ARCHITECTURES += HYBRID
 
 def read_model_fields(directory: Path, overrides: dict[str, Any], generation_config: str) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
+    overrides = text_overrides(overrides)
     place = directory if generation_config in ("auto", "vllm") else Path(generation_config)
     generation_path = place / "generation_config.json"
     if place is not directory and not generation_path.is_file():
@@ -67,5 +68,5 @@ def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, gene
         **({} if architecture in HYBRID else read_layer_kinds(config, architecture, num_layers, path)),
         "eos_token_ids": check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
         "generation": sampling_of(generation, generation_path),
-        **read_hybrid(config, architecture, num_layers, path),
+        **read_hybrid({**config, **rope}, architecture, num_layers, path),
     }

@@ -86,13 +86,15 @@ class HybridBlockManager(BlockManager):
         """See BlockManager. Takes snapshots while the newest chunk passes blocks that have names."""
         super().register_prefix(seq)
         state, size = seq.state, self.block_size
-        end = min(state.num_tokens, seq.num_registered_blocks * size) if self.max_snapshots else 0
+        # Blocks of guesses that held get their names when the chunk has been computed: it passes nothing any more.
+        can_pass, state.is_new = state.is_new and self.max_snapshots > 0, False
+        end = min(state.num_tokens, seq.num_registered_blocks * size) if can_pass else 0
         for position in self.passed(state, end // size * size):
             name = seq.block_hashes[position // size - 1]
             if name in self.snapshots:
                 continue
             is_behind = position > state.prompt_end
-            if is_behind and state.newest in self.snapshots and not self.snapshots[state.newest].num_uses:
+            if is_behind and state.newest in self.removable() and not self.snapshots[state.newest].num_uses:
                 self.forget(state.newest)
             slot = self.take_slot(is_wanted := is_behind or state.wanted[position])
             if slot is None:
@@ -150,13 +152,17 @@ class HybridBlockManager(BlockManager):
         """A slot for a snapshot, if need be of the least recently used one. One that nobody may want gives way first,
         and takes the place of no other kind."""
         if len(self.snapshots) == self.max_snapshots:
-            held = {state.source for state in self.states.values()}
-            victims = [name for name, snapshot in self.snapshots.items() if snapshot.slot not in held]
+            victims = self.removable()
             unwanted = [n for n in victims if not self.snapshots[n].is_wanted and not self.snapshots[n].num_uses]
             if not (victims := unwanted or (victims if is_wanted else [])):
                 return None
             self.forget(victims[0])
         return self.free_slots.pop()
+
+    def removable(self) -> list[bytes]:
+        """Names of the snapshots that are no running sequence's state, the least recently used first."""
+        held = {state.source for state in self.states.values()}
+        return [name for name, snapshot in self.snapshots.items() if snapshot.slot not in held]
 
     def forget(self, name: bytes | None) -> None:
         """Give a snapshot's slot back."""

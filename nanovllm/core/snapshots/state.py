@@ -44,6 +44,7 @@ class SequenceState:
     wanted       positions at which a snapshot is to be taken, and whether somebody is known to want it
     prompt_end   behind it, only the newest snapshot is kept
     newest       the name that belongs to
+    is_new       the newest chunk is being scheduled: nothing of it has been computed
     """
 
     slot: int
@@ -53,11 +54,12 @@ class SequenceState:
     prompt_end: int
     segments: list[Segment] = field(default_factory=list)
     newest: bytes | None = None
+    is_new: bool = False
 
     def advance(self, end: int) -> None:
         """The next chunk takes in all tokens up to `end`."""
         self.segments = [Segment(self.num_tokens, end, self.source, self.slot)]
-        self.num_tokens, self.source = end, self.slot
+        self.num_tokens, self.source, self.is_new = end, self.slot, True
 
     def pass_through(self, position: int, slot: int) -> None:
         """On its way through the chunk the state is left in another slot, too."""

@@ -10,6 +10,7 @@ from nanovllm.checks.values import Bounds, check_number, list_of, numbers_of, sh
 SPELLINGS = {"num_local_experts": "num_experts"}
 EXPERTS: dict[str, Bounds] = {"num_experts": (Integral, 1, 2**12), "num_experts_per_tok": (Integral, 1, 2**12)}
 EXPERTS |= {"moe_intermediate_size": (Integral, 1, 2**24)}
+OF_OTHERS = "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"
 SHARED = "shared_expert_intermediate_size"
 
 
@@ -19,6 +20,8 @@ def read_experts(config: dict[str, Any], architecture: str, num_layers: int, pat
     if architecture != "Qwen3MoeForCausalLM" and not has_shared_expert:
         return {}
     config = {SPELLINGS.get(name, name): value for name, value in config.items()}
+    if architecture.startswith("Qwen3_5Moe"):  # which has no such fields: every layer is a mixture, weights add up to 1
+        config = {name: value for name, value in config.items() if name not in OF_OTHERS}
     if missing := [name for name in EXPERTS if name not in config]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     numbers = numbers_of(config, EXPERTS, path)

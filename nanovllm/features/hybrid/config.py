@@ -63,10 +63,23 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return inner | {name: value for name, value in outer.items() if name != "model_type"}
 
 
+def text_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
+    """hf_overrides whose fields for the language model stand in an object of their own, as in such a config.json."""
+    given = typed(overrides, "text_config", {}, "hf_overrides")
+    return {name: value for name, value in overrides.items() if name != "text_config"} | given
+
+
 def read_hybrid(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
-    """ModelConfig's fields of a hybrid model; none for others. Raises ValueError for what would be computed wrongly."""
+    """ModelConfig's fields of a hybrid model; none for others. Raises ValueError for what would be computed wrongly.
+
+    config: with read_rope()'s fields.
+    """
     if architecture not in ARCHITECTURES:
         return {}
+    turned, head_dim = config["partial_rotary_factor"], config["head_dim"]
+    if not (num_turned := int(turned * head_dim)) or num_turned % 2:
+        part = f"partial_rotary_factor {turned} of head_dim {head_dim} is {num_turned} numbers"
+        raise ValueError(f"{path}: {part}; it must be an even number of them, rotary embedding turns pairs")
     numbers = numbers_of(SIZES | config, BOUNDS, path)
     key_heads, value_heads = numbers["linear_num_key_heads"], numbers["linear_num_value_heads"]
     if value_heads % key_heads:
@@ -80,7 +93,8 @@ def read_hybrid(config: dict[str, Any], architecture: str, num_layers: int, path
         check_choice(f"{path}: layer_types[{i}]", kind, (FULL, LINEAR))
     if not typed(config, "attn_output_gate", True, path):
         raise ValueError(f"{path}: attn_output_gate is false, and attention without a gate is not supported here")
-    if FULL not in kinds:
-        raise ValueError(f"{path}: layer_types has no {FULL}; a model without any K/V is not supported")
+    for kind, kept in (FULL, "K/V"), (LINEAR, "state"):
+        if kind not in kinds:
+            raise ValueError(f"{path}: layer_types has no {kind}; a model without any {kept} is not supported")
     linear_layers = frozenset(i for i, kind in enumerate(kinds) if kind == LINEAR)
     return {"hybrid": HybridConfig(linear_layers, *numbers.values()), "norm_offset": 1.0}

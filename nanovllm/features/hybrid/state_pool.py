@@ -51,7 +51,7 @@ class StatePool:
     def __init__(
         self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, free_bytes: int
     ) -> None:
-        """free_bytes: what K/V and states may take together."""
+        """free_bytes: what K/V and states may take together. Raises ValueError where they leave nothing for K/V."""
         speculative: Any = config.speculative_config
         self.sizes = StateSizes.of(model, 0 if speculative is None else speculative.num_speculative_tokens)
         self.model, self.slot_bytes = model, self.sizes.num_bytes(dtype.itemsize)
@@ -61,6 +61,10 @@ class StatePool:
         num_slots = max_running + max_snapshots
         self.slots = StateSlots(max_running, max_snapshots, num_slots * self.slot_bytes)
         size = f"{self.slot_bytes / 1e6:.1f} MB each, {self.slots.num_bytes / 1e6:.1f} MB"
+        sizes_of_kv = config.num_gpu_blocks_override, config.kv_cache_memory_bytes
+        if sizes_of_kv == (None, None) and self.slots.num_bytes >= free_bytes:
+            wanted = f"{max_running} states of running sequences and {max_snapshots} snapshots, {size}"
+            raise ValueError(f"of {free_bytes / 1e6:.1f} MB, {wanted}, leave no K/V; lower state_cache_bytes")
         logger.info("States: %d for running sequences, %d snapshots, %s", max_running, max_snapshots, size)
         if max_running < config.max_num_seqs:
             logger.info("max_num_seqs %d -> %d: there is no memory for more", config.max_num_seqs, max_running)

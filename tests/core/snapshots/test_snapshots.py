@@ -1,6 +1,7 @@
 """Snapshots of states: where an admission begins, what dies with a name, and a state that is always the right one."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -147,23 +148,51 @@ def test_as_many_run_as_there_are_slots():
         assert len(scheduler.running) <= 2
 
 
+class Guesses:
+    """Guesses for the next tokens, of which those held() says are right, as far as there is room."""
+
+    def __init__(self, most: int, held) -> None:
+        self.most, self.held = most, held
+
+    def add_guesses(self, scheduler, chunks, budget):
+        for i, chunk in enumerate(chunks):
+            seq, manager, guesses = chunk.seq, scheduler.block_manager, []
+            num_held, tokens = self.held(seq), list(seq.tokens)
+            room = min(self.most, budget, scheduler.max_model_len - len(tokens) - 1) if chunk.reaches_end else 0
+            for n in range(room):
+                guesses.append(next_token(tokens) if n < num_held else -7)
+                tokens.append(next_token(tokens))
+            if manager.append_slots(seq, len(guesses)):
+                chunks[i] = replace(chunk, end=chunk.end + len(guesses), guesses=guesses)
+                budget -= len(guesses)
+        return chunks
+
+    def learn_from(self, output):
+        pass
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_any_schedule_has_the_right_states(rng: random.Random):
-    """Small pools, chunks, preemption, aborts, failed steps: states are right, and answers are those alone."""
+    """Small pools, chunks, preemption, guesses, aborts, failed steps, equal prompts: states are right, and answers are
+    those alone."""
     block_size = rng.choice([1, 3, 4])
     num_blocks = rng.randint(60 // block_size + 2, 120 // block_size)
     scheduler = make(
-        num_blocks, rng.randint(1, 5), rng.randint(0, 9), block_size, max_num_batched_tokens=rng.randint(3, 40),
+        num_blocks, rng.randint(1, 5), rng.randint(0, 6), block_size, max_num_batched_tokens=rng.randint(3, 40),
         max_model_len=60,
     )  # fmt: skip
-    model, seqs = StateModel(block_size), []
+    if rng.random() < 0.5:
+        scheduler.speculation = Guesses(rng.randint(1, 6), lambda seq: rng.choice([0, 1, 2, 3, 6]))
+    model, seqs, are_equal = StateModel(block_size), [], rng.random() < 0.5
     stems = [[rng.randrange(4) for _ in range(rng.randint(1, 30))] for _ in range(3)]
     for _ in range(60):
         if rng.random() < 0.4:
-            prompt = rng.choice(stems)[: rng.randint(1, 30)] + [rng.randrange(4) for _ in range(rng.randint(1, 9))]
-            seqs.append(sequence(prompt, max_tokens=rng.randint(1, 15)))
-            scheduler.add(seqs[-1])
+            own = [] if are_equal else [rng.randrange(4) for _ in range(rng.randint(1, 9))]
+            prompt = rng.choice(stems)[: rng.randint(1, 30)] + own
+            for _ in range(rng.choice([1, 1, 2])):
+                seqs.append(sequence(prompt, max_tokens=rng.randint(1, 15)))
+                scheduler.add(seqs[-1])
         if seqs and rng.random() < 0.05:
             scheduler.abort(rng.choice(seqs).seq_id)
         output = scheduler.schedule()
@@ -183,29 +212,34 @@ def test_any_schedule_has_the_right_states(rng: random.Random):
             assert seq.tokens[n] == next_token(seq.tokens[:n])
 
 
+def test_the_state_of_a_running_sequence_is_not_given_away():
+    """B has A's tokens and is a block behind. Another one has taken the place of A's snapshot at 8. B takes it again,
+    and stands there when A, at 12, needs its newest snapshot no more."""
+    scheduler, model, seq = make(max_snapshots=1), StateModel(SIZE), sequence(ids(5), max_tokens=9)
+    scheduler.add(seq)
+    for _ in range(4):
+        step(scheduler, model)
+    for tokens in ids(4, 100), seq.tokens[:6]:
+        scheduler.add(sequence(tokens, max_tokens=9))
+    while scheduler.has_unfinished():
+        step(scheduler, model)
+
+
+def test_no_snapshot_is_taken_of_what_is_computed_already():
+    """The first one has the only place, and ends with the step. The second one's guess holds, in the same step."""
+    scheduler, model = make(max_snapshots=1), StateModel(SIZE)
+    scheduler.speculation = Guesses(1, lambda seq: 1)
+    for tokens, max_tokens in (ids(4), 1), (ids(4, 100), 9):
+        scheduler.add(sequence(tokens, max_tokens=max_tokens))
+    step(scheduler, model)
+    run(scheduler, model, ids(6, 100))
+
+
 @pytest.mark.parametrize("num_held", range(5))
 def test_guesses_that_held_are_taken_in_by_the_next_step(num_held):
     """The state lags behind K/V by them; a boundary among them has its snapshot all the same."""
-
-    class Guess:
-        def add_guesses(self, scheduler, chunks, budget):
-            from dataclasses import replace
-
-            [chunk] = chunks
-            if len(chunk.seq.tokens) != 6:
-                return chunks
-            guesses, tokens = [], list(chunk.seq.tokens)
-            for n in range(4):
-                guesses.append(next_token(tokens) if n < num_held else -7)
-                tokens.append(next_token(tokens))
-            assert scheduler.block_manager.append_slots(chunk.seq, 4)
-            return [replace(chunk, end=chunk.end + 4, guesses=guesses)]
-
-        def learn_from(self, output):
-            pass
-
     scheduler, model = make(), StateModel(SIZE)
-    scheduler.speculation = Guess()
+    scheduler.speculation = Guesses(4, lambda seq: num_held if len(seq.tokens) == 6 else 0)
     seq = sequence(ids(6), max_tokens=7)
     scheduler.add(seq)
     while scheduler.has_unfinished():

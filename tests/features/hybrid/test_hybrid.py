@@ -19,7 +19,7 @@ from nanovllm.features.hybrid.kernels import kernels_for
 from nanovllm.features.hybrid.layers import GatedDeltaNet
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
-from tests.checkpoints import HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits
+from tests.checkpoints import HYBRID, HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.features.lora import test_lora as lora
 from tests.worker.cpu.test_kernels import kernels
@@ -217,12 +217,15 @@ def test_gguf(tmp_path, variant):
     ("changes", "error"),
     [
         (dict(layer_types=["linear_attention"] * 4), "has no full_attention"),
+        (dict(layer_types=["full_attention"] * 4), "has no linear_attention"),
         (dict(layer_types=["linear_attention"] * 3), "layer_types must name the attention of 4 layers, found 3"),
         (dict(layer_types=["sliding_attention"] * 4), r"layer_types\[0\] must be one of full_attention, linear"),
         (dict(linear_num_value_heads=3), "3 value heads cannot share 2 key heads evenly"),
         (dict(linear_key_head_dim=512), "linear_key_head_dim must be a whole number between 1 and 256"),
         (dict(linear_conv_kernel_dim=1), "linear_conv_kernel_dim must be a whole number"),
         (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=2)), "partial_rotary_factor must be"),
+        (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.3)), "of head_dim 24 is 7 numbers"),
+        (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.02)), "of head_dim 24 is 0 numbers"),
         (dict(attn_output_gate=False), "attn_output_gate"),
     ],
 )
@@ -231,6 +234,25 @@ def test_configurations_that_are_refused(copy_of, changes, error):
     edit(folder / "config.json", **changes)
     with pytest.raises(ValueError, match=error):
         LLM(str(folder), **SMALL)
+
+
+def test_fields_that_a_mixture_of_qwen3_5_does_not_have(checkpoint, copy_of):
+    """Some config.json has them of an older kind of mixtures; transformers looks at none of them."""
+    folder = copy_of("qwen3.5-moe")
+    edit(folder / "config.json", norm_topk_prob=False, mlp_only_layers=[1], decoder_sparse_step=2)
+    expected = reference_logits(checkpoint("qwen3.5-moe"), TOKENS)
+    torch.testing.assert_close(logits_of(LLM(str(folder), **SMALL), TOKENS, [60]), expected, atol=1e-3, rtol=0)
+
+
+def test_overrides_of_the_language_model(checkpoint, tmp_path):
+    """As those write them who know config.json of a model that sees images."""
+    rope = HYBRID["rope_parameters"] | dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    folder = as_on_the_hub(checkpoint("qwen3.5"), tmp_path / "hub")
+    nested, flat = dict(text_config=dict(rope_parameters=rope)), dict(rope_parameters=rope)
+    found = [LLM(str(folder), hf_overrides=how, **SMALL).engine.model_config for how in (nested, flat, None)]
+    assert found[0] == found[1] != found[2]
+    with pytest.raises(ValueError, match="hf_overrides: text_config must be a dict, found 3"):
+        LLM(str(folder), hf_overrides=dict(text_config=3), **SMALL)
 
 
 # -- what works for other models ---------------------------------------------------------------------------------------
@@ -326,6 +348,8 @@ def test_memory(checkpoint, caplog, monkeypatch):
         and f"States: 5 for running sequences, {pool.slots.max_snapshots}" in caplog.text
     )
     assert llm.engine.kv_pool.num_bytes + pool.slots.num_bytes <= 500_000
+    with pytest.raises(ValueError, match=r"of 0\.5 MB, .* snapshots, .* leave no K/V; lower state_cache_bytes"):
+        LLM(folder, dtype="float32", gpu_memory_utilization=1.0, state_cache_bytes=10**9)
     outputs = llm.generate([TOKENS[:n] for n in (3, 9, 30, 31, 32)], GREEDY)
     assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
     stats = llm.stats()["states"]
