@@ -260,7 +260,7 @@ def test_an_answer_in_the_background_is_ended(server, client, num_steps, delete)
             client.responses.retrieve(begun.id)
     else:
         ended = client.responses.cancel(begun.id)
-        assert (ended.status, ended.usage.output_tokens) == ("cancelled", num_steps)
+        assert ended.status == "cancelled" and bool(num_steps) <= ended.usage.output_tokens <= num_steps
         assert client.responses.retrieve(begun.id) == ended
     server.assert_at_rest()
 
