@@ -82,10 +82,7 @@ SAMPLING: Table = {
     **_asks("tokens that are given instead of sampled", trace_decode_token_ids=None),
     **_asks("which experts were met", routed_experts_prompt_start=0),
 }
-STRUCTURED: Table = {
-    **_asks("another pattern of whitespace", whitespace_pattern=None),
-    **_asks("grammar in parts of a text", structural_tag=None),
-}
+STRUCTURED: Table = {**_asks("another pattern of whitespace", whitespace_pattern=None)}
 SPECULATIVE: Table = {
     **_any("disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction draft_sample_method"),
     **_asks("a draft model on several ranks", draft_tensor_parallel_size=1, tensor_parallel_size=1),

@@ -220,12 +220,12 @@ def _read_line(
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
         body, left_out = without_unknown(body)
-        prompts, params, model, adapter = translate(llm, url, body, served_names)
+        prompts, params, model, adapter, reading = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
         requests = [llm.engine.make_request(prompt, params, adapter) for prompt in prompts]
-        shown = Shown.of(llm.get_tokenizer(), url, body, params)
+        shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
         shown.check_size(requests)
         return _Line(number, custom_id, url, model, shown, warning_of(left_out), requests)
     except BaseException as error:

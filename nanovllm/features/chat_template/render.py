@@ -8,11 +8,13 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.checks.values import shorten
+from nanovllm.features.chat_template.hermes_tools import with_tools_as_text
 from nanovllm.files.tokenizer import tokenize
 
 logger = logging.getLogger("nanovllm")
@@ -60,15 +62,36 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
         "continue_final_message": continue_final_message,
     }
+    template, as_text = tokenizer.get_chat_template(chat_template, tools), ""
+    has_tools = tools or any(message["role"] == "tool" or message.get("tool_calls") for message in conversation)
+    if has_tools and not shows_tools(template):
+        conversation = with_tools_as_text(conversation, tools)
+        as_text = " (it shows no tools, so they are in the system message; a template that shows them would work)"
     try:
-        text = RENDERER.ask(tokenizer.get_chat_template(chat_template, tools), conversation, options)
+        text = RENDERER.ask(template, conversation, options)
     except TooMuch as error:
         raise ValueError(f"the chat template {error}") from None
     except ValueError as error:  # whatever the checkpoint's template raises
-        raise ValueError(f"the chat template does not take these messages: {error}") from error
+        raise ValueError(f"the chat template does not take these messages{as_text}: {error}") from error
     check(text)
     # The template has written the special tokens already.
     return {"prompt": text, "prompt_token_ids": tokenize(tokenizer, text, add_special_tokens=False)}
+
+
+@lru_cache(maxsize=16)
+def shows_tools(template: str) -> bool:
+    """Does a template say anything of tools? What it makes of a short chat is another text then. Said once if not."""
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+    chat = [{"role": "user", "content": "x"}]
+    try:
+        with_tools, without = (RENDERER.ask(template, chat, {"tools": tools}) for tools in ([tool], None))
+    except ValueError:  # it asks for more than this chat has
+        return "tools" in template
+    if with_tools == without:
+        logger.warning(
+            "this chat template shows no tools; they are described in the system message, the way Hermes' are"
+        )
+    return with_tools != without
 
 
 def plain_messages(messages: Any, knows_developer: bool = False) -> list[dict[str, Any]]:

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.grammar.tags import lark_of
 
 if TYPE_CHECKING:
     from nanovllm.request import Request
@@ -30,14 +33,7 @@ TRIAL = Confined(Path(__file__).with_name("confined_trial.py"), seconds=2, max_m
 LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
 JSON = "start: %json "
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-# Where a schema has schemas; what else it holds, a const for example, is data.
-SUBSCHEMAS = set(
-    "items prefixItems contains additionalProperties propertyNames allOf anyOf oneOf not if then else".split()
-)
-MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
-# llguidance follows rules and references by recursion, and a full stack would end the process. It holds twice as much.
-MAX_DEPTH, MAX_SIGNS = 1000, 2000
+MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
 # What a sequence may take of llguidance's time: this, and so much more for each token. A mask takes 0.1 to 0.4 ms.
 FREE_S, TOKEN_S = 0.25, 0.002
 
@@ -50,8 +46,9 @@ class GrammarCompiler:
         self._compiled: tuple[str, Any] = "", None  # the newest: samples of a request and lines of a job share it
 
     @cached_property
-    def _special_texts(self) -> list[str]:
-        return [text for text in self.tokenizer.get_added_vocab() if text.strip()]
+    def _special_texts(self) -> dict[str, int]:
+        """And their tokens."""
+        return {text: token for text, token in self.tokenizer.get_added_vocab().items() if text.strip()}
 
     @cached_property
     def _llg_tokenizer(self) -> Any:
@@ -65,12 +62,16 @@ class GrammarCompiler:
 
     def compile_for(self, requests: list["Request"]) -> None:
         """Give every sample of these requests its grammar, compiled once for those that share it. Raises ValueError."""
-        compiled: dict[int, Grammar] = {}
+        compiled: dict[int, Grammar | AfterReasoning] = {}
         for request in requests:
             if (asked := request.params.structured_outputs) is not None:
-                grammar = compiled[id(asked)] = compiled.get(id(asked)) or self.compile(asked)
+                grammar = compiled[id(asked)] = compiled.get(id(asked)) or self._compile_for(asked)
                 for sample in request.samples:
                     sample.seq.grammar = copy(grammar)
+
+    def _compile_for(self, asked: StructuredOutputsParams) -> "Grammar | AfterReasoning":
+        grammar = self.compile(asked)
+        return grammar if asked.reasoning is None else AfterReasoning(grammar, self.tokenizer, *asked.reasoning)
 
     def compile(self, params: StructuredOutputsParams) -> "Grammar":
         """A grammar at its beginning. ValueError for one that is broken, or that no text can fit."""
@@ -79,16 +80,18 @@ class GrammarCompiler:
         except ImportError as missing:
             raise ValueError('structured outputs need llguidance:  pip install "nanovllm[structured]"') from missing
         try:
-            source = _source(params)
+            source = trial = _source(params)
             plain = source.replace("\\", "")
-            if any(text in plain for text in self._special_texts) and "%llguidance" not in source:
+            if params.structural_tag is not None:
+                source = _source(params, self._special_texts)
+            elif any(text in plain for text in self._special_texts) and "%llguidance" not in source:
                 # llguidance would write a text that has to come in the fewest tokens: as the special one.
-                source = NO_FORCING + source
+                source = trial = NO_FORCING + source
             elif source.startswith(JSON):
-                source = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
+                source = trial = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
-                _try("compile", source)
+                _try("compile", trial)  # by a tokenizer that has no special tokens
                 limits = llguidance.LLParserLimits(**LIMITS)
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
                 if error := _first_error(matcher):
@@ -186,8 +189,11 @@ def _first_error(matcher: Any) -> str:
     return "no text fits it: there is no first token" if error.startswith("NoExtension") else error
 
 
-def _source(params: StructuredOutputsParams) -> str:
-    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError."""
+def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = None) -> str:
+    """The grammar in Lark's notation, as llguidance extends it. Raises ValueError.
+
+    token_ids: of texts that are special; a structural tag's come as these tokens.
+    """
     from llguidance import LLMatcher
 
     if params.regex is not None:
@@ -200,68 +206,13 @@ def _source(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
         return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
-    schema: Any = _schema(params.json) if params.json is not None else {"type": "object"}
+    options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
+    if params.structural_tag is not None:
+        return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
+    schema: Any = checked_schema(params.json) if params.json is not None else {"type": "object"}
     if params.disable_additional_properties:
-        _close(schema)
-    options = {"whitespace_flexible": not params.disable_any_whitespace}
+        close(schema)
     if not isinstance(own := schema.get("x-guidance", {}), dict):
         raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
     options |= own
     return f"{JSON}{json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
-
-
-def _schema(given: Any) -> Any:
-    """A copy of a schema. Raises ValueError for what is not JSON, or too deep."""
-    try:
-        schema = json.loads(given if isinstance(given, str) else json.dumps(given))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
-    if not isinstance(schema, dict) or (depth := _depth(schema)) > MAX_NESTING:
-        raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
-    targets = {part["$ref"] for part in _parts(schema) if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
-    if len(targets) > MAX_DEPTH or depth + sum(_depth(_target(schema, name)) for name in targets) > MAX_DEPTH:
-        raise ValueError(f"the definitions that it refers to have more than {MAX_DEPTH} levels, taken together")
-    return schema
-
-
-def _parts(value: Any) -> list[Any]:
-    """All objects and lists in it, itself among them."""
-    parts = [value]
-    for part in parts:
-        parts.extend(_children(part))
-    return parts
-
-
-def _depth(value: Any) -> int:
-    """Levels of objects and lists; one more than MAX_NESTING stands for all that are more."""
-    level, depth = [value], 0
-    while level and depth <= MAX_NESTING:
-        level, depth = [child for parent in level for child in _children(parent)], depth + 1
-    return depth
-
-
-def _target(schema: Any, name: str) -> Any:
-    """What "#/$defs/name" means; the whole schema for what we cannot follow."""
-    found = schema
-    for key in name.removeprefix("#").split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return schema if found is None else found
-
-
-def _children(value: Any) -> list[Any]:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [child for child in inside if isinstance(child, dict | list)]
-
-
-def _close(schema: Any) -> None:
-    """Let objects that name their properties have no others, unless they say so."""
-    for part in schema if isinstance(schema, list) else ():
-        _close(part)
-    if isinstance(schema, dict):
-        for name in SUBSCHEMAS & schema.keys():
-            _close(schema[name])
-        maps = [schema[name] for name in MAPS_OF_SCHEMAS & schema.keys() if isinstance(schema[name], dict)]
-        for part in (part for found in maps for part in found.values()):
-            _close(part)
-        if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
-            schema.setdefault("additionalProperties", False)

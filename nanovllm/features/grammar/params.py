@@ -9,15 +9,18 @@ from nanovllm.checks.vllm_names import Named
 
 @dataclass(frozen=True)
 class StructuredOutputsParams(metaclass=Named):
-    """One of json, regex, choice, grammar or json_object=True; names and meanings are vLLM's.
+    """One of json, regex, choice, grammar, json_object=True or structural_tag; names and meanings are vLLM's.
 
     json:          a JSON schema, as a dict or as text
     regex:         a regular expression for the whole text (Rust's syntax: no look-around, no back references)
     choice:        texts, one of which is generated
     grammar:       a context-free grammar in Lark's or in GBNF notation; the start symbol is called start or root
     json_object:   any JSON object
+    structural_tag: forms for parts of the text, as an object or as JSON (tags.py)
     disable_any_whitespace:        JSON without line breaks and indentation
     disable_additional_properties: objects of a schema have only the properties that it names
+    reasoning: (opening, closing), texts around reasoning that may come first and is free; opening is "" where the
+        prompt has opened it. What has to fit begins behind it. vLLM takes this from its reasoning parser
 
     A grammar may take 2 s of a processor and 32 MB to compile: 30,000 short choices do, 100,000 do not. An answer whose
     masks take too long ends with finish_reason "error".
@@ -28,16 +31,23 @@ class StructuredOutputsParams(metaclass=Named):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    reasoning: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        kinds = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
+        known = [f.name for f in fields(self)[:6]]
+        kinds = [name for name in known if getattr(self, name) not in (None, False)]
         if len(kinds) != 1:
             found = " and ".join(kinds) or "none"
-            raise ValueError(f"structured outputs need one of json, regex, choice, grammar, json_object; found {found}")
+            raise ValueError(f"structured outputs need one of {', '.join(known)}; found {found}")
         if isinstance(self.choice, str) or "" in list_of(self.choice, str, "texts", "choice") or self.choice == []:
             raise ValueError(f"choice must be a list of texts, none of them empty, found {shorten(self.choice)}")
         for name in ("regex", "grammar"):
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a string, found {shorten(getattr(self, name))}")
+        if self.reasoning is not None:
+            texts = list_of(self.reasoning, str, "texts", "reasoning")
+            if len(texts) != 2 or not texts[1]:
+                raise ValueError(f"reasoning must be two texts, its opening and its closing, found {shorten(texts)}")

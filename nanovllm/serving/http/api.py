@@ -69,8 +69,9 @@ class Job:
         if tenant and (salt is None or (salt and isinstance(salt, str))):
             body["cache_salt"] = tenant + (salt or "")  # a tenant's part has a fixed length: no two pairs look alike
         most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
-        prompts, params, self.model, adapter = translate(llm.llm, url, body, names, *most)
-        how = dict(ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True)
+        translated = translate(llm.llm, url, body, names, *most, options.parsers)
+        prompts, params, self.model, adapter, reading = translated
+        how: dict[str, Any] = dict(ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading)
         self.url, self.shown = url, Shown.of(llm.llm.get_tokenizer(), url, body, params, **how)
         self.requests = []
         for place, prompt in enumerate(prompts):  # the page knows its card by the id

@@ -4,8 +4,11 @@ import json
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
-from nanovllm.checks.values import Bounds, check_field, list_of, shorten
+from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
+from nanovllm.features.reasoning.think import OFF, TAGS
+from nanovllm.features.tool_calls.parse import FORMATS
 from nanovllm.sampling_params import option
+from nanovllm.serving.openai.reading import Parsers
 
 BOUNDS: dict[str, Bounds] = {
     "port": (Integral, 0, 65_535),
@@ -20,6 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "where it listens, and for whom": ("host", "port", "api_key", "allowed_origins"),
     "names": ("served_model_name", "lora_modules"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
+    "calls of tools, and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
     "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
     "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
 }
@@ -53,6 +57,13 @@ class ServeOptions:
     )
     classroom: bool = option(False, "the page at / may pause the engine, step it and slow it down")
     max_logprobs: int = option(20, "top tokens that a request may ask for at a position; -1: all words")
+    tool_call_parser: str | None = option(
+        None, f"how the model writes calls of tools: {', '.join(FORMATS)} (default: what its chat template shows)"
+    )
+    reasoning_parser: str | None = option(
+        None, f"how it writes what it thinks: {', '.join(TAGS)}, or {OFF} (default: what its chat template shows)"
+    )
+    exclude_tools_when_tool_choice_none: bool = option(False, "a request with tool_choice none shows no tools")
     return_tokens_as_token_ids: bool = option(False, "tokens beside logprobs are shown as token_id:17, not as text")
     enable_force_include_usage: bool = option(False, "every chunk of a stream has usage, asked for or not")
     enable_tokenizer_info_endpoint: bool = option(False, "/tokenizer_info shows the tokenizer and the chat template")
@@ -69,6 +80,13 @@ class ServeOptions:
             object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
+        for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF, ""))):
+            if getattr(self, name) is not None:
+                check_choice(f"--{name.replace('_', '-')}", getattr(self, name), known)
+
+    @property
+    def parsers(self) -> Parsers:
+        return Parsers(self.tool_call_parser, self.reasoning_parser, self.exclude_tools_when_tool_choice_none)
 
 
 def _origins(text: str) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanovllm import CompletionOutput, RequestOutput
+from nanovllm.serving.openai.reading import Reader, finish_reason
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, Shown
 
 
@@ -38,26 +39,37 @@ def response_body(
     outputs = list(map(shown.cut, outputs))
     pairs = [(output, sample) for output in outputs for sample in output.outputs]
     for index, (output, sample) in enumerate(pairs):
-        logprobs, text = shown.logprobs(url, output, sample), shown.before_text(output) + sample.text
-        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        what = message if url == CHAT else {"text": text}
+        logprobs, before = shown.logprobs(url, output, sample), shown.before_text(output)
+        what: dict[str, Any] = {"text": before + sample.text}
+        reason = sample.finish_reason
+        if url == CHAT:
+            fields, has_calls = shown.reading.message(sample.text, shown.has_nulls)
+            if before:
+                fields["content"] = before + (fields["content"] or "")
+            what = {"message": {"role": "assistant"} | fields}
+            reason = finish_reason(shown.reading, sample, has_calls)
         beside = shown.beside_choice(url, output, sample)
-        choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample), **beside})
+        choices.append({"index": index, **what, "logprobs": logprobs, **_ending(sample, reason), **beside})
     kind = "chat.completion" if url == CHAT else "text_completion"
     more = shown.of_prompt(outputs[0]) if url == CHAT else {}
-    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs)} | more
+    return _head(custom_id, url, model, kind) | {"choices": choices, "usage": usage_of(outputs, shown)} | more
 
 
-def usage_of(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+def usage_of(outputs: Iterable[RequestOutput], shown: Shown = Shown()) -> dict[str, Any]:
+    """Tokens in and out; of the latter, where a model's reasoning is looked for, those of it."""
     outputs = list(outputs)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    return {
+    usage = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
+    if shown.reading.reasoning is not None:
+        thought = [shown.num_reasoning_tokens(sample) for output in outputs for sample in output.outputs]
+        usage["completion_tokens_details"] = {"reasoning_tokens": sum(thought)}
+    return usage
 
 
 class Chunks:
@@ -79,39 +91,58 @@ class Chunks:
         self.include_usage, self.continuous_usage = include_usage, continuous_usage
         kind = "chat.completion.chunk" if url == CHAT else "text_completion"
         self._head = _head(answer_id, url, model, kind)
-        self._sent: dict[int, tuple[int, int]] = {}  # choice -> characters and tokens
+        self._num_read: dict[int, int] = {}  # choice -> characters
+        self._num_sent: dict[int, int] = {}  # choice -> tokens
+        self._readers: dict[int, Reader] = {}  # of choices whose text is not all content
         self._ended: set[int] = set()  # choices whose last chunk has been sent
         self._outputs: dict[int, RequestOutput] = {}  # by the place of their prompt
 
     def of(self, place: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks with what this output has beyond the one before. place: of its prompt among those of the request."""
         self._outputs[place] = output = self.shown.cut(output)
-        usage = usage_of(self._outputs.values()) if self.continuous_usage else None
+        usage = usage_of(self._outputs.values(), self.shown) if self.continuous_usage else None
         for sample in output.outputs:
             index = place * len(output.outputs) + sample.index
             if index in self._ended:
                 continue
             if sample.finished():
                 self._ended.add(index)
-            num_chars, num_tokens = self._sent.get(index, (0, 0))
-            text, is_first = sample.text[num_chars:], index not in self._sent
-            is_new = len(sample.token_ids) > num_tokens if self.shown.each_token else bool(text)
+            num_tokens = self._num_sent.get(index)
+            news, reason = self._news(index, output, sample)
+            is_new = len(sample.token_ids) > (num_tokens or 0) if self.shown.each_token else bool(news)
             if not is_new and sample.finish_reason is None:
                 continue
-            if is_first:
-                text = self.shown.before_text(output) + text
-            role = {"role": "assistant"} if is_first else {}
-            what = {"delta": role | {"content": text}} if self.url == CHAT else {"text": text}
-            sent = self.url, output, sample, None if is_first else num_tokens
+            if self.url == CHAT and num_tokens is None:
+                news = [{"role": "assistant"} | new for new in news[:1] or [{}]] + news[1:]
+            name = "delta" if self.url == CHAT else "text"
+            sent = self.url, output, sample, num_tokens
+            head = self._head if self._num_sent else self._head | self.shown.beside_first_delta(self.url, output)
+            more = {"usage": usage} if self.include_usage else {}
+            *earlier, last = [{"index": index, name: new} for new in news or [{} if self.url == CHAT else ""]]
+            for choice in earlier:
+                yield head | {"choices": [choice | {"logprobs": None, "finish_reason": None}]} | more
             beside = self.shown.beside_delta(*sent)
-            choice = {"index": index, **what, "logprobs": self.shown.logprobs(*sent), **_ending(sample), **beside}
-            head = self._head if self._sent else self._head | self.shown.beside_first_delta(self.url, output)
-            self._sent[index] = len(sample.text), len(sample.token_ids)
-            yield head | {"choices": [choice]} | ({"usage": usage} if self.include_usage else {})
+            choice = last | {"logprobs": self.shown.logprobs(*sent), **_ending(sample, reason), **beside}
+            self._num_sent[index] = len(sample.token_ids)
+            yield head | {"choices": [choice]} | more
+
+    def _news(self, index: int, output: RequestOutput, sample: CompletionOutput) -> tuple[list[Any], str | None]:
+        """What has come since the last time, each piece a delta's fields or a text; why the sample has ended."""
+        is_first, reading = index not in self._num_read, self.shown.reading
+        text, before = sample.text[self._num_read.get(index, 0) :], self.shown.before_text(output) if is_first else ""
+        self._num_read[index] = len(sample.text)
+        if self.url != CHAT:
+            return [before + text] if before + text else [], sample.finish_reason
+        if reading.is_plain:
+            is_shown = before + text or sample.finish_reason
+            return [{"content": before + text}] if is_shown else [], sample.finish_reason
+        reader = self._readers.setdefault(index, Reader(reading))
+        deltas = [{"content": before}] * bool(before) + reader.deltas(text, sample.finished())
+        return deltas, finish_reason(reading, sample, reader.num_whole > 0)
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
-            yield self._head | {"choices": [], "usage": usage_of(self._outputs.values())}
+            yield self._head | {"choices": [], "usage": usage_of(self._outputs.values(), self.shown)}
 
 
 def _head(answer_id: str, url: str, model: str, kind: str) -> dict[str, Any]:
@@ -119,5 +150,5 @@ def _head(answer_id: str, url: str, model: str, kind: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{answer_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _ending(sample: CompletionOutput) -> dict[str, Any]:
-    return {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+def _ending(sample: CompletionOutput, reason: str | None) -> dict[str, Any]:
+    return {"finish_reason": reason, "stop_reason": sample.stop_reason}

@@ -9,17 +9,23 @@ from nanovllm.checks.values import check_number, shorten
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.reasoning.think import Reasoning
+from nanovllm.features.tool_calls.parse import MARKERS, format_of
 from nanovllm.files.tokenizer import tokenize
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
+from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
+from nanovllm.serving.openai.tools import Tools
 
 # Parameters handed on under their own names, and what else a body may hold.
 READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
 PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"detokenize"}
 KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
+OF_CHATS |= {"parallel_tool_calls", "reasoning_effort", "include_reasoning"}
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
 # How much a body may bring of what it may repeat. Words and ids are looked for at every token.
 MAX_ENTRIES = dict.fromkeys(("stop", "bad_words"), 64) | dict.fromkeys(("stop_token_ids", "logit_bias"), 1024)
@@ -44,8 +50,9 @@ def translate(
     served_names: tuple[str, ...],
     max_samples: int = MAX_SAMPLES,
     max_logprobs: int = MAX_LOGPROBS,
-) -> tuple[list[Any], SamplingParams, str, LoRARequest | None]:
-    """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one).
+    parsers: Parsers = Parsers(),
+) -> tuple[list[Any], SamplingParams, str, LoRARequest | None, Reading]:
+    """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one, how to read answers).
 
     max_samples: of all prompts together. max_logprobs: of one position; -1: of all words. ValueError for what we cannot
     honour.
@@ -60,16 +67,9 @@ def translate(
         # A chat answer ends where the model ends it, if nobody says otherwise.
         limit = llm.engine.model_config.generation.get("max_tokens")
         given["max_tokens"] = body.get("max_completion_tokens", body.get("max_tokens", limit))
-        if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
-            raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
-        choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
-        if choice != "none" and (body.get("tools") or choice != "auto"):
-            raise ValueError("calls of tools are not read out of answers; tool_choice 'none' shows tools to the model")
-        options = {name: body[name] for name in CHAT_OPTIONS if name in body}
-        messages: Any = body.get("messages")
-        prompts = [llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)]
+        prompts, reading = _chat(llm, body, given, parsers)
     else:
-        prompts = _prompts(body, max_samples)
+        prompts, reading = _prompts(body, max_samples), PLAIN
     given |= scoring(url, body, max_logprobs, llm.engine.model_config.vocab_size)
     if (is_special := body.get("add_special_tokens", url == COMPLETIONS)) != (url == COMPLETIONS):
         prompts = [_tokenized(llm, prompt, is_special) for prompt in prompts]
@@ -84,7 +84,52 @@ def translate(
         num_entries = num_samples * min(params.max_tokens or limit, limit) * (1 + (params.logprobs or num_logprobs))
         what = "the number of logprobs in the answer (samples times max_tokens times those of a token)"
         check_number(what, num_entries, Integral, 0, MAX_LOGPROBS_OF_LINE)
-    return prompts, params, model, adapter
+    return prompts, params, model, adapter, reading
+
+
+def _chat(
+    llm: LLM, body: dict[str, Any], given: dict[str, Any], parsers: Parsers
+) -> tuple[list[dict[str, Any]], Reading]:
+    """The prompt, and how to read what follows it; in given, what that has to fit."""
+    if not isinstance(add_generation_prompt := body.get("add_generation_prompt", True), bool):
+        raise ValueError(f"add_generation_prompt must be true or false, found {add_generation_prompt!r:.80}")
+    if not isinstance(shows_reasoning := body.get("include_reasoning", True), bool):
+        raise ValueError(f"include_reasoning must be true or false, found {shorten(shows_reasoning)}")
+    tools = Tools.of(body)
+    options = {name: body[name] for name in CHAT_OPTIONS if name in body} | _thinking(body)
+    if tools.choice == "none" and parsers.exclude_tools_when_none:
+        options.pop("tools", None)
+    messages: Any = body.get("messages")
+    prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)
+    tokenizer = llm.get_tokenizer()
+    template = tokenizer.get_chat_template(tools=tools.given or None)
+    format_name = parsers.tool_call or format_of(template)
+    reasoning = Reasoning.of(parsers.reasoning, template, prompt["prompt"])
+    asked = given["structured_outputs"]
+    fitting = tools.fit(format_name, asked)
+    form = tools.format(format_name, is_ours=fitting is not asked)
+    if fitting is not None and reasoning is not None and fitting.reasoning is None:
+        fitting = replace(fitting, reasoning=("" if reasoning.is_open else reasoning.opening, reasoning.closing))
+    given["structured_outputs"] = fitting
+    tags = MARKERS.get(form, ()) + (() if reasoning is None else (reasoning.opening, reasoning.closing))
+    if any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
+        given["skip_special_tokens"] = False  # the text has to show them
+    named = tools.choice == "function"
+    return [prompt], Reading(
+        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named
+    )
+
+
+def _thinking(body: dict[str, Any]) -> dict[str, Any]:
+    """reasoning_effort, as templates ask for it. "none" asks for no reasoning at all."""
+    if (effort := body.get("reasoning_effort")) is None:
+        return {}
+    if effort not in EFFORTS:
+        raise ValueError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, found {shorten(effort)}")
+    if not isinstance(own := body.get("chat_template_kwargs", {}), dict):
+        return {}  # the template's check says what is wrong
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"chat_template_kwargs": {"reasoning_effort": effort, **off, **own}}
 
 
 def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> LoRARequest | None:
@@ -119,8 +164,10 @@ def _structured_outputs(body: dict[str, Any]) -> StructuredOutputsParams | None:
         if not isinstance(holder, dict) or "schema" not in holder:
             raise ValueError("response_format of type json_schema needs a json_schema with a schema")
         given = {"json": holder["schema"]}
+    elif kind == "structural_tag" and given is None:
+        given = {"structural_tag": {name: value for name, value in asked.items() if name != "type"}}
     elif kind != "text":
-        known = "of type text, json_object or json_schema (and then without structured_outputs)"
+        known = "of type text, json_object, json_schema or structural_tag (and then without structured_outputs)"
         raise ValueError(f"response_format must be {known}, found {shorten(asked)}")
     if not isinstance(given, dict | None):
         raise ValueError(f"structured_outputs must be an object, found {shorten(given)}")

@@ -14,6 +14,7 @@ from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.chat_template.render import plain_messages
 from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.request import Request
+from nanovllm.serving.openai.reading import PLAIN, Reading
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SWITCHES = ("echo", "return_token_ids", "return_tokens_as_token_ids", "add_special_tokens")  # fields: true or false
@@ -72,6 +73,7 @@ class Shown:
     token_ids         those of prompt and answer
     ids_as_tokens     tokens beside logprobs are shown as "token_id:17"
     has_nulls         a field that nobody asked for is there, and null: clients of vLLM's server look for it
+    reading           of a chat's answer: reasoning, calls of tools and content
     """
 
     tokenizer: Any = None
@@ -84,6 +86,7 @@ class Shown:
     token_ids: bool = False
     ids_as_tokens: bool = False
     has_nulls: bool = False
+    reading: Reading = PLAIN
 
     @classmethod
     def of(
@@ -94,6 +97,7 @@ class Shown:
         params: SamplingParams,
         ids_as_tokens: bool = False,
         has_nulls: bool = False,
+        reading: Reading = PLAIN,
     ) -> "Shown":
         """params: what the body was translated to. ids_as_tokens: where the body does not say."""
         named, of_prompt = params.logprob_token_ids, body.get("prompt_logprobs")
@@ -112,12 +116,17 @@ class Shown:
             body.get("return_token_ids", False),
             body.get("return_tokens_as_token_ids", ids_as_tokens),
             has_nulls,
+            reading,
         )
 
     @property
     def each_token(self) -> bool:
         """Does a stream have something to say of a token that gave no text?"""
         return self.num_logprobs is not None or self.token_ids
+
+    def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
+        reasoning = self.reading.reasoning
+        return 0 if reasoning is None else reasoning.num_tokens(self.tokenizer, sample.token_ids)
 
     def check_size(self, requests: Iterable[Request]) -> None:
         """Raise ValueError for more logprobs of prompts than one answer may have."""

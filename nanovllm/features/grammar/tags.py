@@ -1,0 +1,139 @@
+"""Structural tags: a form for parts of a text, such as the calls of functions in an answer (chapter 8).
+
+A tag is a beginning, a content that has to fit something, and an end. The words are those of XGrammar, which vLLM's
+structural_tag uses; here they become a grammar in Lark's notation, as llguidance extends it.
+"""
+
+import json
+import re
+from typing import Any
+
+from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.schemas import checked_schema, close
+
+TEXT = "TAGS_TEXT: /(.|\\n)*/"
+MAX_PARTS = 2000  # of a structural tag: each is a rule
+
+
+def lark_of(
+    given: Any, is_closed: bool = False, options: dict[str, Any] | None = None, token_ids: dict[str, int] | None = None
+) -> str:
+    """A structural tag, as an object or as JSON text, as a grammar. Raises ValueError.
+
+    {"format": FORMAT}, or in the older form {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}.
+    is_closed: objects have only the properties that their schema names. options: of llguidance's JSON. token_ids: of
+    texts for which the model has one token; llguidance tells such a token from the same text in pieces.
+    """
+    try:
+        tag = json.loads(given if isinstance(given, str) else json.dumps(given))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
+    if isinstance(tag, dict) and "structures" in tag:
+        tags = [
+            {"begin": part.get("begin"), "content": {"type": "json_schema", "json_schema": part.get("schema")}} | part
+            for part in _objects(tag, "structures")
+        ]
+        form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+    else:
+        form = tag.get("format") if isinstance(tag, dict) else None
+    rules = Rules(is_closed, options or {}, token_ids or {})
+    beginning = rules.of(form)
+    return "\n".join([f"start: {beginning}", *rules.lines, TEXT])
+
+
+class Rules:
+    """lines: the rules that what has been translated refers to."""
+
+    def __init__(self, is_closed: bool, options: dict[str, Any], token_ids: dict[str, int]) -> None:
+        self.is_closed, self.options, self.token_ids = is_closed, options, token_ids
+        longest_first = sorted(filter(None, token_ids), key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self.lines: list[str] = []
+
+    def of(self, form: Any) -> str:
+        """An expression for a format. Raises ValueError."""
+        kinds = {
+            "const_string": lambda: self._literal(_text(form, "value")),
+            "json_schema": lambda: self._json(form.get("json_schema")),
+            "any_text": lambda: "TAGS_TEXT",
+            "sequence": lambda: " ".join(map(self.of, _objects(form, "elements"))),
+            "or": lambda: " | ".join(map(self.of, _objects(form, "elements"))),
+            "tag": lambda: self._tag(form, _text(form, "begin")),
+            "tags_with_separator": lambda: self._separated(form),
+            "triggered_tags": lambda: self._triggered(form),
+        }
+        if not isinstance(form, dict) or form.get("type") not in kinds:
+            raise ValueError(f"a format is an object with a type ({', '.join(kinds)}), found {shorten(form)}")
+        return self._rule(kinds[form["type"]]())
+
+    def _rule(self, expression: str, kind: str = "") -> str:
+        """The name of a new rule. kind: "[lazy]" for one that ends at the first place where it can."""
+        if len(self.lines) == MAX_PARTS:
+            raise ValueError(f"a structural tag has at most {MAX_PARTS} parts, found more")
+        name = f"tags_{len(self.lines)}"
+        self.lines.append(f"{name}{kind}: {expression}")
+        return name
+
+    def _literal(self, text: str) -> str:
+        parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
+        return " ".join(_quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
+
+    def _json(self, given: Any) -> str:
+        schema = checked_schema({} if given is True else given)
+        if self.is_closed:
+            close(schema)
+        if not isinstance(own := schema.get("x-guidance", {}), dict):
+            raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
+        return f"%json {json.dumps(schema | {'x-guidance': self.options | own}, ensure_ascii=False)}"
+
+    def _tag(self, form: dict[str, Any], begin: str) -> str:
+        content = form.get("content")
+        if isinstance(content, dict) and content.get("type") == "any_text":
+            raise ValueError("the content of a tag must say where it ends; any_text does not")
+        end = _text(form, "end") if "end" in form else ""
+        return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
+
+    def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
+        """One of the tags; of those that begin with a trigger, what follows it."""
+        begins = [(_text(tag, "begin"), tag) for tag in _objects(form, "tags")]
+        fitting = [(begin, tag) for begin, tag in begins if trigger is None or begin.startswith(trigger)]
+        return self._rule(" | ".join(self._rule(self._tag(tag, begin[len(trigger or "") :])) for begin, tag in fitting))
+
+    def _separated(self, form: dict[str, Any]) -> str:
+        tags, separator = self._tags(form), self._literal(_text(form, "separator") if "separator" in form else "")
+        some = tags if form.get("stop_after_first") else f"{tags} ({separator} {tags})*"
+        return some if form.get("at_least_one") else f"({some})?"
+
+    def _triggered(self, form: dict[str, Any]) -> str:
+        """Text in which tags may stand: where a trigger comes, one of those that begin with it follows."""
+        triggers = form.get("triggers")
+        if not isinstance(triggers, list) or not triggers or not all(t and isinstance(t, str) for t in triggers):
+            raise ValueError(f"triggers must be a list of texts, none of them empty, found {shorten(triggers)}")
+        if lost := [tag for tag in _objects(form, "tags") if not _text(tag, "begin").startswith(tuple(triggers))]:
+            raise ValueError(f"a tag must begin with one of the triggers, found {shorten(lost[0])}")
+        calls = []
+        for trigger in triggers:
+            is_token = self._tokens.match(trigger) is not None  # which ends a text by itself
+            begins = self._rule(f"TAGS_TEXT {self._literal(trigger)}", "" if is_token else "[lazy]")
+            calls.append(self._rule(f"{begins} {self._tags(form, trigger)}"))
+        call = self._rule(" | ".join(calls))
+        if form.get("stop_after_first"):
+            return call if form.get("at_least_one") else f"{call} | TAGS_TEXT"
+        return f"{call}{'+' if form.get('at_least_one') else '*'} TAGS_TEXT"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(form: Any, name: str) -> str:
+    if not isinstance(text := form.get(name), str):
+        raise ValueError(f"{name} must be a text, found {shorten(text)}")
+    return text
+
+
+def _objects(form: Any, name: str) -> list[dict[str, Any]]:
+    found = form.get(name)
+    if not isinstance(found, list) or not found or not all(isinstance(part, dict) for part in found):
+        raise ValueError(f"{name} must be a list of objects, not empty, found {shorten(found)}")
+    return found

@@ -1,0 +1,93 @@
+"""Reasoning: where it begins and ends in a text that comes, and in tokens.
+
+parse_reasoning("<think>Two gulls.</think>Two.")
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanovllm.checks.values import check_choice
+from nanovllm.features.tool_calls.source import Event, Reading, Source
+
+THINK, MISTRAL = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
+# vLLM's names -> what stands around the reasoning
+TAGS = {"qwen3": THINK, "deepseek_r1": THINK, "deepseek_v3": THINK, "mistral": MISTRAL}
+OFF = "none"
+CALL, FUNCTION = "<tool_call>", "<function="  # Qwen3.5 may call while it thinks, and that ends it
+LONGEST = 16  # tokens that a closing text may come in
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """is_open: the prompt has the opening. If it has not, the answer begins with it, or has no reasoning."""
+
+    opening: str
+    closing: str
+    is_open: bool
+
+    @classmethod
+    def of(cls, parser: str | None, template: Any, prompt: str) -> "Reasoning | None":
+        """What to look for in the answer to a prompt. parser: one of TAGS, OFF, or None: what the template has."""
+        if parser in (None, ""):
+            parser = next((name for name in ("qwen3", "mistral") if TAGS[name][0] in str(template)), OFF)
+        end = prompt.rstrip()
+        if parser == OFF or parser is None or end.endswith(TAGS[parser][1]):
+            return None
+        return cls(*TAGS[parser], end.endswith(TAGS[parser][0]) or parser == "deepseek_r1")
+
+    def read(self, source: Source) -> Reading[None]:
+        """Events "reasoning", then "text"."""
+        while not source.ended and self.opening.startswith(beginning := source.rest.lstrip()[: len(self.opening)]):
+            if beginning == self.opening:
+                break
+            yield None
+        if source.rest.lstrip().startswith(self.opening):
+            source.take(source.rest.index(self.opening) + len(self.opening))
+        elif not self.is_open:
+            yield from source.until()
+            return
+        while (yield from source.until(self.closing, CALL, kind="reasoning")) == CALL:
+            if (yield from self._is_call(source)):
+                break
+            yield Event("reasoning", source.take(len(CALL)))
+        yield from source.skip(self.closing)
+        yield from source.until()
+
+    def _is_call(self, source: Source) -> Reading[bool]:
+        while FUNCTION.startswith(behind := source.rest[len(CALL) :].lstrip()) and not source.ended:
+            if behind == FUNCTION:
+                break
+            yield None
+        return behind.startswith(FUNCTION)
+
+    def num_tokens(self, tokenizer: Any, token_ids: list[int]) -> int:
+        """Tokens of an answer that are reasoning, those of the tags included."""
+        beginning = tokenizer.decode(token_ids[:LONGEST]).lstrip()
+        if not self.is_open and not beginning.startswith(self.opening):
+            return 0
+        end = end_of_reasoning(tokenizer, token_ids, self.closing)
+        return len(token_ids) if end is None else end
+
+
+def end_of_reasoning(tokenizer: Any, token_ids: list[int], closing: str, start: int = 0) -> int | None:
+    """How many tokens there are up to the first closing text; None if it has not come. start: where to look from."""
+    alone = tokenizer.encode(closing, add_special_tokens=False)
+    if len(alone) == 1:
+        return token_ids.index(alone[0], start) + 1 if alone[0] in token_ids[start:] else None
+    windows = ((end, token_ids[max(0, end - LONGEST) : end]) for end in range(start + 1, len(token_ids) + 1))
+    return next((end for end, window in windows if closing in tokenizer.decode(window)), None)
+
+
+def parse_reasoning(text: str, parser: str = "qwen3", is_open: bool = False) -> tuple[str | None, str | None]:
+    """(reasoning, content) of a whole answer; None for what it does not have.
+
+    parser: one of TAGS. is_open: the prompt has the opening tag already, as with templates that write it themselves.
+    """
+    check_choice("the reasoning parser", parser, TAGS)
+    source = Source()
+    source.rest, source.ended = text, True
+    found = {"reasoning": "", "text": ""}
+    for event in Reasoning(*TAGS[parser], is_open or parser == "deepseek_r1").read(source):
+        assert event is not None  # the text is whole
+        found[event.kind] += event.text
+    return found["reasoning"] or None, found["text"] or None

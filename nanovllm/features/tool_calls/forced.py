@@ -1,0 +1,58 @@
+"""Calls that an answer is made to have, as a structural tag (features/grammar/tags.py); each fits a schema.
+
+Where a format's calls are JSON objects, the form is the model's own; otherwise it is a list of objects.
+"""
+
+import json
+from collections.abc import Set
+from typing import Any
+
+from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.tool_calls.json_formats import MISTRAL
+from nanovllm.features.tool_calls.parse import FORCED_LIST
+
+# format -> text before a call's name, before its arguments, behind them, and between two calls
+HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
+LLAMA = '{"name": ', ', "parameters": ', "}", "; "
+LIST = '{"name": ', ', "arguments": ', "}", ", "
+FRAMES = {"hermes": HERMES, "llama3_json": LLAMA, "llama4_json": LLAMA}
+TRIGGERS = {"hermes": "<tool_call>", "llama3_json": '{"name": ', "llama4_json": '{"name": '}
+SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write it
+
+
+def forced_format(format_name: str) -> str:
+    """The format of answers that are made to call."""
+    return format_name if format_name in FRAMES or format_name == "mistral" else FORCED_LIST
+
+
+def must_call(format_name: str, functions: dict[str, Any], several: bool = True) -> dict[str, Any]:
+    """Calls and nothing else. functions: name -> schema. Raises ValueError for a schema that is none."""
+    frame = FRAMES.get(format_name, LIST)
+    tags = [_tag(frame, name, schema) for name, schema in functions.items()]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": frame[3], "at_least_one": True}
+    calls["stop_after_first"] = not several
+    if format_name in FRAMES:
+        return calls
+    first = {"type": "const_string", "value": f"{MISTRAL if format_name == 'mistral' else ''}["}
+    return {"type": "sequence", "elements": [first, calls, {"type": "const_string", "value": "]"}]}
+
+
+def may_call(
+    format_name: str, functions: dict[str, Any], strict: Set[str], several: bool = True
+) -> dict[str, Any] | None:
+    """Any text, in which calls of the strict functions fit their schemas. None for a format that has no such form."""
+    if format_name not in TRIGGERS:
+        return None
+    schemas = {name: schema if name in strict else {"type": "object"} for name, schema in functions.items()}
+    tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
+    calls = {"type": "triggered_tags", "triggers": [TRIGGERS[format_name]], "tags": tags}
+    return calls | {"stop_after_first": not several}
+
+
+def _tag(frame: tuple[str, str, str, str], name: str, given: Any) -> dict[str, Any]:
+    schema = checked_schema(given or {"type": "object", "properties": {}})
+    close(schema)  # what a function does not name it does not take
+    content = {"type": "json_schema", "json_schema": {"type": "object"} | schema | {"x-guidance": SPACES}}
+    before, between, behind, _ = frame
+    begin = f"{before}{json.dumps(name, ensure_ascii=False)}{between}"
+    return {"type": "tag", "begin": begin, "content": content, "end": behind}

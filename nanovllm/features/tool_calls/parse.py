@@ -1,0 +1,143 @@
+"""Formats by their names, and an answer's text read in one of them: whole, or as it comes.
+
+parse_tool_calls('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
+"""
+
+import secrets
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nanovllm.checks.values import check_choice
+from nanovllm.features.tool_calls.json_formats import hermes, json_list, llama3_json, mistral
+from nanovllm.features.tool_calls.pythonic import pythonic
+from nanovllm.features.tool_calls.qwen3_coder import qwen3_coder
+from nanovllm.features.tool_calls.source import Event, Reading, Source
+
+# vLLM's names, and those of ours that stand for no family.
+FORMATS: dict[str, Callable[[Source], Reading[None]]] = {
+    "hermes": hermes,
+    "qwen3_coder": qwen3_coder,
+    "qwen3_xml": qwen3_coder,
+    "llama3_json": llama3_json,
+    "llama4_json": llama3_json,
+    "pythonic": pythonic,
+    "llama4_pythonic": pythonic,
+    "mistral": mistral,
+}
+FORCED_LIST = "json_list"  # what an answer is made to be where a format's own form cannot be (forced.py)
+READERS = FORMATS | {FORCED_LIST: json_list}
+# Texts of a chat template, and the format of a model that has such a one; the first that is found counts.
+SIGNS = (
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_start|>", "llama4_pythonic"),
+    ("func_name1(params_name1=", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary', "llama3_json"),
+)
+# What a format's calls are told by. Where a tokenizer has these as special tokens, a text must show them.
+MARKERS = {
+    **dict.fromkeys(("hermes", "qwen3_coder", "qwen3_xml"), ("<tool_call>", "</tool_call>")),
+    **dict.fromkeys(("llama3_json", "llama4_json"), ("<|python_tag|>",)),
+    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+}
+IDS = string.ascii_letters + string.digits
+
+
+class ToolCall(NamedTuple):
+    """arguments: a JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """content: what is not a call's, None if there is nothing else."""
+
+    content: str | None
+    tool_calls: list[ToolCall]
+
+
+def format_of(template: Any) -> str:
+    """The format of the model that this chat template belongs to."""
+    return next((name for sign, name in SIGNS if sign in str(template)), "hermes")
+
+
+def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any] = ()) -> Parsed:
+    """A whole answer's calls. What is no call, or a broken one, is content.
+
+    format_name: one of FORMATS. tools: as OpenAI's API describes them; where a format has no types, their schemas say
+    what is a number and what a text.
+    """
+    stream = ToolCallStream(format_name, tools)
+    return parsed([*stream.feed(text), *stream.end()])
+
+
+def parsed(events: Iterable[Event]) -> Parsed:
+    content, calls, name, arguments = "", [], "", ""
+    for event in events:
+        if event.kind in ("text", "broken"):
+            content += event.text
+        elif event.kind == "begin":
+            name, arguments = event.text, ""
+        elif event.kind == "arguments":
+            arguments += event.text
+        elif event.kind == "end":
+            calls.append(ToolCall(name, arguments))
+    return Parsed(content or (None if calls else ""), calls)
+
+
+class ToolCallStream:
+    """An answer's events (source.py) as its text comes. White space, and ";", alone beside calls is nobody's content.
+
+    num_calls: of those that have begun.
+    """
+
+    def __init__(self, format_name: str = "hermes", tools: Iterable[Any] = ()) -> None:
+        check_choice("the format of tool calls", format_name, READERS)
+        self._source = Source(functions_of(tools))
+        self._events = READERS[format_name](self._source)
+        self._blank, self._is_blank = "", True  # of the text since the last call
+        self.num_calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        self._source.rest += text
+        return list(self._read())
+
+    def end(self) -> list[Event]:
+        """The last events: nothing more will come."""
+        self._source.ended = True
+        events = list(self._read())
+        return events if self.num_calls or not self._blank else [*events, Event("text", self._blank)]
+
+    def _read(self) -> Iterator[Event]:
+        while (event := next(self._events, None)) is not None:
+            if event.kind == "text":
+                self._blank += event.text
+                self._is_blank = self._is_blank and not self._blank.strip(" \t\r\n;")
+                if not self._is_blank:
+                    yield Event("text", self._blank)
+                    self._blank = ""
+                continue
+            if event.kind == "begin":
+                self._blank, self._is_blank = "", True
+                self.num_calls += 1
+            yield event
+
+
+def functions_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Name -> JSON schema of the arguments. Of what is no function there is nothing to say."""
+    functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
+    named = (given for given in functions if isinstance(given, dict) and isinstance(given.get("name"), str))
+    return {given["name"]: given.get("parameters") or {} for given in named}
+
+
+def call_id(format_name: str) -> str:
+    """A new one. Mistral's templates take nine letters and digits, and nothing else."""
+    is_short = format_name == "mistral"
+    return "".join(secrets.choice(IDS) for _ in range(9)) if is_short else f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,99 @@
+"""Tools of a chat, as a body names them: checked, and what the answer has to fit because of them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call
+
+MAX_TOOLS, MAX_NAME = 1024, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """given: the tools, as templates take them. choice: "auto", "required", "none" or "function".
+
+    functions: those that may be called, name -> schema. strict: those whose schemas hold in any case. several: calls.
+    """
+
+    given: list[dict[str, Any]] = field(default_factory=list)
+    choice: str = "none"
+    functions: dict[str, Any] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    several: bool = True
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> "Tools":
+        """Raises ValueError."""
+        given, choice = body.get("tools") or [], body.get("tool_choice")
+        if not isinstance(several := body.get("parallel_tool_calls", True), bool):
+            raise ValueError(f"parallel_tool_calls must be true or false, found {shorten(several)}")
+        if not isinstance(given, list) or len(given) > MAX_TOOLS:
+            raise ValueError(f"tools must be a list of at most {MAX_TOOLS} functions, found {shorten(given)}")
+        functions = dict(_function(tool, index) for index, tool in enumerate(given))
+        strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
+        if isinstance(choice, dict):
+            name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
+            if choice.get("type") != "function" or not isinstance(name, str):
+                known = '{"type": "function", "function": {"name": ...}}'
+                raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}")
+            if name not in functions:
+                raise ValueError(f"tool_choice names {shorten(name)}, and tools have {shorten(list(functions))}")
+            return cls(given, "function", {name: functions[name]}, strict, False)
+        choice = ("auto" if given else "none") if choice is None else choice
+        if choice not in ("auto", "required", "none"):
+            raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}")
+        if choice == "required" and not given:
+            raise ValueError("tool_choice is 'required', and there are no tools: give tools, or leave it out")
+        return cls(given, choice if given else "none", functions, strict, several)
+
+    @property
+    def are_forced(self) -> bool:
+        return self.choice in ("required", "function")
+
+    def format(self, format_name: str, is_ours: bool) -> str:
+        """In what form the answer's calls are; "": none are read. is_ours: fit() has said what they have to fit."""
+        if self.choice == "none":
+            return ""
+        return forced_format(format_name) if is_ours else format_name
+
+    def fit(self, format_name: str, asked: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone.
+
+        Raises ValueError.
+        """
+        if self.choice == "none":
+            return asked
+        if self.are_forced:
+            if asked is not None:
+                other = "response_format or structured_outputs for another form"
+                raise ValueError(f"tool_choice {self.choice!r} asks for calls, and {other}: 'auto' allows both")
+            return _fitting(must_call(format_name, self.functions, self.several))
+        if asked is None:
+            strict = may_call(format_name, self.functions, self.strict, self.several) if self.strict else None
+            return None if strict is None else _fitting(strict)
+        if asked.json is None and not asked.json_object:
+            return asked
+        answer = {"type": "json_schema", "json_schema": asked.json or {"type": "object"}}
+        return _fitting({"type": "or", "elements": [answer, must_call(format_name, self.functions, self.several)]})
+
+
+def _fitting(form: dict[str, Any]) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag={"format": form})
+
+
+def _function(tool: Any, index: int) -> tuple[str, Any]:
+    """(name, schema)."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type", "function") != "function":
+        known = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+        raise ValueError(f"tools[{index}] must be {known}, found {shorten(tool)}")
+    name, schema = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"tools[{index}] must have a name of 1 to {MAX_NAME} characters, found {shorten(name)}")
+    if not isinstance(schema, dict | None):
+        raise ValueError(f"tools[{index}]: parameters must be a JSON schema, found {shorten(schema)}")
+    if not isinstance(function.get("strict"), bool | None):
+        raise ValueError(f"tools[{index}]: strict must be true or false, found {shorten(function['strict'])}")
+    return name, schema

@@ -1,0 +1,135 @@
+"""Reasoning, told from the answer: in a text, in tokens, and before a grammar."""
+
+import re
+from copy import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanovllm import SamplingParams
+from nanovllm.features.grammar.after_reasoning import AfterReasoning
+from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.reasoning.think import Reasoning, parse_reasoning
+from nanovllm.features.tool_calls.source import Source
+from nanovllm.sampling_params import StructuredOutputsParams
+from tests.checkpoints import make_tokenizer
+from tests.errors import expect
+
+CALL = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+CASES = [  # text, the prompt opens it, reasoning, content
+    ("<think>One gull.</think>Two.", False, "One gull.", "Two."),
+    ("\n <think>\nOne.\n</think>\n\nTwo.", False, "\nOne.\n", "\n\nTwo."),
+    ("One gull.</think>Two.", True, "One gull.", "Two."),
+    ("<think>One gull.</think>Two.", True, "One gull.", "Two."),  # and the model again
+    ("Two. <think>x</think>", False, None, "Two. <think>x</think>"),
+    ("Two.", False, None, "Two."),
+    ("One gull, one", True, "One gull, one", None),
+    ("<think>One gull, </thi", False, "One gull, </thi", None),
+    ("<thin", False, None, "<thin"),
+    ("<think></think>Two.", False, None, "Two."),
+    ("", True, None, None),
+    (f"I call.{CALL}", True, "I call.", CALL),
+    ("A <tool_call> is {}.</think>Two.", True, "A <tool_call> is {}.", "Two."),
+]
+
+
+@pytest.mark.parametrize("text, is_open, reasoning, content", CASES)
+def test_texts(text, is_open, reasoning, content):
+    assert parse_reasoning(text, is_open=is_open) == (reasoning, content)
+
+
+def test_parsers():
+    assert parse_reasoning("[THINK]a[/THINK]b", "mistral") == ("a", "b")
+    assert parse_reasoning("a</think>b", "deepseek_r1") == parse_reasoning("<think>a</think>b", "deepseek_r1")
+    expect("the reasoning parser must be one of qwen3", parse_reasoning, "x", "qwen4")
+    for prompt, found in (("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", None)):
+        reasoning = Reasoning.of(None, "... <think> ...", f"assistant\n{prompt}")
+        assert (reasoning and reasoning.is_open) is found
+    assert Reasoning.of(None, "no such tag", "assistant\n") is None
+    assert Reasoning.of("none", "... <think> ...", "assistant\n<think>") is None
+    assert Reasoning.of(None, "[THINK]", "").closing == "[/THINK]"
+    assert Reasoning.of("deepseek_r1", "", "").is_open
+
+
+TEXTS = [text for text, *_ in CASES]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3), st.booleans(), st.data())
+def test_no_cut_changes_what_is_read(texts, is_open, data):
+    text = "".join(texts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=9)))
+    source, found = Source(), {"reasoning": "", "text": ""}
+    events = Reasoning("<think>", "</think>", is_open).read(source)
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        source.rest += text[start:end]
+        source.ended = end == len(text) and start == (cuts or [0])[-1]
+        while (event := next(events, None)) is not None:
+            found[event.kind] += event.text
+    assert (found["reasoning"] or None, found["text"] or None) == parse_reasoning(text, is_open=is_open)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """With the tags as one token each, as the models have them that write them."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("has_tags", [False, True])
+def test_tokens(tokenizer, has_tags):
+    tokenizer = tokenizer if has_tags else make_tokenizer()
+    ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in ("<think>gulls</think>", "two", "gulls")}
+    thought = len(ids["<think>gulls</think>"])
+    for is_open in (False, True):
+        reasoning = Reasoning("<think>", "</think>", is_open)
+        assert reasoning.num_tokens(tokenizer, ids["<think>gulls</think>"] + ids["two"]) == thought
+        assert reasoning.num_tokens(tokenizer, ids["<think>gulls</think>"][:-1]) == thought - 1
+        assert reasoning.num_tokens(tokenizer, ids["gulls"]) == is_open * len(ids["gulls"])
+
+
+def allowed(grammar, token_ids: list[int], vocab_size: int) -> list[int]:
+    bits = torch.zeros(-(-vocab_size // 32), dtype=torch.int32)
+    grammar.write_mask(token_ids, bits.data_ptr(), bits.nbytes)
+    return [t for t in range(vocab_size) if bits[t // 32] >> t % 32 & 1]
+
+
+@pytest.mark.parametrize("opening", ["", "<think>"])
+def test_a_grammar_begins_behind_the_reasoning(tokenizer, opening):
+    vocab_size, [open_id, close_id, five, x] = (
+        len(tokenizer),
+        tokenizer.convert_tokens_to_ids(["<think>", "</think>", "5", "x"]),
+    )
+    grammar = GrammarCompiler(tokenizer, vocab_size, {1}).compile(StructuredOutputsParams(regex="[0-9]x"))
+    after = copy(AfterReasoning(grammar, tokenizer, opening, "</think>"))
+    anything = [t for t in range(vocab_size) if t != 1]  # which would end it
+    digits = allowed(grammar, [], vocab_size)
+    begun = [open_id] if opening else []
+    assert allowed(after, [], vocab_size) == (sorted([*digits, open_id]) if opening else anything)
+    for thought in ([], [x], [x, five, x]):
+        if begun + thought:
+            assert allowed(after, begun + thought, vocab_size) == anything
+            assert not after.is_complete(begun + thought)
+        ended = [*begun, *thought, close_id]
+        assert allowed(after, ended, vocab_size) == digits
+        assert allowed(after, [*ended, five], vocab_size) == [x]
+        assert after.is_complete([*ended, five, x]) and not after.is_complete([*ended, five])
+    assert after.possible([*begun, x], [five, close_id, five, five]) == [five, close_id, five]
+    assert after.possible([*begun, x], [five, five]) == [five, five]
+    if opening:
+        assert allowed(after, [five], vocab_size) == [x] and after.is_complete([five, x])
+    assert after.error == ""
+
+
+def test_structured_outputs_with_reasoning(llm):
+    """The engine's part: the first "e" ends what is free."""
+    form = StructuredOutputsParams(regex="[0-9]{3}x", reasoning=("", "e"))
+    bias = {llm.get_tokenizer().convert_tokens_to_ids("e"): 2.0}
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, structured_outputs=form, logit_bias=bias)
+    [output] = llm.generate(["two gulls"], params, use_tqdm=False)
+    text = output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop" and len(text) > 5, text
+    assert re.fullmatch(".*e[0-9]{3}x", text, re.DOTALL), text

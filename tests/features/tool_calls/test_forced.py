@@ -1,0 +1,132 @@
+"""Answers that must call: what a grammar lets a model write, in each format, is a call that fits its function."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call
+from nanovllm.features.tool_calls.parse import parse_tool_calls
+from nanovllm.sampling_params import StructuredOutputsParams
+from tests.checkpoints import make_tokenizer
+from tests.errors import expect
+
+NAME = {"type": "string", "maxLength": 3}
+FUNCTIONS = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city"],
+        "$defs": {"city": {"enum": ["Oslo", 'R"me']}},
+    },
+    'a "name" \\ with\ttricks, é': {"properties": {"names": {"type": "array", "items": NAME, "maxItems": 2}}},
+    "now": None,
+}
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])  # as Qwen's have them: a token each, and not special
+    tokenizer.add_tokens(["[TOOL_CALLS]"], special_tokens=True)
+    return GrammarCompiler(tokenizer, len(tokenizer), {EOS})
+
+
+def allowed(compiler, grammar, token_ids: list[int]) -> list[int]:
+    bits = torch.zeros(-(-compiler.vocab_size // 32), dtype=torch.int32)
+    grammar.write_mask(token_ids, bits.data_ptr(), bits.nbytes)
+    return [t for t in range(compiler.vocab_size) if bits[t // 32] >> t % 32 & 1]
+
+
+def grammar_of(compiler, form):
+    return compiler.compile(StructuredOutputsParams(structural_tag={"format": form}))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("format_name", ["hermes", "llama3_json", "mistral", "pythonic"])
+def test_whatever_is_sampled_is_a_call(compiler, format_name, several):
+    grammar, names = grammar_of(compiler, must_call(format_name, FUNCTIONS, several)), set()
+    for seed in range(8):
+        rng, token_ids = random.Random(seed), []
+        while not grammar.is_complete(token_ids):
+            found = allowed(compiler, grammar, token_ids)
+            if EOS in found and (len(token_ids) > 60 or rng.random() < 0.5):
+                break
+            token_ids.append(rng.choice([t for t in found if t != EOS]))
+            assert len(token_ids) < 2000
+        text = compiler.tokenizer.decode(token_ids)
+        tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
+        answer = parse_tool_calls(text, forced_format(format_name), tools)
+        assert answer.content is None and len(answer.tool_calls) >= 1 and (several or len(answer.tool_calls) == 1), text
+        for name, arguments in answer.tool_calls:
+            names.add(name)
+            check(name, json.loads(arguments))
+    assert names == set(FUNCTIONS)
+    first = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(format_name)
+    tokens = compiler.tokenizer.convert_ids_to_tokens(allowed(compiler, grammar, []))
+    assert first is None or tokens == [first], "the model's own token, not its letters"
+
+
+def check(name, arguments):
+    if name == "weather":
+        assert arguments["city"] in ("Oslo", 'R"me') and 1 <= arguments.get("days", 1) <= 9 and len(arguments) <= 2
+    elif name == "now":
+        assert arguments == {}
+    else:
+        assert arguments.keys() <= {"names"} and all(len(text) <= 3 for text in arguments.get("names", []))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("format_name, begin", [("hermes", "<tool_call>\n"), ("llama3_json", "")])
+def test_strict_functions(compiler, format_name, begin, several):
+    """Any text; but a call, once it has begun, fits. Without strict any object does."""
+    form = may_call(format_name, FUNCTIONS | {"free": {"type": "object", "properties": {}}}, {*FUNCTIONS}, several)
+    grammar, tokenizer = grammar_of(compiler, form), compiler.tokenizer
+    key = {"hermes": "arguments", "llama3_json": "parameters"}[format_name]
+
+    def possible(text: str) -> bool:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return len(grammar.possible([], token_ids)) == len(token_ids)
+
+    assert possible("Two gulls <b> {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
+    assert possible(f'Sure. {begin}{{"name": "weather", "{key}": {{"city": "Oslo"')
+    assert possible(f'{begin}{{"name": "free", "{key}": {{}}')
+    assert not possible(f'Sure. {begin}{{"name": "weather", "{key}": {{"city": "Rome"')
+    assert not possible(f'{begin}{{"name": "weather", "{key}": {{"town"')
+    assert not possible(f'{begin}{{"name": "unknown"')
+    end = "\n</tool_call>" if begin else ""
+    call = f'{begin}{{"name": "now", "{key}": {{}}}}{end}'
+    assert possible(f"{call}{call} so") == several
+    assert may_call("qwen3_coder", FUNCTIONS, {"now"}) is None
+
+
+def test_forms_that_are_none(compiler):
+    for form, text in (
+        ({"type": "lists"}, "a format is an object with a type (const_string, json_schema"),
+        ({"type": "sequence", "elements": []}, "elements must be a list of objects, not empty"),
+        ({"type": "const_string", "value": 5}, "value must be a text"),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ">"}, "must say where it ends"),
+        (
+            {"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": ["<g>"]},
+            "must begin with one of the trig",
+        ),
+        ({"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": [""]}, "triggers must be a list of texts"),
+        ({"type": "json_schema", "json_schema": {"x-guidance": 5}}, "x-guidance must be an object"),
+        ({"type": "json_schema", "json_schema": 5}, "a JSON schema is an object"),
+        ({"type": "or", "elements": [{"type": "const_string", "value": "x"}] * 3000}, "at most 2000 parts"),
+    ):
+        expect(text, grammar_of, compiler, form)
+    expect("it is not JSON", compiler.compile, StructuredOutputsParams(structural_tag="{"))
+
+
+def test_the_older_form_of_structural_tags(compiler):
+    """As vLLM's documents have it; also as text."""
+    part = {"begin": "<f=now>", "schema": {"enum": [5, 6]}, "end": "</f>"}
+    tag = {"type": "structural_tag", "structures": [part], "triggers": ["<f="]}
+    grammar = compiler.compile(StructuredOutputsParams(structural_tag=json.dumps(tag)))
+    for text, is_possible in (("a <f=now>5</f> b <f=now>6</f>", True), ("<f=then>", False), ("<f=now>7", False)):
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        assert (len(grammar.possible([], token_ids)) == len(token_ids)) is is_possible, text

@@ -1,0 +1,311 @@
+"""Calls of tools and reasoning over HTTP, through OpenAI's own client."""
+
+import json
+from functools import reduce
+from typing import Any
+
+import openai
+import pytest
+
+from nanovllm.features.reasoning.think import TAGS
+from nanovllm.serving.http.options import ServeOptions
+from tests.checkpoints import CHAT_TEMPLATE, make_checkpoint
+from tests.servers import serving
+
+USER = [{"role": "user", "content": "two gulls"}]
+CITY = {"enum": ["Oslo", "Rome"]}
+
+
+def tool(name: str, parameters: dict | None = None, **more) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters} | more}
+
+
+def takes(**properties) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+WEATHER = tool("weather", takes(city={"$ref": "#/$defs/city"}, days={"enum": [1, 2]}) | {"$defs": {"city": CITY}})
+NOW = tool('now "and here"')
+TOOLS = [WEATHER, NOW]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Long enough for tools, which are a token a letter here."""
+    model = make_checkpoint(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=2048)
+    with serving(model, ServeOptions(), block_size=16, max_model_len=2048, num_gpu_blocks_override=512) as running:
+        yield running
+
+
+def added(one: Any, other: Any) -> Any:
+    """Deltas, put together as a client does."""
+    if isinstance(one, dict):
+        return one | {name: added(one[name], value) if name in one else value for name, value in other.items()}
+    if isinstance(one, list):
+        calls = {call["index"]: call for call in one}
+        for call in other:
+            calls[call["index"]] = added(calls[call["index"]], call) if call["index"] in calls else call
+        return list(calls.values())
+    return other if isinstance(one, int | None) else one if other is None else one + other
+
+
+def ask(server, stream: bool, **given) -> tuple[dict, str, dict]:
+    """(message, finish_reason, usage) of a chat."""
+    given = dict(model="tiny", messages=USER, temperature=0, max_tokens=400) | given
+    extra = given.pop("extra_body", {})
+    extra |= {name: given.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in given}
+    create = server.client().chat.completions.create
+    if not stream:
+        answer = create(**given, extra_body=extra)
+        [choice] = answer.choices
+        return choice.message.model_dump(), choice.finish_reason, answer.usage.model_dump()
+    deltas, reasons, usage = [], [], {}
+    for chunk in create(**given, extra_body=extra, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage.model_dump() if chunk.usage else usage
+        for choice in chunk.choices:
+            deltas.append(choice.delta.model_dump(exclude_unset=True))
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    [reason] = reasons
+    message = reduce(added, deltas)
+    for call in message.get("tool_calls", ()):
+        del call["index"]
+    return message, reason, usage
+
+
+def called(message: dict) -> list[tuple[str, Any]]:
+    for call in message.get("tool_calls") or ():
+        assert call["type"] == "function" and call["id"]
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_required(server, stream, seed):
+    """The call fits its function's schema, whatever a model of random weights would rather say."""
+    given = dict(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=seed)
+    message, reason, _ = ask(server, stream, **given)
+    [(name, arguments)] = called(message)
+    assert reason == "tool_calls" and not message.get("content")
+    if name == "weather":
+        assert arguments["city"] in CITY["enum"] and arguments["days"] in (1, 2) and len(arguments) == 2
+    else:
+        assert (name, arguments) == ('now "and here"', {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_named(server, stream):
+    for name in ("weather", 'now "and here"'):
+        choice = {"type": "function", "function": {"name": name}}
+        message, reason, _ = ask(server, stream, tools=TOOLS, tool_choice=choice)
+        [(found, _)] = called(message)
+        assert (found, reason) == (name, "stop"), "OpenAI's reason for a function that was named"
+
+
+def test_streams_say_what_whole_answers_say(server):
+    given = dict(tools=TOOLS, tool_choice="required", temperature=1.0, seed=5)
+    (whole, reason, usage), (streamed, stream_reason, stream_usage) = (ask(server, s, **given) for s in (False, True))
+    if reason == "tool_calls":
+        assert called(whole) == called(streamed)
+    assert (reason, usage["completion_tokens"]) == (stream_reason, stream_usage["completion_tokens"])
+
+
+# -- calls that a model makes by itself: a regular expression stands for the model ---------------------------------
+
+CLOSED = {"additionalProperties": False}
+ONE = {"parallel_tool_calls": False}
+TWICE = 'Sure\\. (<tool_call>\n\\{"name": "weather", "arguments": \\{"city": "Oslo"\\}\\}\n</tool_call>\n){2}'
+
+
+def says(regex: str, **more) -> dict[str, Any]:
+    return {"extra_body": {"structured_outputs": {"regex": regex}} | more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_auto(server, stream):
+    message, reason, _ = ask(server, stream, tools=TOOLS, **says(TWICE))
+    assert (message["content"], reason) == ("Sure. ", "tool_calls")
+    assert called(message) == [("weather", {"city": "Oslo"})] * 2
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    message, reason, _ = ask(server, stream, tools=TOOLS, **says(TWICE), parallel_tool_calls=False)
+    assert (len(called(message)), reason) == (1, "tool_calls")
+    message, reason, _ = ask(server, stream, tools=TOOLS, **says("No\\."))
+    assert (message["content"], reason, message.get("tool_calls")) == ("No.", "stop", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_none(server, stream):
+    """What looks like a call is content then."""
+    message, reason, _ = ask(server, stream, tools=TOOLS, tool_choice="none", **says(TWICE))
+    assert message["content"].count("</tool_call>") == 2 and reason == "stop" and not message.get("tool_calls")
+
+
+def test_an_answer_cut_in_a_call_says_so(server):
+    message, reason, _ = ask(server, False, tools=TOOLS, max_tokens=60, **says(TWICE))
+    assert reason == "length" and not message["tool_calls"] and message["content"].startswith("Sure. <tool_call>")
+    message, reason, _ = ask(server, True, tools=TOOLS, max_tokens=60, **says(TWICE))
+    [call] = message["tool_calls"]
+    assert reason == "length" and '{"city": "Oslo"'.startswith(call["function"]["arguments"])
+
+
+def test_a_stream_begins_with_the_name(server):
+    """index, id, type and name first, then nothing but pieces of arguments; the reason comes last, and once."""
+    chunks = server.client().chat.completions.create(
+        model="tiny", messages=USER, temperature=0, max_tokens=400, stream=True, tools=TOOLS, **says(TWICE)
+    )
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert choices[0].delta.role == "assistant" and all(choice.delta.role is None for choice in choices[1:])
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    for index in (0, 1):
+        first, *others = [call for call in calls if call.index == index]
+        assert (first.type, first.function.name, first.function.arguments) == ("function", "weather", "")
+        assert first.id and len(others) > 5
+        assert all(call.id is None and call.type is None and call.function.name is None for call in others)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_calls_or_a_form(server, seed):
+    """tool_choice auto and response_format: an answer is a call or fits the form."""
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": takes(answer={"enum": [42]}) | CLOSED}}
+    message, reason, _ = ask(server, False, tools=TOOLS, response_format=form, temperature=1.0, seed=seed, **ONE)
+    if message["content"]:
+        assert (json.loads(message["content"]), reason) == ({"answer": 42}, "stop")
+    else:
+        assert reason in ("tool_calls", "length") and called(message)
+
+
+def test_strict(server):
+    """What comes where a call begins: tests/features/tool_calls/test_forced.py. Here nothing does."""
+    strict = tool("weather", takes(city=CITY), strict=True)
+    message, reason, _ = ask(server, False, tools=[strict], max_tokens=5)
+    assert reason == "length" and message["content"] == ask(server, False, tools=[strict], max_tokens=5)[0]["content"]
+    status, raw = server.send(
+        "/v1/chat/completions",
+        json.dumps({"messages": USER, "tools": [tool("f", {"type": "x"}, strict=True)]}).encode(),
+    )
+    assert status == 400 and b"structural_tag cannot be used" in raw
+
+
+def test_a_conversation_with_tools(server):
+    """What was called, and what it gave, is in the next prompt; arguments are JSON text, content is null."""
+    message, _, _ = ask(server, False, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+    [call] = message["tool_calls"]
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "Rain."}
+    messages = [{"role": "developer", "content": "Be brief."}, *USER, message, answer, answer]
+    _, reason, usage = ask(server, False, tools=[WEATHER], messages=messages, max_tokens=5)
+    assert reason == "length" and usage["prompt_tokens"] > 200
+    prompt = server.llm.llm.chat_prompt(messages, tools=[WEATHER])["prompt"]
+    system, rest = prompt.split("<|im_end|>\n", 1)
+    assert system.startswith("<|im_start|>system\nBe brief.\n\n") and json.dumps(WEATHER) in system
+    called_text = f'<tool_call>\n{{"name": "weather", "arguments": {call["function"]["arguments"]}}}\n</tool_call>'
+    given_text = "<tool_response>\nRain.\n</tool_response>"
+    assert rest == (
+        f"<|im_start|>user\ntwo gulls<|im_end|>\n<|im_start|>assistant\n{called_text}<|im_end|>\n"
+        f"<|im_start|>user\n{given_text}\n{given_text}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+BAD = [
+    (dict(tools={"name": "f"}), "tools must be a list of at most 1024 functions"),
+    (dict(tools=["f"]), "tools[0] must be {"),
+    (dict(tools=[NOW, {"type": "function", "function": {}}]), "tools[1] must have a name of 1 to 256 characters"),
+    (dict(tools=[tool("")]), "tools[0] must have a name"),
+    (dict(tools=[{"type": "web_search"}]), "tools[0] must be {"),
+    (dict(tools=[tool("f", ["x"])]), "tools[0]: parameters must be a JSON schema, found ['x']"),
+    (dict(tools=[tool("f", strict="yes")]), "tools[0]: strict must be true or false"),
+    (dict(tools=TOOLS, tool_choice="always"), "tool_choice must be auto, required, none or an object"),
+    (dict(tools=TOOLS, tool_choice={"type": "function"}), "tool_choice, as an object, must be"),
+    (dict(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "then"}}), "tool_choice names 'then'"),
+    (dict(tool_choice={"type": "function", "function": {"name": "now"}}), "tool_choice names 'now'"),
+    (dict(tool_choice="required"), "there are no tools"),
+    (dict(tools=[], tool_choice="required"), "there are no tools"),
+    (dict(tools=TOOLS, parallel_tool_calls="no"), "parallel_tool_calls must be true or false"),
+    (dict(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"}), "'auto' allows both"),
+    (dict(tools=[tool("f", {"type": "strange"})], tool_choice="required"), "structural_tag cannot be used"),
+    (dict(tools=[tool("f", {"$ref": "#/$defs/no"})], tool_choice="required"), "structural_tag cannot be used"),
+    (dict(reasoning_effort="lots"), "reasoning_effort must be one of none, minimal"),
+    (dict(include_reasoning="yes"), "include_reasoning must be true or false"),
+    (dict(response_format={"type": "structural_tag"}), "a format is an object with a type"),
+]
+
+
+@pytest.mark.parametrize("given, text", BAD, ids=[text for _, text in BAD])
+def test_bad_bodies(server, given, text):
+    body = dict(model="tiny", messages=USER, max_tokens=2) | given
+    status, raw = server.send("/v1/chat/completions", json.dumps(body).encode())
+    assert status == 400 and text in json.loads(raw)["error"]["message"], raw
+
+
+def test_neutral_values(server):
+    given = dict(tool_choice="auto", reasoning_effort="low", parallel_tool_calls=True, include_reasoning=False)
+    for more in ({}, {"tools": []}, {"tools": None, "tool_choice": "none"}):
+        message, _, usage = ask(server, False, max_tokens=3, **given | more)
+        assert not message["tool_calls"] and message["reasoning"] is None and not usage["completion_tokens_details"]
+
+
+# -- other templates ---------------------------------------------------------------------------------------------------
+
+THINKS = CHAT_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+OPENS = CHAT_TEMPLATE + "{% if reasoning_effort != 'none' %}<think>\n{% endif %}"
+SHOWS_TOOLS = "{% if tools %}[TOOL_CALLS] {{ tools | tojson }}{% endif %}{{ messages[-1].content }}"
+
+
+@pytest.fixture
+def template(server):
+    tokenizer = server.llm.llm.get_tokenizer()
+    before = tokenizer.chat_template
+    yield lambda text: setattr(tokenizer, "chat_template", text)
+    tokenizer.chat_template = before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning(server, template, stream):
+    template(THINKS)
+    given = says("<think>One gull\\.</think>Two\\.")
+    message, reason, usage = ask(server, stream, **given)
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == (
+        "One gull.",
+        "One gull.",
+        "Two.",
+    )
+    details = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert 10 < details < usage["completion_tokens"] and reason == "stop"
+    message, _, hidden = ask(server, stream, include_reasoning=False, **given)
+    assert message["content"] == "Two." and not message.get("reasoning") and hidden == usage
+    message, _, usage = ask(server, stream, chat_template_kwargs={"enable_thinking": False}, **given)
+    assert message["content"] == "<think>One gull.</think>Two." and not usage["completion_tokens_details"]
+    message, _, _ = ask(server, stream, reasoning_effort="none", **says("Two\\."))
+    assert message["content"] == "Two." and not message.get("reasoning")
+    message, _, _ = ask(server, stream, tools=TOOLS, **says("<think>Look\\.</think>" + TWICE))
+    assert (message["reasoning"], message["content"], len(called(message))) == ("Look.", "Sure. ", 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_opens_the_reasoning(server, template, stream, monkeypatch):
+    """A call is required, and it begins behind the reasoning, which this model ends with an "e"."""
+    monkeypatch.setitem(TAGS, "qwen3", ("<think>", "e"))
+    template(OPENS)
+    bias = {str(server.llm.llm.get_tokenizer().convert_tokens_to_ids("e")): 2.0}
+    given = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, max_tokens=500)
+    message, reason, usage = ask(server, stream, **given, logit_bias=bias, temperature=1.0, seed=2)
+    [(name, arguments)] = called(message)
+    assert (name, reason) == ("weather", "tool_calls") and arguments["city"] in CITY["enum"]
+    assert message["reasoning"] and not message.get("content")
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"] - 50
+
+
+def test_a_template_that_shows_tools_shows_them_itself(server, template):
+    template(SHOWS_TOOLS)
+    chat_prompt = server.llm.llm.chat_prompt
+    assert chat_prompt(USER, tools=[NOW])["prompt"] == f"[TOOL_CALLS] [{json.dumps(NOW)}]two gulls"
+    assert chat_prompt(USER)["prompt"] == "two gulls"
+    message, reason, _ = ask(server, False, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert reason == "tool_calls" and len(message["tool_calls"][0]["id"]) == 9, "Mistral's form, and its ids"
+    given = says('\\[TOOL_CALLS\\]now\\{"a": 1\\}')
+    assert ask(server, True, tools=TOOLS, **given)[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_a_template_that_takes_no_tools_at_all(server, template):
+    template("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
+    with pytest.raises(openai.BadRequestError, match=r"a template that shows them would work.*no system"):
+        ask(server, False, tools=TOOLS)
