@@ -123,6 +123,17 @@ def test_a_text_is_scored(llm):
     assert not {"token_ids", "prompt_token_ids"} & choice.keys() and body["usage"]["completion_tokens"] == 0
 
 
+def test_calls_of_tools(llm):
+    """The same fields as the server's. The tiny model has too short a memory for what a template without tools says."""
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
+    asked = dict(messages=USER, tools=[{"type": "function", "function": function}], tool_choice="required")
+    llm.get_tokenizer().chat_template = "{{ tools | tojson }}{{ messages[-1].content }}"
+    [choice] = answer_all(llm, [line(url=CHAT, parallel_tool_calls=False, **asked)])[1].body["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"x": 5}'} and choice["finish_reason"] == "tool_calls"
+    assert "reasoning" not in choice["message"]
+
+
 def test_answers_that_fit_a_schema(llm):
     point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
     asked = {"type": "json_schema", "json_schema": {"name": "point", "schema": point, "strict": True}}

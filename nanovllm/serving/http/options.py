@@ -80,8 +80,8 @@ class ServeOptions:
             object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
-        for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF, ""))):
-            if getattr(self, name) is not None:
+        for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF))):
+            if getattr(self, name):  # vLLM's reasoning parser is "" by default
                 check_choice(f"--{name.replace('_', '-')}", getattr(self, name), known)
 
     @property

@@ -9,7 +9,11 @@ import pytest
 
 from nanovllm.features.reasoning.think import TAGS
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.reading import Parsers
+from nanovllm.serving.openai.request import translate
+from nanovllm.serving.openai.shown import CHAT
 from tests.checkpoints import CHAT_TEMPLATE, make_checkpoint
+from tests.errors import expect
 from tests.servers import serving
 
 USER = [{"role": "user", "content": "two gulls"}]
@@ -309,3 +313,38 @@ def test_a_template_that_takes_no_tools_at_all(server, template):
     template("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
     with pytest.raises(openai.BadRequestError, match=r"a template that shows them would work.*no system"):
         ask(server, False, tools=TOOLS)
+
+
+def test_tools_that_are_not_shown(server):
+    body = dict(messages=USER, tools=TOOLS, tool_choice="none")
+    shown, hidden = (
+        translate(server.llm.llm, CHAT, body, (), parsers=Parsers(exclude_tools_when_none=excluded))[0][0]["prompt"]
+        for excluded in (False, True)
+    )
+    assert "weather" in shown and "weather" not in hidden
+
+
+def test_flags():
+    options = ServeOptions(tool_call_parser="mistral", reasoning_parser="deepseek_r1")
+    assert options.parsers == Parsers("mistral", "deepseek_r1")
+    assert ServeOptions(reasoning_parser="").parsers.reasoning == ""
+    expect("--tool-call-parser must be one of hermes", ServeOptions, tool_call_parser="glm45")
+    expect("--reasoning-parser must be one of qwen3", ServeOptions, reasoning_parser="glm45")
+
+
+def test_samples_and_logprobs_of_a_stream(server):
+    """Each sample is read by itself, and no token's logprob is lost while a call is held back."""
+    given = dict(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=3)
+    given |= dict(model="tiny", messages=USER, max_tokens=400, n=3, logprobs=True)
+    create = server.client().chat.completions.create
+    whole = create(**given)
+    calls, num_tokens = dict.fromkeys(range(3), ""), 0
+    for chunk in create(**given, stream=True):
+        [choice] = chunk.choices
+        num_tokens += len(choice.logprobs.content) if choice.logprobs else 0
+        for call in choice.delta.tool_calls or ():
+            calls[choice.index] += (call.function.name or "") + call.function.arguments
+    assert num_tokens == whole.usage.completion_tokens
+    functions = [choice.message.tool_calls[0].function for choice in whole.choices]
+    assert list(calls.values()) == [function.name + function.arguments for function in functions]
+    assert len(set(calls.values())) > 1
