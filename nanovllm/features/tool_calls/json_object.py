@@ -15,8 +15,8 @@ PLAIN = re.compile(r"[^\s,:{}\[\]\"]+")  # a number, true, false or null
 def call_object(source: Source, is_bare: bool = False) -> Reading[None]:
     """Read a call. Arguments behind the name go out as they come; otherwise they wait for it.
 
-    is_bare: nothing else says that a call comes here. So an object without arguments is none, and one that names a
-    function that the source does not know. Raises Malformed, for a key that no call has, too.
+    is_bare: nothing else says that a call comes here. So an object without arguments is none, nor one that has other
+    keys, or names a function that the source does not know. Raises Malformed.
     """
     yield from source.expect("{")
     fields: dict[str, Any] = {}
@@ -24,7 +24,8 @@ def call_object(source: Source, is_bare: bool = False) -> Reading[None]:
         if fields and following == ",":
             source.take(1)
             yield from source.skip_spaces()
-        if (key := (yield from value(source))) not in KNOWN:
+        key = yield from value(source)
+        if not isinstance(key, str) or (is_bare and key not in KNOWN):
             raise Malformed
         yield from source.skip_spaces()
         yield from source.expect(":")

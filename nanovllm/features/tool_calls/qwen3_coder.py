@@ -9,6 +9,7 @@ from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Sourc
 
 NAME = re.compile(r"[^<>\n]+")
 ENDS = ("</parameter>", "</function>", "<parameter=")  # a tag may have been forgotten
+SAYS_TYPE = {"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
 
 
 def qwen3_coder(source: Source) -> Reading[None]:
@@ -50,7 +51,8 @@ def _name(source: Source) -> Reading[str]:
 def _value(source: Source, schema: Any) -> Reading[None]:
     """A value as JSON. A text's goes out as it comes: it may be a file of many pages."""
     yield from source.skip("\n")
-    pieces, is_text = source.until(*(f"\n{end}" for end in ENDS), *ENDS), _is_text(schema)
+    pieces, types = source.until(*(f"\n{end}" for end in ENDS), *ENDS), _types(schema)
+    is_text = types == {"string"}
     if is_text:
         yield Event("arguments", '"')
     text, marker = "", ""
@@ -67,7 +69,7 @@ def _value(source: Source, schema: Any) -> Reading[None]:
             yield Event("arguments", json.dumps(event.text, ensure_ascii=False)[1:-1])
         else:
             text += event.text
-    yield Event("arguments", '"' if is_text else json.dumps(_converted(text), ensure_ascii=False))
+    yield Event("arguments", '"' if is_text else json.dumps(_converted(text, types), ensure_ascii=False))
     yield from source.skip("\n")
     yield from source.skip("</parameter>")
 
@@ -78,14 +80,21 @@ def _properties(schema: Any) -> dict[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-def _is_text(schema: Any) -> bool:
-    """Also where nothing is said."""
-    if not isinstance(schema, dict) or not schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"}:
-        return True
-    return schema.get("type") == "string"
+def _types(schema: Any) -> set[str]:
+    """What a value may be. Text, where nothing is said; "any" stands for what is not looked into."""
+    if not isinstance(schema, dict) or not schema.keys() & SAYS_TYPE:
+        return {"string"}
+    given = schema.get("type")
+    types = {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
+    for parts in (schema.get("anyOf"), schema.get("oneOf")):
+        for part in parts if isinstance(parts, list) else ():
+            types |= _types(part)
+    return types or {"any"}
 
 
-def _converted(text: str) -> Any:
+def _converted(text: str, types: set[str]) -> Any:
+    if types == {"string", "null"}:
+        return None if text.strip() == "null" else text
     for read in (json.loads, literal_eval):
         try:
             found = read(text.strip())

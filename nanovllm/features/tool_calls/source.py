@@ -46,11 +46,12 @@ class Source:
     def __init__(self, functions: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
         self.functions = functions
         self.rest, self.taken = "", ""
-        self.ended, self.has_begun = False, False
+        self.ended, self.is_in_call, self.has_begun = False, False, False
 
     def take(self, num_chars: int) -> str:
         text, self.rest = self.rest[:num_chars], self.rest[num_chars:]
-        self.taken += text
+        if self.is_in_call:
+            self.taken += text
         return text
 
     # -- looking ahead: these wait until they know ------------------------------------------------------------------
@@ -128,11 +129,12 @@ class Source:
 
     def call(self, reading: Reading[Any]) -> Reading[bool]:
         """Read one call. If it is malformed, what the model wrote of it is text; if it has begun, it is broken."""
-        self.taken, self.has_begun = "", False
+        self.taken, self.is_in_call, self.has_begun = "", True, False
         try:
             yield from reading
+            is_whole = True
         except Malformed:
-            yield Event("broken" if self.has_begun else "text", self.taken)
-            return False
-        yield Event("end")
-        return True
+            is_whole = False
+        self.is_in_call = False
+        yield Event("end") if is_whole else Event("broken" if self.has_begun else "text", self.taken)
+        return is_whole

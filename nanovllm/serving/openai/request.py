@@ -102,7 +102,7 @@ def _chat(
     messages: Any = body.get("messages")
     prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)
     tokenizer = llm.get_tokenizer()
-    template = tokenizer.get_chat_template(tools=tools.given or None)
+    template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
     format_name = parsers.tool_call or format_of(template)
     reasoning = Reasoning.of(parsers.reasoning, template, prompt["prompt"])
     asked = given["structured_outputs"]
@@ -112,7 +112,7 @@ def _chat(
         fitting = replace(fitting, reasoning=("" if reasoning.is_open else reasoning.opening, reasoning.closing))
     given["structured_outputs"] = fitting
     tags = MARKERS.get(form, ()) + (() if reasoning is None else (reasoning.opening, reasoning.closing))
-    if any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
+    if tags and any(token.special and token.content in tags for token in tokenizer.added_tokens_decoder.values()):
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
     return [prompt], Reading(

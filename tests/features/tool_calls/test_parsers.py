@@ -19,6 +19,12 @@ TOOLS = [
     tool("weather", city={"type": "string"}, days={"type": "integer"}, metric={"type": "boolean"}),
     tool("write", path={"type": "string"}, text={"type": "string"}, tags={"type": "array"}, size={"type": "number"}),
     tool("now"),
+    tool(
+        "find",
+        code={"anyOf": [{"type": "string"}, {"type": "null"}]},
+        also={"type": ["string", "null"]},
+        x={"enum": [1]},
+    ),
 ]
 OSLO, ROME = ("weather", {"city": "Oslo"}), ("weather", {"city": "Rome", "days": 2})
 NOW = ("now", {})
@@ -74,6 +80,9 @@ CASES = [
     ("qwen3_coder", f"<function=write><parameter=text>\n{CODE}\n</parameter><parameter=tags>['a', 1]</parameter>"
      "<parameter=size>big</parameter><parameter=more>7</parameter></function>", None,
      [("write", {"text": CODE, "tags": ["a", 1], "size": "big", "more": "7"})]),
+    ("qwen3_coder", "<function=find><parameter=code>0123</parameter><parameter=also>\nnull\n</parameter>"
+     "<parameter=x>1</parameter></function>", None, [("find", {"code": "0123", "also": None, "x": 1})]),
+    ("hermes", '<tool_call>{"why": ["x"], "name": "now", "arguments": {}, "so": 1}</tool_call>', None, [NOW]),
     ("json_list", '[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "parameters": {}}]', None,
      [OSLO, NOW]),
 ]  # fmt: skip
