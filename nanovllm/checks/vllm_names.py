@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import reject_unknown, shorten
-from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, Table
+from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
 from nanovllm.checks.vllm_options import asks as _asks
 from nanovllm.checks.vllm_options import switches as _switches
@@ -139,7 +139,7 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
-TABLES["nanovllm serve"] = ENGINE | FLAGS
+TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {
     **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),

@@ -128,6 +128,22 @@ FLAGS: Table = {  # of `vllm serve`, beside an engine's options
     **asks("a fingerprint of the engine in each answer", fingerprint_mode=("full", "hash", "none")),
     **asks("a fingerprint of the engine in each answer", fingerprint_value=None),
 }
+RESPONSE: Table = {  # fields of a body of /v1/responses, beside those that it shares with a chat's
+    **anything("max_tool_calls truncation"),
+    **asks("a conversation by a name (ours: `previous_response_id`)", conversation=None),
+    **asks("a prompt that is kept elsewhere", prompt=None),
+    **asks("a conversation that is cut or rewritten", context_management=[]),
+    **asks("a conversation in another format than items", previous_input_messages=[], previous_response=None),
+    **asks("the messages that the model saw (ours: POST /tokenize)", enable_response_messages=False),
+    **asks("several answers", n=1),
+    **asks("what only the other endpoints show", echo=False, prompt_logprobs=None, logprob_token_ids=[]),
+    **asks("what only the other endpoints show", return_token_ids=False, return_tokens_as_token_ids=False),
+    **asks("an open message (ours: status incomplete of the last item)", continue_final_message=False),
+    **asks("an open message (ours: status incomplete of the last item)", add_generation_prompt=True),
+    **asks("input or output that is not text", image=None),
+    **asks("programs of OpenAI's", access_programs=None),
+    **asks("another time for work in the background", background_options={}),
+}
 
 NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
 WEIGHTS = "weights stay as they were loaded; start the server again for others"
@@ -145,7 +161,6 @@ PATHS = {  # of vLLM's server and of OpenAI's, that this server lacks -> what to
         "/v1/messages /v1/messages/count_tokens /cohere/v2/chat /v1/systemone".split(),
         "the API here is OpenAI's: POST /v1/chat/completions",
     ),
-    "/v1/responses": "conversations are not kept here: POST /v1/chat/completions, with all messages",
     "/invocations": "send the same body to /v1/chat/completions, or to /v1/completions",
     "/v1/chat/completions/batch": "a request has one conversation; `nanovllm run-batch` answers a file of them",
     **dict.fromkeys(("/v1/batches", "/v1/files"), "batch jobs need no server: `nanovllm run-batch` answers a file"),

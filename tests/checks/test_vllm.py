@@ -11,12 +11,14 @@ import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks import vllm_names
 from nanovllm.checks.values import size_of
-from nanovllm.checks.vllm_options import PATHS
+from nanovllm.checks.vllm_options import PATHS, RESPONSE
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.request import KNOWN_BY_URL
+from nanovllm.serving.openai.responses.request import READ_HERE
+from nanovllm.serving.openai.shown import CHAT
 
 PAGE = Path(__file__).parents[2] / "examples" / "move_to_vllm.md"
 RECORDED = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text(encoding="utf-8"))
@@ -138,6 +140,11 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
         "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, vllm_names.TABLES["nanovllm serve"]),
         "Paths of the server": (sorted(paths | {*PATHS}), paths - {*PATHS}, instead),
         "Fields of a request's body": (RECORDED["body"], fields - {*no_template}, vllm_names.BODY | no_template),
+        "Fields of a body of `/v1/responses`": (
+            cases.RESPONSE_FIELDS,
+            {*READ_HERE, *KNOWN_BY_URL[CHAT], "stream", "stream_options", "request_id"} - {*RESPONSE},
+            vllm_names.BODY | RESPONSE,
+        ),
         "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
     }
 

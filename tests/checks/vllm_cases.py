@@ -250,3 +250,15 @@ def slim(answer: Any) -> Any:
     if isinstance(answer, list):
         return [slim(item) for item in answer]
     return round(answer, 4) if isinstance(answer, float) else answer
+
+
+# Fields of a body of /v1/responses: OpenAI's, and what vLLM adds to them.
+RESPONSE_FIELDS = sorted(
+    "access_programs background background_options context_management conversation image include input instructions "
+    "max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt "
+    "prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store "
+    "stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user "
+    "cache_salt chat_template_kwargs enable_response_messages ignore_eos include_stop_str_in_output logit_bias "
+    "mm_processor_kwargs presence_penalty frequency_penalty previous_input_messages previous_response priority "
+    "repetition_penalty request_id seed skip_special_tokens stop structured_outputs top_k vllm_xargs".split()
+)

@@ -45,6 +45,7 @@ from nanovllm.serving.http.responses import (
     answer_nobody,
     json_response,
 )
+from nanovllm.serving.http.responses_api import ResponsesApi
 from nanovllm.tools.screen import Screen
 
 PAGE = Path(__file__).parent / "page"
@@ -124,7 +125,7 @@ def make_app(
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
     middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), *middleware]
     app = Starlette(
-        routes=[*api.routes(), *operation.routes(), *inside.routes(), *pages],
+        routes=[*api.routes(), *ResponsesApi(api).routes(), *operation.routes(), *inside.routes(), *pages],
         middleware=middleware,
         exception_handlers={
             **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),

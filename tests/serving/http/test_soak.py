@@ -44,6 +44,10 @@ def check_answer(what: str, content: bytes, n: int, expected: Expected) -> None:
         assert json.loads(content)["tokens"] == expected.token_ids
         return
     events = [line[6:] for line in content.split(b"\n") if line.startswith(b"data: {")] or [content]
+    if what == "response":
+        [message] = json.loads(events[-1]).get("response", json.loads(events[-1]))["output"]
+        assert message["content"][0]["text"] == expected.chat
+        return
     texts, logprobs = [""] * n, []
     for event in events:
         for choice in json.loads(event)["choices"]:
@@ -59,7 +63,7 @@ def check_answer(what: str, content: bytes, n: int, expected: Expected) -> None:
 
 async def client(port: int, rng: random.Random, expected: dict[str, Expected], counts: dict) -> None:
     """One request, and one of the things that clients do."""
-    prompt, what = rng.choice(list(expected)), rng.choice("text text text chat score tokenize".split())
+    prompt, what = rng.choice(list(expected)), rng.choice("text text text chat response score tokenize".split())
     kind = rng.choice("finish finish finish whole leave leave slow early half bad".split())
     counts[kind] = counts.get(kind, 0) + 1
     n = rng.choice([1, 1, 2]) if what in ("text", "chat") else 1
@@ -69,6 +73,9 @@ async def client(port: int, rng: random.Random, expected: dict[str, Expected], c
             "/v1/chat/completions",
             body | {"messages": [{"role": "user", "content": prompt}], "max_tokens": 40},
         )
+    elif what == "response":
+        del body["n"]
+        path, body = "/v1/responses", body | {"input": prompt, "max_output_tokens": 40}
     elif what == "score":
         path, body = "/v1/completions", body | {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 0}
     elif what == "tokenize":

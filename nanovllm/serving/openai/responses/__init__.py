@@ -1,0 +1,1 @@
+"""OpenAI's responses API, translated into chats and back (chapter 14)."""

@@ -1,0 +1,126 @@
+"""Items of the responses API -> messages of a chat. One answer's reasoning, text and calls are one message there."""
+
+from collections.abc import Callable
+from typing import Any
+
+from nanovllm.checks.values import shorten
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part -> its key
+OPEN = ("in_progress", "incomplete")  # statuses of a message that the answer goes on with
+KINDS = "messages, function_call, function_call_output, reasoning and item_reference"
+
+
+def read_input(given: Any, find_item: Callable[[str], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """A body's input as items, references replaced by what they stand for. Raises ValueError.
+
+    find_item: an item of an answer that was kept, by its id.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"input must be a text, or a list of items, not empty; found {shorten(given)}")
+    items = []
+    for index, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise ValueError(f"input item {index} must be an object, found {shorten(item)}")
+        if _type_of(item) == "item_reference":
+            found = find_item(item["id"]) if isinstance(item.get("id"), str) else None
+            if found is None:
+                raise ValueError(
+                    f"input item {index}: no item {shorten(item.get('id'))} is kept here; send the item itself"
+                )
+            item = found
+        items.append(item)
+    return items
+
+
+def add_items(messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages and those of the items; the last message may take in the first items. Raises ValueError."""
+    messages = [*messages[:-1], *map(dict, messages[-1:])]
+    for index, item in enumerate(items):
+        kind = _type_of(item)
+        try:
+            if kind == "message":
+                _add_message(messages, item)
+            elif kind == "reasoning":
+                _add_reasoning(messages, item)
+            elif kind == "function_call":
+                _add_call(messages, item)
+            elif kind == "function_call_output":
+                call_id = _string(item, "call_id")
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item.get("output"))})
+            else:
+                raise ValueError(f"this server reads {KINDS}, found type {shorten(kind)}")
+        except ValueError as error:
+            raise ValueError(f"input item {index}: {error}") from None
+    return messages
+
+
+def is_open(items: list[dict[str, Any]]) -> bool:
+    """Is the last item an assistant's message that is to go on?"""
+    last = items[-1]
+    return _type_of(last) == "message" and last.get("role") == "assistant" and last.get("status") in OPEN
+
+
+def text_of(content: Any) -> str:
+    """A text, or parts that have one: each begins a line, as in a chat. Raises ValueError."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(TEXTS[kind]) if isinstance(kind, str) and kind in TEXTS else None
+        if not isinstance(text, str):
+            raise ValueError(f"content must be a text or parts of type input_text or output_text; {_found(part)}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _found(part: Any) -> str:
+    is_other = isinstance(part, dict) and part.get("type") in ("input_image", "input_file", "input_audio")
+    return f"this engine reads no {part['type'][6:]}s" if is_other else f"found {shorten(part)}"
+
+
+def _type_of(item: dict[str, Any]) -> Any:
+    return item.get("type") or ("message" if "role" in item or "id" not in item else "item_reference")
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    if (role := item.get("role")) not in ROLES:
+        raise ValueError(f"role must be one of {', '.join(ROLES)}, found {shorten(role)}")
+    is_empty = role == "assistant" and item.get("content") is None
+    content = "" if is_empty else text_of(item.get("content"))
+    if role == "assistant" and messages and messages[-1].keys() == {"role", "reasoning"}:
+        messages[-1]["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    """Of an item without any text nothing is shown."""
+    parts = item.get("content") or item.get("summary") or []
+    if not parts and item.get("encrypted_content"):
+        raise ValueError("encrypted_content was made by another server; this one shows reasoning as it is, in content")
+    texts = (
+        [part.get("text") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else [None]
+    )
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"reasoning must have a list of parts with a text, found {shorten(parts)}")
+    if text := "\n".join(map(str, texts)):
+        messages.append({"role": "assistant", "reasoning": text})
+
+
+def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1].setdefault("content", "")
+    call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+    messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", []), call]
+
+
+def _string(item: dict[str, Any], name: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise ValueError(f"{_type_of(item)} needs a string {name!r}, found {shorten(value)}")
+    return value

@@ -1,0 +1,161 @@
+"""What a body of the responses API asks for, as a body of a chat: all else is done there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from nanovllm.checks.values import check_number, shorten
+from nanovllm.checks.vllm_names import BODY, TABLES, accepted
+from nanovllm.serving.openai.fields import without_unknown
+from nanovllm.serving.openai.request import KNOWN_BY_URL
+from nanovllm.serving.openai.responses.items import add_items, is_open, read_input
+from nanovllm.serving.openai.responses.tools import chat_tools
+from nanovllm.serving.openai.shown import CHAT
+
+WHAT = "body of a response"  # the table of its fields
+READ_HERE = {
+    *("input", "instructions", "previous_response_id", "store", "background", "metadata"),
+    *("include", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "top_logprobs"),
+}
+RENAMED = {  # fields of a chat -> what a response calls them
+    "messages": "input",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens"),
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": 'include: ["message.output_text.logprobs"]',
+}
+PASSED_ON = ({*BODY} | KNOWN_BY_URL[CHAT]) - READ_HERE - RENAMED.keys() - TABLES[WHAT].keys()
+KNOWN = READ_HERE | RENAMED.keys() | TABLES[WHAT].keys() | PASSED_ON
+ECHOED = ("user", "safety_identifier", "prompt_cache_key")
+# Of what nothing is left to say: the items that these are about never come, reasoning stands in content as it is.
+INCLUDABLE = {
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "message.input_image.image_url"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Answers that are kept, by their ids: the conversation up to one of them (raises if it is not there), an item."""
+
+    conversation: Callable[[str], list[dict[str, Any]]]
+    item: Callable[[str], dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """chat: the body of a chat. messages: its messages, without instructions: they are of one answer only.
+
+    echoed: what the answer repeats. unknown: fields left out, as a warning names them.
+    """
+
+    chat: dict[str, Any]
+    messages: list[dict[str, Any]]
+    echoed: dict[str, Any]
+    unknown: list[str]
+    store: bool
+    background: bool
+
+
+def translate(body: dict[str, Any], kept: Kept) -> Asked:
+    """Raises ValueError for what cannot be honoured, and what `kept` raises for an answer that is not there."""
+    body, unknown = without_unknown(body, KNOWN)
+    if wrong := next((name for name in body if name in RENAMED), None):
+        raise ValueError(f"{wrong} is a field of chats; here it is {RENAMED[wrong]}")
+    body = accepted(body, sorted(KNOWN - TABLES[WHAT].keys()), WHAT)
+    store, background = _switch(body, "store", True), _switch(body, "background", False)
+    if background and (not store or body.get("stream")):
+        raise ValueError("background can only be used when `store` is true, and without stream")
+    chat = {name: body[name] for name in PASSED_ON & body.keys()}
+    chat |= _max_tokens(body) | _reasoning(body, unknown) | _response_format(body, unknown) | _logprobs(body, unknown)
+    chat |= chat_tools(body)
+    if chat.get("stream"):
+        options = body.get("stream_options", {})
+        chat["stream_options"] = options | {"include_usage": True} if isinstance(options, dict) else options
+    items = read_input(body.get("input"), kept.item)
+    before = kept.conversation(_string(body, "previous_response_id")) if "previous_response_id" in body else []
+    messages = add_items(before, items)
+    if is_open(items):
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    system = [{"role": "system", "content": _string(body, "instructions")}] if body.get("instructions") else []
+    chat["messages"] = system + messages
+    return Asked(chat, messages, _echoed(body, store, background), unknown, store, background)
+
+
+def _echoed(body: dict[str, Any], store: bool, background: bool) -> dict[str, Any]:
+    metadata = body.get("metadata", {})
+    texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"metadata must be an object whose values are texts, found {shorten(metadata)}")
+    text = body.get("text", {})
+    return {
+        "background": background,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": metadata,
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": {"effort": None, "summary": None} | body.get("reasoning", {}),
+        "service_tier": "default",
+        "store": store,
+        "text": text | {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools", []),
+        "top_logprobs": body.get("top_logprobs", 0),
+        "truncation": "disabled",
+        **{name: body.get(name) for name in ECHOED},
+    }
+
+
+def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
+    if "max_output_tokens" not in body:
+        return {}
+    return {"max_completion_tokens": check_number("max_output_tokens", body["max_output_tokens"], Integral, 1)}
+
+
+def _reasoning(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
+    """A summary is always the whole: reasoning is shown as it is."""
+    given = _object(body, "reasoning", ("effort", "summary", "generate_summary"), unknown)
+    return {"reasoning_effort": given["effort"]} if "effort" in given else {}
+
+
+def _response_format(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
+    if (form := _object(body, "text", ("format", "verbosity"), unknown).get("format")) is None:
+        return {}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        holder = {name: value for name, value in form.items() if name != "type" and value is not None}
+        form = {"type": "json_schema", "json_schema": holder}
+    return {"response_format": form}
+
+
+def _logprobs(body: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
+    include, num = body.get("include", []), body.get("top_logprobs", 0)
+    if not isinstance(include, list) or not all(isinstance(name, str) for name in include):
+        raise ValueError(f"include must be a list of texts, found {shorten(include)}")
+    unknown += [f"include: {name[:80]!a}" for name in include if name not in INCLUDABLE]
+    check_number("top_logprobs", num, Integral, 0)
+    return {"logprobs": True, "top_logprobs": num} if "message.output_text.logprobs" in include else {}
+
+
+def _object(body: dict[str, Any], name: str, known: tuple[str, ...], unknown: list[str]) -> dict[str, Any]:
+    """A field that is an object, here without nulls and without what nobody knows."""
+    if not isinstance(given := body.get(name, {}), dict):
+        raise ValueError(f"{name} must be an object, found {shorten(given)}")
+    body[name], more = without_unknown(given, known)
+    unknown += [f"{name}: {other}" for other in more]
+    return body[name]
+
+
+def _switch(body: dict[str, Any], name: str, default: bool) -> bool:
+    if not isinstance(value := body.get(name, default), bool):
+        raise ValueError(f"{name} must be true or false, found {shorten(value)}")
+    return value
+
+
+def _string(body: dict[str, Any], name: str) -> str:
+    if not isinstance(value := body.get(name), str):
+        raise ValueError(f"{name} must be a text, found {shorten(value)}")
+    return value

@@ -1,0 +1,78 @@
+"""Answers that are kept for who asks again: in memory, within a bound, the oldest given up first."""
+
+import json
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from nanovllm.serving.openai.json_lines import to_json
+
+MAX_ANSWERS, MAX_BYTES = 1000, 64 << 20  # of each tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """As JSON, so that bytes are counted. conversation: its messages, the answer's own included; None until it ends."""
+
+    response: str
+    conversation: str | None
+    item_ids: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.conversation or "")  # ASCII
+
+
+class ResponseStore:
+    """Answers of one tenant. Any thread may ask."""
+
+    def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:
+        self.max_answers, self.max_bytes = max_answers, max_bytes
+        self.num_bytes = 0
+        self._stored: dict[str, Stored] = {}  # the oldest first
+        self._where: dict[str, str] = {}  # an item's id -> its response's
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, response: dict[str, Any], conversation: list[dict[str, Any]] | None) -> None:
+        """In place of what had its id. One that is larger than the whole bound is not kept."""
+        ids = tuple(item["id"] for item in response["output"])
+        text = None if conversation is None else to_json({"messages": conversation})
+        stored = Stored(to_json(response), text, ids)
+        with self._lock:
+            self._drop(response["id"])
+            if stored.num_bytes > self.max_bytes:
+                return
+            self._stored[response["id"]] = stored
+            self._where |= dict.fromkeys(ids, response["id"])
+            self.num_bytes += stored.num_bytes
+            while len(self._stored) > self.max_answers or self.num_bytes > self.max_bytes:
+                self._drop(next(iter(self._stored)))
+
+    def get(self, response_id: str) -> Stored | None:
+        with self._lock:
+            return self._stored.get(response_id)
+
+    def item(self, item_id: str) -> dict[str, Any] | None:
+        """An item of an answer."""
+        with self._lock:
+            found = self._stored.get(self._where.get(item_id, ""))
+        if found is None:
+            return None
+        return next(item for item in json.loads(found.response)["output"] if item["id"] == item_id)
+
+    def delete(self, response_id: str) -> bool:
+        """Was it there?"""
+        with self._lock:
+            return self._drop(response_id)
+
+    def _drop(self, response_id: str) -> bool:
+        found = self._stored.pop(response_id, None)
+        if found is None:
+            return False
+        self.num_bytes -= found.num_bytes
+        for item_id in found.item_ids:
+            del self._where[item_id]
+        return True

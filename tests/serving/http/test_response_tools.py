@@ -1,0 +1,109 @@
+"""Tools and reasoning in /v1/responses, asked by OpenAI's own client."""
+
+import json
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from nanovllm.serving.http.options import ServeOptions
+from tests.checkpoints import make_checkpoint
+from tests.servers import serving
+
+GULLS = "two gulls circled"
+GIVEN = dict(model="tiny", temperature=0, max_output_tokens=120)
+SCHEMA = {"type": "object", "properties": {"bird": {"enum": ["gull", "crow"]}}, "required": ["bird"]}
+COUNT = {"type": "function", "name": "count", "parameters": SCHEMA | {"additionalProperties": False}, "strict": True}
+FORCED = dict(tools=[COUNT], parallel_tool_calls=False)
+NAMED = {"type": "function", "name": "count"}
+
+
+class Look(BaseModel):
+    """Look at a bird."""
+
+    model_config = ConfigDict(extra="forbid")
+    bird: Literal["gull", "crow"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Long enough for tools, which are a token a letter here."""
+    return make_checkpoint(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    pytest.importorskip("llguidance")
+    with serving(model, block_size=16, max_model_len=2048, num_gpu_blocks_override=512) as server:
+        yield server.client()
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}])
+def test_a_call(client, choice):
+    """It fits its schema, and a stream says the same."""
+    found = client.responses.create(input=GULLS, tool_choice=choice, **FORCED, **GIVEN)
+    [call] = found.output
+    assert (found.status, call.type, call.name, call.status) == ("completed", "function_call", "count", "completed")
+    assert json.loads(call.arguments)["bird"] in ("gull", "crow") and call.call_id and found.output_text == ""
+    events = list(client.responses.create(input=GULLS, tool_choice=choice, stream=True, **FORCED, **GIVEN))
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    [streamed] = events[-1].response.output
+    assert "".join(pieces) == streamed.arguments == call.arguments and len(pieces) > 1
+    kinds = [event.type.removeprefix("response.") for event in events if not event.type.endswith("delta")]
+    assert kinds == (
+        "created in_progress output_item.added function_call_arguments.done output_item.done completed".split()
+    )
+
+
+def test_the_next_turn_has_the_result(client):
+    """By the answer's id, and replayed; the model sees the same."""
+    first = client.responses.create(input=GULLS, tool_choice="required", **FORCED, **GIVEN)
+    result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": '{"number": 2}'}
+    given = GIVEN | dict(max_output_tokens=8, tools=[COUNT], tool_choice="none")
+    by_id = client.responses.create(input=[result], previous_response_id=first.id, **given)
+    replayed = [{"role": "user", "content": GULLS}, *first.output, result]
+    again = client.responses.create(input=replayed, **given)
+    assert by_id.output_text == again.output_text and by_id.output[0].type == "message"
+    assert by_id.usage.input_tokens == again.usage.input_tokens > first.usage.input_tokens
+    assert by_id.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_the_clients_own_tools(client):
+    """pydantic_function_tool describes them; parse() and stream() read the arguments."""
+    given = dict(tools=[openai.pydantic_function_tool(Look)], tool_choice="required", parallel_tool_calls=False)
+    found = client.responses.parse(input=GULLS, **given, **GIVEN)
+    [call] = found.output
+    assert isinstance(call.parsed_arguments, Look)
+    with client.responses.stream(input=GULLS, **given, **GIVEN) as stream:
+        snapshots = [e.snapshot for e in stream if e.type == "response.function_call_arguments.delta"]
+        [last] = stream.get_final_response().output
+    assert snapshots[-1] == last.arguments == call.arguments and last.parsed_arguments == call.parsed_arguments
+
+
+def test_bad_tools(client):
+    for given, message in (
+        (dict(tool_choice="required"), "there are no tools"),
+        (dict(tools=[COUNT], tool_choice={"type": "function", "name": "look"}), "tool_choice names 'look'"),
+        (dict(tools=[COUNT | {"parameters": []}]), "parameters must be a JSON schema"),
+        (dict(tools=[COUNT, {"type": "mcp", "server_label": "x"}]), "tools that run on a server"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.responses.create(input=GULLS, **given, **GIVEN)
+
+
+def test_reasoning(model):
+    """A model of random weights never stops to think: its answer is one reasoning item, whole and streamed."""
+    with serving(model, ServeOptions(reasoning_parser="deepseek_r1"), max_model_len=512) as server:
+        responses = server.client().responses
+        given = GIVEN | dict(max_output_tokens=20, extra_body={"ignore_eos": True})
+        found = responses.create(input=GULLS, reasoning={"effort": "low"}, **given)
+        [item] = found.output
+        assert (found.status, item.type, item.status, item.summary) == ("incomplete", "reasoning", "incomplete", [])
+        assert item.content[0].type == "reasoning_text" and item.content[0].text and found.reasoning.effort == "low"
+        assert found.usage.output_tokens_details.reasoning_tokens == found.usage.output_tokens == 20
+        events = list(responses.create(input=GULLS, stream=True, **given))
+        deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(deltas) == events[-1].response.output[0].content[0].text == item.content[0].text
+        assert events[-1].response.usage.output_tokens_details.reasoning_tokens == 20
+        assert responses.create(input="and?", previous_response_id=found.id, **given).output

@@ -1,0 +1,218 @@
+"""A chat's deltas become a response and its events: what these add up to, and OpenAI's own types of them."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from nanovllm.serving.openai.responses.events import GrowingResponse
+from nanovllm.serving.openai.responses.items import add_items
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+ECHOED = {"parallel_tool_calls": True, "tools": [], "tool_choice": "auto"}
+# What ends, and what has to be open then.
+PAIRS = {
+    "output_item.done": "output_item.added",
+    "content_part.done": "content_part.added",
+    "output_text.done": "content_part.added",
+    "reasoning_text.done": "content_part.added",
+    "function_call_arguments.done": "output_item.added",
+}
+ENDS = ("completed", "incomplete", "failed", "cancelled")
+
+
+def response() -> GrowingResponse:
+    return GrowingResponse("0a", "tiny", ECHOED)
+
+
+def stream(deltas: Iterable[dict], reason: str = "stop") -> list[dict]:
+    """The events of these deltas."""
+    made = response()
+    events = made.begin()
+    for delta in deltas:
+        events += made.add({"delta": delta, "finish_reason": None})
+    events += made.add({"delta": {}, "finish_reason": reason})
+    return events + made.end(USAGE)
+
+
+def output(events: list[dict]) -> list[tuple]:
+    """(kind, text, name of a function) of each item, as the events before the last tell it; checks that they agree."""
+    items: list[tuple] = []
+    open_events: list[str] = []
+    text = ""
+    for number, event in enumerate(events):
+        EVENT.validate_python(event)
+        assert event["sequence_number"] == number
+        kind = event["type"].removeprefix("response.")
+        if kind in ("created", "in_progress", *ENDS):
+            assert not open_events and (number < 2) == (kind not in ENDS) and (kind in ENDS) == (event is events[-1])
+            continue
+        assert event["output_index"] == len(items)
+        if kind.endswith("added"):
+            open_events.append(kind)
+            text = ""
+        elif kind.endswith("delta"):
+            text += event["delta"]
+        else:
+            assert open_events[-1] == PAIRS[kind]
+            if kind in ("output_item.done", "content_part.done"):
+                open_events.pop()
+            else:
+                assert text == event.get("text", event.get("arguments"))
+            if kind == "content_part.done":
+                assert event["part"]["text"] == text
+        if kind == "output_item.added":
+            item_id = event["item"]["id"]
+            assert event["item"]["status"] == "in_progress"
+        elif kind == "output_item.done":
+            item = event["item"]
+            assert item["id"] == item_id and item in events[-1]["response"]["output"]
+            shown = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+            assert shown == text
+            items.append((item["type"], text, item.get("name")))
+        else:
+            assert event["item_id"] == item_id
+    assert len(events[-1]["response"]["output"]) == len(items)
+    Response.model_validate(events[-1]["response"])
+    return items
+
+
+def pieces(text: str, cuts: list[int]) -> list[str]:
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def call(index: int, arguments: str, **more: str) -> dict:
+    function = {"arguments": arguments} | ({"name": more["name"]} if "name" in more else {})
+    head = {"id": more["id"], "type": "function"} if "id" in more else {}
+    return {"tool_calls": [{"index": index, "function": function} | head]}
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=5)
+
+
+@settings(deadline=None, database=None, derandomize=True)
+@given(st.text(), st.text(min_size=1), st.lists(st.tuples(st.sampled_from("fg"), st.text())), CUTS)
+def test_any_cutting_adds_up_to_the_whole(thought, text, calls, cuts):
+    """Events agree with each other, and with the response that is made of the same answer in one piece."""
+    deltas = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning": piece, "reasoning_content": piece} for piece in pieces(thought, cuts)]
+    deltas += [{"content": piece} for piece in pieces(text, cuts)]
+    for index, (name, arguments) in enumerate(calls):
+        deltas.append(call(index, "", name=name, id=f"call_{index}"))
+        deltas += [call(index, piece) for piece in pieces(arguments, cuts)]
+    events = stream(deltas)
+    found = output(events)
+    expected = [("reasoning", thought, None)] if thought else []
+    if text.strip() or not (thought or calls):
+        expected.append(("message", text, None))
+    assert found == expected + [("function_call", arguments, name) for name, arguments in calls]
+
+    whole = response()
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    tool_calls = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
+    message = {"role": "assistant", "content": text, "reasoning": thought or None, "tool_calls": tool_calls or None}
+    whole.add({"message": message, "finish_reason": "stop"})
+    whole.end(USAGE)
+    assert whole.body["output"] == events[-1]["response"]["output"]
+
+
+def test_a_stream_that_calls_two_functions():
+    """As a larger model does it: a thought, an empty line, two calls in pieces."""
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "Both cities"},
+        {"reasoning": " are asked for."},
+        {"content": "\n\n"},
+        call(0, "", id="call_a", name="weather"),
+        call(0, '{"city": '),
+        call(0, '"Oslo"}'),
+        call(1, '{"city": "Bergen"}', id="call_b", name="weather"),
+    ]
+    events = stream(deltas, "tool_calls")
+    assert output(events) == [
+        ("reasoning", "Both cities are asked for.", None),
+        ("function_call", '{"city": "Oslo"}', "weather"),
+        ("function_call", '{"city": "Bergen"}', "weather"),
+    ]
+    done = events[-1]["response"]
+    assert done["status"] == "completed" and [item.get("call_id") for item in done["output"]][1:] == [
+        "call_a",
+        "call_b",
+    ]
+    # The next turn shows it to the model as one message.
+    [message] = add_items([], done["output"])
+    assert message["reasoning"] == "Both cities are asked for." and len(message["tool_calls"]) == 2
+
+
+def test_an_answer_that_is_cut_short():
+    events = stream([call(0, '{"ci', id="a", name="f")], "length")
+    [item], last = output(events), events[-1]["response"]
+    assert item == ("function_call", '{"ci', "f") and events[-1]["type"] == "response.incomplete"
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"} and last["output"][0]["status"] == "incomplete"
+    assert last["completed_at"] is None
+
+
+def test_an_answer_without_a_text():
+    for deltas in ([], [{"content": ""}], [{"role": "assistant"}]):
+        assert output(stream(deltas)) == [("message", "", None)]
+    assert output(stream([{"content": "\n"}])) == [("message", "\n", None)]
+
+
+def test_logprobs_stay_with_their_text():
+    entries = [{"token": text, "logprob": -1.0, "bytes": [1], "top_logprobs": []} for text in ("a", "", "b")]
+    made = response()
+    events = made.begin()
+    for text, entry in zip(("a", "", "b"), entries, strict=True):  # a piece of a character gives no text yet
+        events += made.add({"delta": {"content": text}, "logprobs": {"content": [entry]}})
+    events += made.end(USAGE)
+    assert output(events) == [("message", "ab", None)]
+    assert [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]] == entries
+    assert made.body["output"][0]["content"][0]["logprobs"] == entries
+
+
+def test_logprobs_of_a_whole_answer_are_those_of_its_content():
+    """A chat has them of all tokens."""
+    tokens = ["<think>", "so", " it", "</think>", "it", " is", "<tool_call>", "{}", "</tool_call>"]
+    entries = [{"token": t, "logprob": -1.0, "bytes": list(t.encode()), "top_logprobs": []} for t in tokens]
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"reasoning": "so it", "content": "it is", "tool_calls": calls}
+    made = response()
+    made.add({"message": message, "logprobs": {"content": entries}})
+    made.end(USAGE)
+    assert [entry["token"] for entry in made.body["output"][1]["content"][0]["logprobs"]] == ["it", " is"]
+    made = response()
+    made.add({"message": message | {"content": None}, "logprobs": {"content": entries}})
+    made.end(USAGE)
+    assert [item["type"] for item in made.body["output"]] == ["reasoning", "function_call"]
+
+
+def test_a_failure_ends_the_stream():
+    made = response()
+    events = made.begin() + made.add({"delta": {"content": "half"}}) + made.fail("server_error", "it broke")
+    assert output(events) == [("message", "half", None)]
+    assert events[-1]["response"]["error"] == {"code": "server_error", "message": "it broke"}
+    assert made.body["status"] == "failed" and made.body["usage"] is None
+
+
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": None, "completion_tokens_details": None}])
+def test_usage(details):
+    made = response()
+    made.end(USAGE | details)
+    assert made.body["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    made = response()
+    more = {"prompt_tokens_details": {"cached_tokens": 8}, "completion_tokens_details": {"reasoning_tokens": 3}}
+    made.end(USAGE | more)
+    assert made.body["usage"] == {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 3},
+        "total_tokens": 14,
+    }
