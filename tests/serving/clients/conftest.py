@@ -14,7 +14,7 @@ QUIET = {  # no program asks anything of the network or tells anybody anything
     "AI_SDK_LOG_WARNINGS": "false",
 }
 ENGINE = dict(
-    dtype="float32", block_size=16, num_gpu_blocks_override=512, max_model_len=2048, max_num_batched_tokens=512
+    quantization="int8", block_size=16, num_gpu_blocks_override=512, max_model_len=2048, max_num_batched_tokens=512
 )
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 WEATHER = "Rain, 7 degrees."  # in Oslo; what the tool says
