@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.clients.test_python_clients import BRIEF, ONE_CALL, QUESTION, USER, Report, imported, weather
+from tests.serving.clients.test_python_clients import BRIEF, QUESTION, USER, Report, imported, weather
 
 EXTRA = "clients-of-openai-2"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
