@@ -31,6 +31,7 @@ TITLES = {
     13: "Guess and check",
     14: "Many users",
     15: "Which weights does a token meet?",
+    16: "Memory that does not grow",
 }
 EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
@@ -48,6 +49,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     13: "guess accept_tokens share_guesses".split(),
     14: "abort admit route".split(),
     15: "add_adapters slot_for meet_experts".split(),
+    16: "delta_step choose_snapshots read_guesses".split(),
 }
 
 

@@ -24,14 +24,23 @@ from rich.progress import track
 from rich.table import Table
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import HybridBlockManager
-from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.files.hub import cache_folder
 from nanovllm.tools.demo_model import demo_model_path
 
-BLOCK_SIZE, NUM_PROMPT, MAX_LEN = 16, 900, 9_000
+sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
+from chapters.ch16_fixed_memory.placing import (
+    BLOCK_SIZE,
+    MAX_LEN,
+    POLICIES,
+    UNBOUNDED,
+    Requests,
+    every_block,
+    hard_workloads,
+    play,
+    random_ids,
+)
+
+NUM_PROMPT = 900
 LENGTHS = 16, 1_000, 4_000, 8_000
 SHAPE: dict[str, Any] = dict(
     vocab_size=248_320,
@@ -58,7 +67,6 @@ ENGINES = {  # label: (its name in bench_peers.py, dtype)
     "vLLM, bf16": ("vLLM, eager", "bfloat16"),
 }
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-Requests = list[tuple[list[int], list[int]]]  # (prompt, answer), one after another
 
 
 def main() -> None:
@@ -96,82 +104,15 @@ def make_checkpoint() -> Path:
     return folder
 
 
-def random_ids(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(1000, 40_000) for _ in range(n)]
-
-
 # -- 1. snapshots ------------------------------------------------------------------------------------------------------
-
-
-def at_the_end(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    return {(num_tokens - 1) // block_size * block_size: True}
-
-
-def as_vllm(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    """One state near the prompt's end: vLLM makes a block as large as a state, 384 tokens of this model on a CPU."""
-    return {(num_tokens - 1) // 384 * 384: True}
-
-
-def end_and_fork(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    last = (num_tokens - 1) // block_size * block_size
-    return {last: True, min(num_matched, last): True}
-
-
-def every_512(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    return dict.fromkeys(range(512, num_tokens, 512), True) | at_the_end(num_tokens, num_matched, block_size)
-
-
-def every_block(num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
-    return dict.fromkeys(range(block_size, num_tokens, block_size), True)
-
-
-POLICIES: dict[str, Policy] = {
-    "as vLLM": as_vllm,
-    "end": at_the_end,
-    "end, fork": end_and_fork,
-    "every 512": every_512,
-    "every block": every_block,
-    "this engine's": snapshot_positions,
-}
 
 
 def workloads() -> dict[str, Requests]:
     """Four that are hard on a cache of states, then the six of bench_prefix_cache.py."""
-    rng = random.Random(0)
-    system, long_system, varied = random_ids(rng, 600), random_ids(rng, 1500), random_ids(rng, 5200)
-    chat: Requests = []
-    history = random_ids(rng, 100)
-    for _ in range(8):
-        chat.append((history, random_ids(rng, 90)))
-        history = history + chat[-1][1] + random_ids(rng, 40)
-    shared_lengths = [rng.randint(4900, 5200) for _ in range(32)]
-    found: dict[str, Requests] = {
-        "600 shared, 3 own": [(system + random_ids(rng, 3), [7]) for _ in range(16)],
-        "1,500 shared, 700 own": [(long_system + random_ids(rng, 700), [7]) for _ in range(64)],
-        "a chat of 8 turns": chat,
-        "4,900-5,200 shared of 6,000": [(varied[:n] + random_ids(rng, 6000 - n), [7]) for n in shared_lengths],
-    }
+    found = hard_workloads()
     for name, _, _, make in earlier_workloads(20):
         found[name] = [(prompt, [7] * 4) for prompt in make(random.Random(0))]
     return found
-
-
-def play(requests: Requests, policy: Policy, max_snapshots: int) -> list[int]:
-    """Where each request begins: its tokens that need not be computed."""
-    num_blocks = sum(len(prompt) + len(answer) for prompt, answer in requests) // BLOCK_SIZE + 1000
-    limits = dict(max_running=8, max_snapshots=max_snapshots, policy=policy)
-    manager = HybridBlockManager(num_blocks, BLOCK_SIZE, **limits)  # type: ignore[arg-type]
-    scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=MAX_LEN)
-    starts = []
-    for prompt, answer in requests:
-        seq = Sequence(prompt, SamplingParams(max_tokens=len(answer), ignore_eos=True))
-        scheduler.add(seq)
-        for i, token in enumerate(answer):
-            output = scheduler.schedule()
-            if i == 0:
-                starts.append(seq.num_cached_tokens)
-            scheduler.update(output, [token])
-    return starts
 
 
 def show_snapshots(model: str, args: argparse.Namespace) -> None:
@@ -186,7 +127,7 @@ def show_snapshots(model: str, args: argparse.Namespace) -> None:
         for name in ("workload", "unbounded", *POLICIES):
             table.add_column(name, justify="right" if table.columns else "left")
         for name, requests in track(given.items(), "workloads", console=Console(stderr=True), transient=True):
-            unbounded = sum(play(requests, every_block, 1_000_000))
+            unbounded = sum(play(requests, every_block, UNBOUNDED))
             saved = [sum(play(requests, policy, bound)) for policy in POLICIES.values()]
             parts = [f"{n / unbounded:.0%}" if unbounded else "-" for n in saved]
             table.add_row(name, f"{unbounded:,}", *parts)

@@ -22,7 +22,7 @@ from nanovllm.files.hub import cache_folder
 REPOSITORY = Path(__file__).parents[2]
 CDN = "https://cdn.jsdelivr.net/npm"
 PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
-CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching")  # those with a page.py
+CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching", "ch16_fixed_memory")  # with a page.py
 
 
 class File(NamedTuple):

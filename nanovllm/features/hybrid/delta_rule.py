@@ -53,8 +53,13 @@ def delta_net(x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], 
         if target >= 0:
             states[target, :, : sizes.key_dim, : sizes.value_dim] = state
             windows[target] = window[len(window) - sizes.kernel_size + 1 :]
+    return norm_and_gate(out, z, net)
+
+
+def norm_and_gate(out: Tensor, z: Tensor, net: "GatedDeltaNet") -> Tensor:
+    """out: what was read, [T, value_heads, value_dim]. z: [T, value_size]."""
     normed = F.rms_norm(out, net.norm.weight.shape, net.norm.weight, net.norm.eps)
-    return (normed.flatten(1) * F.silu(z.float())).to(x.dtype)
+    return (normed.flatten(1) * F.silu(z.float())).to(z.dtype)
 
 
 def read_rows(window: Tensor, gates: Tensor, state: Tensor | None, net: Any) -> tuple[Tensor, Tensor]:
@@ -75,12 +80,19 @@ def read_rows(window: Tensor, gates: Tensor, state: Tensor | None, net: Any) -> 
         state = v.new_zeros(sizes.num_value_heads, sizes.key_dim, sizes.value_dim)
     outputs = torch.empty_like(v)
     for row in range(len(v)):
-        state = state * decay[row, :, None, None]
-        found = (state * k[row, :, :, None]).sum(1)
-        change = beta[row, :, None] * (v[row] - found)
-        state = state + k[row, :, :, None] * change[:, None]
-        outputs[row] = (state * q[row, :, :, None]).sum(1)
+        state, outputs[row] = write_and_read(state, q[row], k[row], v[row], decay[row], beta[row])
     return outputs, state
+
+
+def write_and_read(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence: what one token does to the state of every head, and what it reads there."""
+    state = state * decay[:, None, None]
+    found = (state * k[:, :, None]).sum(1)
+    change = beta[:, None] * (v - found)
+    state = state + k[:, :, None] * change[:, None]
+    return state, (state * q[:, :, None]).sum(1)
 
 
 def to_length_one(x: Tensor) -> Tensor:

@@ -63,8 +63,13 @@ def draw_pool(
     return f'<ol class="pool">{"".join(cells)}</ol>'
 
 
-def draw_block(block: Block, names: list[str], events: Iterable[BlockEvent], words: str = "") -> str:
-    """A block's holders, or cached, or free. A count that its holders do not explain is shown."""
+def draw_block(
+    block: Block, names: list[str], events: Iterable[BlockEvent], words: str = "", has_snapshot: bool = False
+) -> str:
+    """A block's holders, or cached, or free. A count that its holders do not explain is shown.
+
+    has_snapshot: a hybrid model's state was kept where this block ends (chapter 16).
+    """
     if block.ref_count != len(names):
         state, what = "lost", f"ref_count {block.ref_count}"
     elif names:
@@ -74,7 +79,7 @@ def draw_block(block: Block, names: list[str], events: Iterable[BlockEvent], wor
     more = f"<b>+{len(names) - 4}</b>" if len(names) > 4 else ""
     who = "".join(map(label, names[:4])) + more + (f"<em>{what}</em>" if what else "")
     text = f'<span class="words">{escape(words)}</span>' if words else ""
-    tint = f" {color(names[0])}" if names else ""
+    tint = (f" {color(names[0])}" if names else "") + (" snapshot" if has_snapshot else "")
     return (
         f'<li class="block {state}{tint}" data-key="b{block.block_id}"{marks(events, block.block_id)}>'
         f'<span class="id">{block.block_id}</span><span class="holders">{who}</span>{text}</li>'

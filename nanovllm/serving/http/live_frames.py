@@ -41,6 +41,11 @@ class Drawing:
         self.names: dict[int, str] = {}  # seq_id -> A, B, C
         self._num_names = 0
 
+    @property
+    def snapshots(self) -> dict[bytes, Any]:
+        """Of a hybrid model's states, by the names of blocks; other models have none."""
+        return getattr(self.engine.block_manager, "snapshots", {})
+
     def on_step(self, output: SchedulerOutput) -> None:
         if self.is_open:
             stats = self.engine.stats
@@ -91,6 +96,9 @@ class Drawing:
         states = ["cached" if block.block_hash else "free" for block in blocks]
         for block_id, names in held.items():
             states[block_id] = " ".join(names)
+        kept = {block.block_id for block in blocks if block.block_hash in self.snapshots}
+        for block_id in kept:
+            states[block_id] += ", a snapshot"
         happened: dict[int, list[BlockEvent]] = {}
         for each in self._events:
             happened.setdefault(each.block_id, []).append(each)
@@ -104,7 +112,8 @@ class Drawing:
             # Of several blocks the one that says most.
             block = max(members, key=lambda b: (b.block_id in held, b.block_id in happened, b.block_hash is not None))
             names, events = held.get(block.block_id, []), happened.get(block.block_id, [])
-            cells[cell] = pictures.draw_block(block, names, events)
+            has_snapshot = any(member.block_id in kept for member in members)
+            cells[cell] = pictures.draw_block(block, names, events, has_snapshot=has_snapshot)
         return cells
 
     def _draw_panels(self) -> dict[str, str]:
@@ -134,6 +143,8 @@ class Drawing:
             "evictions": manager.stats.evictions,
             "steps": stats.num_steps,
         }
+        if self.engine.model_config.hybrid is not None:
+            counters["snapshots"] = f"{len(self.snapshots)} of {self.engine.kv_pool.states.max_snapshots}"
         return {
             "counters": pictures.draw_counters(counters),
             "running": self._draw_cards(running, "Nothing runs."),

@@ -1,11 +1,13 @@
 """The server's page in a real browser: the chat, and the engine beside it."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 import pytest
 
 from nanovllm.serving.http.options import ServeOptions
+from tests.checkpoints import make_checkpoint
 from tests.servers import PATIENCE_S, serving
 from tests.site_browser import assert_accessible
 
@@ -202,3 +204,48 @@ def test_keys_small_screens_and_access(checkpoint, browser):
             server.llm.thread.set_pace()
         assert_accessible(tab, ("minor", "moderate", "serious", "critical"))
         tab.close()
+
+
+WEATHER = {"name": "weather", "parameters": {"properties": {"place": {"enum": ["Oslo"]}}, "required": ["place"]}}
+
+
+def test_calls_of_tools_and_snapshots(tmp_path, browser):
+    """A hybrid model is made to call; who sits before the page is the tool."""
+    engine = ENGINE | dict(num_gpu_blocks_override=300, max_model_len=1000, max_num_batched_tokens=512)
+    make_checkpoint(tmp_path, "qwen3.5", max_position_embeddings=1024)
+    with serving(tmp_path, **engine) as server:
+        tab = browser.new_page()
+        tab.set_default_timeout(PATIENCE_S * 1000)
+        tab.goto(server.url)
+        tab.click("#settings summary")
+        tab.fill("#tools", json.dumps([{"type": "function", "function": WEATHER}]))
+        tab.select_option("#tool_choice", "required")
+        ask(tab, "two gulls", 60)
+        assert answer(tab)[0] == ""
+        assert tab.text_content(".call code") == 'weather({"place": "Oslo"})'
+        tab.select_option("#tool_choice", "none")
+        tab.fill(".call input", "a red boat")
+        tab.click("text=Send the result")
+        tab.wait_for_selector("#messages > .assistant:nth-child(4)")
+        assert "found in the cache" in answer(tab)[1]
+        assert tab.locator(".call input").count() == 0
+        assert tab.text_content("#messages > .tool .content") == "a red boat"
+        taken = len(server.engine.block_manager.snapshots)
+        tab.wait_for_function("(taken) => document.querySelectorAll('#pool .snapshot').length === taken", arg=taken)
+        assert tab.locator("#counters").get_by_text("snapshots").is_visible() and tab.is_visible("#of-snapshots")
+        tab.close()
+
+
+def test_reasoning(open_page):
+    tab = open_page()
+    deltas = {"role": "assistant"}, {"reasoning": "two and "}, {"reasoning": "two"}, {"content": "Four."}
+    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    tab.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    ask(tab, "2 + 2?")
+    tab.wait_for_selector("#send:not([hidden])")
+    assert tab.locator("#messages .reasoning .content").text_content() == "two and two"
+    assert tab.locator("#messages .assistant > .content").text_content() == "Four."
+    assert not tab.locator("#messages .reasoning .content").is_visible()  # it is folded
+    tab.click("#messages .reasoning summary")
+    assert tab.locator("#messages .reasoning .content").is_visible()

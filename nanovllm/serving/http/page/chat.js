@@ -4,7 +4,7 @@ import { ask, events } from "./http.js";
 import { follow } from "./inside.js";
 
 const $ = (id) => document.getElementById(id);
-const messages = []; // {role, content, note, request}
+const messages = []; // {role, content, note, request}; of an answer reasoning and calls, of a tool's result call
 let running = null; // the AbortController of the answer that is being written
 let editing = -1; // the message that is being edited
 
@@ -39,17 +39,27 @@ function parameters() {
   const given = { stream: true, stream_options: { include_usage: true } };
   for (const name of ["temperature", "top_p", "max_tokens", "seed"])
     if ($(name).value !== "") given[name] = Number($(name).value);
+  if ($("tools").value.trim()) {
+    given.tools = JSON.parse($("tools").value);
+    given.tool_choice = $("tool_choice").value;
+  }
   return given;
+}
+
+// A message as the API has it.
+function sent({ role, content, calls = [], call }) {
+  const made = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  return { role, content, ...(calls.length ? { tool_calls: made } : {}), ...(call ? { tool_call_id: call } : {}) };
 }
 
 async function answer() {
   const system = $("system").value.trim();
-  const asked = messages.map(({ role, content }) => ({ role, content }));
+  const asked = messages.map(sent);
   if (system) asked.unshift({ role: "system", content: system });
-  const reply = { role: "assistant", content: "", note: "waiting for the first token" };
+  const reply = { role: "assistant", content: "", reasoning: "", calls: [], note: "waiting for the first token" };
   messages.push(reply);
   const control = (running = new AbortController());
-  const sent = performance.now();
+  const started = performance.now();
   let first = 0, last = 0, usage = null, reason = "";
   $("problem").hidden = true;
   draw();
@@ -63,7 +73,14 @@ async function answer() {
       last = performance.now();
       first ||= last;
       reason = choice.finish_reason ?? reason;
-      reply.content += choice.delta.content;
+      reply.content += choice.delta.content ?? "";
+      reply.reasoning += choice.delta.reasoning ?? "";
+      for (const { index, id, function: { name, arguments: text } } of choice.delta.tool_calls ?? []) {
+        const call = (reply.calls[index] ??= { id: "", name: "", text: "" });
+        call.id += id ?? "";
+        call.name += name ?? "";
+        call.text += text ?? "";
+      }
       if (!reply.request) follow(reply, chunk.id.replace("chatcmpl-", "") + "-0", drawNewest);
       reply.note = "";
       drawNewest();
@@ -76,9 +93,10 @@ async function answer() {
     }
     reason = control.signal.aborted ? "stopped" : "broken off";
   }
-  reply.note = cost(usage, first && (first - sent) / 1000, (last - first) / 1000, reason);
+  reply.note = cost(usage, first && (first - started) / 1000, (last - first) / 1000, reason);
   if (running === control) running = null;
-  if (!reply.content && messages.at(-1) === reply) messages.pop(); // nothing came: the question can be edited
+  const isEmpty = !reply.content && !reply.reasoning && !reply.calls.length;
+  if (isEmpty && messages.at(-1) === reply) messages.pop(); // nothing came: the question can be edited
   draw();
 }
 
@@ -114,12 +132,37 @@ function element(name, text, more = {}) {
 function drawMessage(message, index) {
   const item = element("li", "", { className: message.role });
   if (index === editing) return drawEditor(item, message, index);
+  if (message.reasoning) {
+    const thought = element("details", "", { className: "reasoning", open: message.isOpen ?? !message.content });
+    thought.append(element("summary", "Thought"), element("p", message.reasoning, { className: "content" }));
+    thought.ontoggle = () => (message.isOpen = thought.open);
+    item.append(thought);
+  }
   item.append(element("p", message.content, { className: "content" }));
+  for (const call of message.calls ?? []) item.append(drawCall(call, index));
   if (message.role === "user" && !running)
     item.append(element("button", "Edit", { type: "button", onclick: () => edit(index), ariaLabel: `Edit message ${index + 1}` }));
   if (message.name) item.append(element("b", `request ${message.name}`, { className: `who ${message.color}` }), " ");
   if (message.note) item.append(element("small", message.note));
   return item;
+}
+
+// A call of the model's. Whoever sits before the page is the tool, and says what comes of it.
+function drawCall(call, index) {
+  const form = element("form", "", { className: "call" });
+  form.append(element("code", `${call.name}(${call.text})`));
+  const isOpen = !running && index === messages.length - 1;
+  if (!isOpen) return form;
+  const field = element("input", "", { value: call.result ?? "", placeholder: "what it gives", ariaLabel: `What ${call.name} gives` });
+  field.oninput = () => (call.result = field.value);
+  form.append(field, element("button", "Send the result"));
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    const { calls } = messages[index];
+    calls.forEach(({ id, result = "" }) => messages.push({ role: "tool", content: result, call: id }));
+    answer();
+  };
+  return form;
 }
 
 function edit(index) {

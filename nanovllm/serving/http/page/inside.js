@@ -62,6 +62,7 @@ function show(frame) {
   for (const [id, html] of Object.entries(frame.panels ?? {})) $(id).innerHTML = html;
   markOurs();
   drawPool(frame.cells ?? {});
+  $("of-snapshots").hidden = !frame.panels?.counters?.includes("snapshots");
   drawPace(frame);
 }
 
@@ -102,7 +103,7 @@ function folded() {
 }
 
 function unheld(cell) {
-  return cell.dataset.event ? undefined : ["free", "cached"].find((state) => cell.classList.contains(state));
+  return cell.dataset.event || cell.classList.contains("snapshot") ? undefined : ["free", "cached"].find((state) => cell.classList.contains(state));
 }
 
 function drawRun(state, start, end) {
