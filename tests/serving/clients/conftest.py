@@ -1,6 +1,7 @@
 """A server of the demo model for programs that people have, and what the model gets to read because of them."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -20,7 +21,12 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 WEATHER = "Rain, 7 degrees."  # in Oslo; what the tool says
 
 
-@pytest.fixture(scope="session")
+def needs(package: str, extra: str = "clients") -> pytest.MarkDecorator:
+    """A test that imports it: skipped before there is a server."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}: pip install -e ".[{extra}]"')
+
+
+@pytest.fixture(scope="module")
 def server(demo_checkpoint) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():

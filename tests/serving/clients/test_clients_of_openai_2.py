@@ -5,16 +5,20 @@ from typing import Any
 
 import pytest
 
-from tests.serving.clients.test_python_clients import BRIEF, QUESTION, USER, Report, imported, weather
+from tests.serving.clients.conftest import needs
+from tests.serving.clients.test_python_clients import BRIEF, QUESTION, USER, Report, weather
 
 EXTRA = "clients-of-openai-2"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+@needs("llama_index", EXTRA)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_llama_index(server, weather_is_told, streaming):
-    workflow = imported("llama_index.core.agent.workflow", EXTRA)
-    llm = imported("llama_index.llms.openai_like", EXTRA).OpenAILike(
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.llms.openai_like import OpenAILike
+
+    llm = OpenAILike(
         model="demo",
         api_base=f"{server.url}/v1",
         api_key="none",
@@ -23,7 +27,7 @@ def test_llama_index(server, weather_is_told, streaming):
         is_function_calling_model=True,
         **BRIEF,
     )
-    agent = workflow.FunctionAgent(
+    agent = FunctionAgent(
         tools=[weather], llm=llm, initial_tool_choice="required", allow_parallel_tool_calls=False, streaming=streaming
     )
 
@@ -35,9 +39,11 @@ def test_llama_index(server, weather_is_told, streaming):
     assert "".join(piece.delta for piece in llm.stream_complete(QUESTION)) == llm.complete(QUESTION).text
 
 
+@needs("instructor", EXTRA)
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_instructor(server, mode):
-    instructor = imported("instructor", EXTRA)
+    import instructor
+
     client = instructor.from_openai(server.client(), mode=instructor.Mode[mode]).chat.completions
     given: dict[str, Any] = dict(model="demo", messages=USER, response_model=Report, **BRIEF)
     assert client.create(max_retries=0, **given).city == "Oslo"

@@ -17,9 +17,10 @@ PATIENCE_S = 120  # for a registry, and for a program
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Iterator[Path]:
     """clients.mjs where its packages (package.json) are; they are gone afterwards, and npm's own cache has them."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("needs Node: neither its npm nor the packages of package.json are part of any extra")
+    npm, node = shutil.which("npm"), shutil.which("node")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True).stdout if npm and node else "none"
+    if not version.startswith("v") or int(version[1:].split(".")[0]) < 20:
+        pytest.skip(f"needs Node from version 20 on, with npm; found {version.strip()}")
     folder = tmp_path_factory.mktemp("node")
     for name in ("package.json", "clients.mjs"):
         shutil.copy(HERE / name, folder)

@@ -8,10 +8,11 @@ import asyncio
 import json
 from typing import Any, Literal
 
+import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from tests.serving.clients.conftest import WEATHER
+from tests.serving.clients.conftest import WEATHER, needs
 
 QUESTION = "What is the weather in Oslo?"
 USER = [{"role": "user", "content": QUESTION}]
@@ -37,10 +38,6 @@ def weather(city: City) -> str:
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 FUNCTION: dict[str, Any] = {"name": "weather", "description": weather.__doc__, "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
-
-
-def imported(name: str, extra: str = "clients") -> Any:
-    return pytest.importorskip(name, reason=f'needs {name}: pip install -e ".[{extra}]"')
 
 
 def called(message: Any) -> list[dict[str, Any]]:
@@ -74,7 +71,7 @@ def test_openai_completions(server):
 
 def test_openai_forms(server):
     """Its helpers: a class is the form of an answer or of a call; a stream has events."""
-    client, tool = server.client().chat.completions, imported("openai").pydantic_function_tool(Report)
+    client, tool = server.client().chat.completions, openai.pydantic_function_tool(Report)
     report = client.parse(model="demo", messages=USER, response_format=Report, **BRIEF).choices[0].message.parsed
     assert report.city == "Oslo"
     given: dict[str, Any] = dict(tools=[tool], tool_choice="required", **ONE_CALL)
@@ -103,9 +100,11 @@ def test_openai_responses(server, weather_is_told):
 # -- other people's --------------------------------------------------------------------------------------------------
 
 
+@needs("litellm")
 @pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
 def test_litellm(server, weather_is_told):
-    litellm = imported("litellm")
+    import litellm
+
     given: dict[str, Any] = dict(model="hosted_vllm/demo", api_base=f"{server.url}/v1", api_key="none", **BRIEF)
     tools: dict[str, Any] = dict(tools=[TOOL], **ONE_CALL)
     message = litellm.completion(messages=USER, tool_choice="required", **tools, **given).choices[0].message
@@ -118,19 +117,24 @@ def test_litellm(server, weather_is_told):
     assert Report.model_validate_json(form.choices[0].message.content).city == "Oslo"
 
 
+@needs("langchain_openai")
+@needs("langchain")
 @pytest.mark.parametrize("is_responses", [False, True])
 def test_langchain(server, weather_is_told, is_responses):
-    agents, middleware = imported("langchain.agents"), imported("langchain.agents.middleware")
-    model = imported("langchain_openai").ChatOpenAI(
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import wrap_model_call
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(
         model="demo", base_url=f"{server.url}/v1", api_key="none", use_responses_api=is_responses, **BRIEF
     )
 
-    @middleware.wrap_model_call
+    @wrap_model_call
     def calls_first(request, handler):
         choice = "required" if len(request.messages) == 1 else "auto"
         return handler(request.override(tool_choice=choice, model_settings=ONE_CALL))
 
-    agent = agents.create_agent(model, tools=[weather], middleware=[calls_first])
+    agent = create_agent(model, tools=[weather], middleware=[calls_first])
     answer = agent.invoke({"messages": USER})["messages"][-1].text
     weather_is_told(answer)
     streamed = [chunk.text for chunk, _ in agent.stream({"messages": USER}, stream_mode="messages")]
@@ -140,14 +144,19 @@ def test_langchain(server, weather_is_told, is_responses):
         assert model.with_structured_output(Report, method=method).invoke(QUESTION).city == "Oslo"
 
 
+@needs("pydantic_ai")
 @pytest.mark.parametrize("name", ["OpenAIChatModel", "OpenAIResponsesModel"])
 def test_pydantic_ai(server, weather_is_told, name):
     """An agent with a tool; forms as a call (which the library requires by itself) and as response_format."""
-    ai = imported("pydantic_ai")
-    provider = imported("pydantic_ai.providers.openai").OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
-    model = getattr(imported("pydantic_ai.models.openai"), name)("demo", provider=provider)
+    import pydantic_ai as ai
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.models import openai as models
+    from pydantic_ai.providers.openai import OpenAIProvider
 
-    class CallsFirst(imported("pydantic_ai.capabilities").AbstractCapability):
+    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    model = getattr(models, name)("demo", provider=provider)
+
+    class CallsFirst(AbstractCapability):
         def get_model_settings(self):
             return lambda context: {"tool_choice": "required" if context.run_step == 1 else "auto"}
 
@@ -164,10 +173,11 @@ def test_pydantic_ai(server, weather_is_told, name):
         assert ai.Agent(model, output_type=form, model_settings=BRIEF).run_sync(QUESTION).output.city == "Oslo"
 
 
+@needs("agents")
 @pytest.mark.parametrize("name", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 def test_openai_agents(server, weather_is_told, name):
     """The library asks for "auto" by itself, once a tool was called."""
-    agents, openai = imported("agents"), imported("openai")
+    import agents
 
     async def run() -> tuple[str, str]:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
