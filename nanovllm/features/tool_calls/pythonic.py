@@ -65,5 +65,5 @@ def _to_last_bracket(source: Source) -> Reading[str]:
                     return source.take(at)
         if source.ended:
             raise Malformed
-        at = max(at, len(source.rest))  # what is there has been looked through; an escaped character may be still to come
+        at = max(at, len(source.rest))  # the rest has been looked through; an escaped character may not be there
         yield None
