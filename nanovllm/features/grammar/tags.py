@@ -37,7 +37,10 @@ def lark_of(
     else:
         form = tag.get("format") if isinstance(tag, dict) else None
     rules = Rules(is_closed, options or {}, token_ids or {})
-    beginning = rules.of(form)
+    try:
+        beginning = rules.of(form)
+    except RecursionError:
+        raise ValueError("its formats are nested too deeply") from None
     return "\n".join([f"start: {beginning}", *rules.lines, TEXT])
 
 
@@ -62,7 +65,7 @@ class Rules:
             "tags_with_separator": lambda: self._separated(form),
             "triggered_tags": lambda: self._triggered(form),
         }
-        if not isinstance(form, dict) or form.get("type") not in kinds:
+        if not isinstance(form, dict) or form.get("type") not in list(kinds):  # a list is no key of a dict
             raise ValueError(f"a format is an object with a type ({', '.join(kinds)}), found {shorten(form)}")
         return self._rule(kinds[form["type"]]())
 
