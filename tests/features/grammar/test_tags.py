@@ -18,5 +18,5 @@ def nested(depth: int) -> dict[str, Any]:
     "form", [{"type": []}, {"type": {}}, {"type": 1}, {}, None, "any_text", nested(400), nested(5000)]
 )
 def test_no_format(form):
-    with pytest.raises(ValueError, match="a format is an object|nested too deeply|it is not JSON"):
+    with pytest.raises(ValueError, match=r"a format is an object|nested too deeply|it is not JSON"):
         lark_of({"type": "structural_tag", "format": form})
