@@ -68,7 +68,10 @@ ROUNDED_BY_THE_PROCESSOR = {12}
 
 
 def without_measurements(line: str) -> str:
-    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line) if "(measured)" in line else line
+    """A measured number may be as wide as it is, and so may the head of its column."""
+    if "(measured)" in line:
+        return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line)
+    return re.sub(r"[\s━]+", "#", line) if re.search("[┃━]", line) else line
 
 
 def without_numbers(text: str) -> str:
