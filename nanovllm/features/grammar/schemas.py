@@ -20,10 +20,13 @@ def checked_schema(given: Any) -> Any:
         schema = json.loads(given if isinstance(given, str) else json.dumps(given))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
-    if not isinstance(schema, dict) or (depth := _depth(schema)) > MAX_NESTING:
+    parts = _parts(schema)
+    depths = _depths(parts)
+    if not isinstance(schema, dict) or (depth := depths[id(schema)]) > MAX_NESTING:
         raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
-    targets = {part["$ref"] for part in _parts(schema) if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
-    if len(targets) > MAX_DEPTH or depth + sum(_depth(_target(schema, name)) for name in targets) > MAX_DEPTH:
+    targets = {part["$ref"] for part in parts if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
+    below = (depths.get(id(_target(schema, name)), 1) for name in targets)
+    if len(targets) > MAX_DEPTH or depth + sum(below) > MAX_DEPTH:
         raise ValueError(f"the definitions that it refers to have more than {MAX_DEPTH} levels, taken together")
     return schema
 
@@ -36,12 +39,12 @@ def _parts(value: Any) -> list[Any]:
     return parts
 
 
-def _depth(value: Any) -> int:
-    """Levels of objects and lists; one more than MAX_NESTING stands for all that are more."""
-    level, depth = [value], 0
-    while level and depth <= MAX_NESTING:
-        level, depth = [child for parent in level for child in _children(parent)], depth + 1
-    return depth
+def _depths(parts: list[Any]) -> dict[int, int]:
+    """Levels of objects and lists in each of a value's parts, by its id. Once for all: references may be many."""
+    depths: dict[int, int] = {}
+    for part in reversed(parts):  # children come behind their parents
+        depths[id(part)] = 1 + max((depths[id(child)] for child in _children(part)), default=0)
+    return depths
 
 
 def _target(schema: Any, name: str) -> Any:

@@ -102,7 +102,8 @@ class ToolCallStream:
         check_choice("the format of tool calls", format_name, READERS)
         self._source = Source(functions_of(tools))
         self._events = READERS[format_name](self._source)
-        self._blank, self._is_blank = "", True  # of the text since the last call
+        self._blank: list[str] = []  # text since the last call, as long as it is nobody's content
+        self._is_blank = True
         self.num_calls = 0
 
     def feed(self, text: str) -> list[Event]:
@@ -113,19 +114,19 @@ class ToolCallStream:
         """The last events: nothing more will come."""
         self._source.ended = True
         events = list(self._read())
-        return events if self.num_calls or not self._blank else [*events, Event("text", self._blank)]
+        return events if self.num_calls or not self._blank else [*events, Event("text", "".join(self._blank))]
 
     def _read(self) -> Iterator[Event]:
         while (event := next(self._events, None)) is not None:
             if event.kind == "text":
-                self._blank += event.text
-                self._is_blank = self._is_blank and not self._blank.strip(" \t\r\n;")
+                self._blank.append(event.text)
+                self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;")
                 if not self._is_blank:
-                    yield Event("text", self._blank)
-                    self._blank = ""
+                    yield Event("text", "".join(self._blank))
+                    self._blank = []
                 continue
             if event.kind == "begin":
-                self._blank, self._is_blank = "", True
+                self._blank, self._is_blank = [], True
                 self.num_calls += 1
             yield event
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+MAX_MATCH = 1000  # characters of a name or a number: each piece of a longer one would be read from its beginning again
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,15 @@ class Source:
         return next((text for text in texts if self.rest.startswith(text)), "")
 
     def match(self, pattern: "re.Pattern[str]") -> Reading["re.Match[str] | None"]:
-        """The pattern's match, which must end before the text does: there must be something behind it."""
-        while not (found := pattern.match(self.rest)) or found.end() == len(self.rest):
-            if self.ended or (found is None and self.rest):
-                return found
+        """The pattern's match, which must end before the text does: there must be something behind it.
+
+        None for one that is longer than any name.
+        """
+        while not (found := pattern.match(self.rest, 0, MAX_MATCH + 1)) or found.end() == len(self.rest):
+            if self.ended or (found is None and self.rest) or len(self.rest) > MAX_MATCH:
+                break
             yield None
-        return found
+        return None if found is None or found.end() > MAX_MATCH else found
 
     # -- taking --------------------------------------------------------------------------------------------------------
 

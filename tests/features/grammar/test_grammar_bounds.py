@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checks import confined
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.features.grammar import grammar as structured_outputs
+from nanovllm.features.grammar import schemas
 from nanovllm.features.grammar.grammar import LIMITS, TRIAL
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
@@ -61,6 +63,16 @@ def test_a_giant_is_refused(llm, giant):
     if sys.platform == "linux":  # ru_maxrss is in KiB
         assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 100
         assert memory_mb(TRIAL.idle[0].pid) < 100, "it is as it was: a child of its own has paid"
+
+
+def test_references_do_not_multiply_the_work(monkeypatch):
+    """Each of them means the whole schema."""
+    asked_of: Counter[int] = Counter()
+    children = schemas._children
+    monkeypatch.setattr(schemas, "_children", lambda part: asked_of.update([id(part)]) or children(part))
+    properties = {f"p{n}": {"$ref": f"#/nothing/{n}"} for n in range(300)}
+    assert schemas.checked_schema({"properties": properties}) == {"properties": properties}
+    assert len(asked_of) == 302 and max(asked_of.values()) == 2
 
 
 def test_a_big_choice(llm):

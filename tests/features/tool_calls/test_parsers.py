@@ -180,6 +180,16 @@ def test_arguments_go_out_as_they_come(format_name):
         assert stream.feed(word) == [Event("arguments", word)]
 
 
+@pytest.mark.parametrize(
+    "format_name, text", [("qwen3_coder", "<function={}></function>"), ("mistral", "[TOOL_CALLS]{}{{}}")]
+)
+@pytest.mark.parametrize("num_chars, num_calls", [(1000, 1), (1001, 0)])
+def test_a_name_has_a_bound(format_name, text, num_chars, num_calls):
+    text = text.format("a" * num_chars)
+    whole = streamed(format_name, [text])
+    assert streamed(format_name, list(text)) == whole and len(parsed(whole).tool_calls) == num_calls
+
+
 def test_names_and_ids():
     expect("the format of tool calls must be one of hermes", parse_tool_calls, "x", "hermse")
     assert format_of("{{ '<tool_call>' }} ... <function=example>") == "qwen3_coder"

@@ -1,5 +1,6 @@
 """What an operator has: ids, lines in the log, metrics under vLLM's names, and endpoints beside those for answers."""
 
+import difflib
 import json
 import logging
 import os
@@ -222,6 +223,21 @@ def test_an_unknown_field_is_named_in_a_header_and_once_in_the_log(server, caplo
     status, _, headers = ask(server, {"prompt": FOX, "stream": True, "stream_options": {"x": 5 > 4}, "max_tokens": 1})
     assert status == 200 and "stream_options: 'x'" in headers["warning"]
     assert [message.count("'temprature'") for message in caplog.messages] == [1, 0, 0]
+
+
+def test_many_unknown_fields_cost_as_little_as_ten(monkeypatch):
+    """To look for a name like one takes half a millisecond, and a body has room for 200,000."""
+    compared = []
+    monkeypatch.setattr(fields, "_told", {f"x{n}" for n in range(1000)})
+
+    def find(name, known, n):
+        compared.extend([name] * bool(known))
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", find)
+    body, unknown = fields.without_unknown({"prompt": FOX} | {f"x{n}": 1 for n in range(1000)})
+    assert body == {"prompt": FOX} and len(unknown) == 1000 and len(compared) == fields.MAX_NAMED
+    assert fields.warning_of(unknown).endswith("'x9' and 990 more")
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
