@@ -1,6 +1,7 @@
 """OpenAI's responses API: /v1/responses. Its answers are a chat's, translated (serving/openai/responses), and kept."""
 
 import asyncio
+import logging
 import uuid
 from collections import defaultdict
 from typing import Any
@@ -18,6 +19,8 @@ from nanovllm.serving.openai.responses.items import add_items
 from nanovllm.serving.openai.responses.request import Kept, translate
 from nanovllm.serving.openai.responses.store import ResponseStore, Stored
 from nanovllm.serving.openai.shown import CHAT
+
+logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
 ABORT_AGAIN_S = 0.05  # who is not in the engine's queue yet is not aborted
@@ -128,7 +131,10 @@ class ResponsesApi:
         except Exception as error:
             if not call.is_made.is_set():
                 raise
-            form.failed(error_of(error)[1]["error"])
+            status, body = error_of(error)
+            if status == 500:
+                logger.exception("an answer in the background has failed")
+            form.failed(body["error"])
 
     async def show(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":

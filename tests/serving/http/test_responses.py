@@ -11,6 +11,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.serving.http import api
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses_api import RESPONSES
 from nanovllm.serving.openai.answer import CHAT
@@ -265,13 +266,18 @@ def test_an_answer_in_the_background_is_ended(server, client, num_steps, delete)
     server.assert_at_rest()
 
 
-def test_what_goes_wrong_in_the_background(server, client, monkeypatch):
+def test_what_goes_wrong_in_the_background(server, client, monkeypatch, caplog):
     for body, status in ((dict(input=GULLS, temperature="hot"), 400), (dict(input=GULLS, model="gpt-4o"), 404)):
         assert ask(server, RESPONSES, body | {"background": True})[0] == status
     plant(monkeypatch, server.engine.model_runner, "run", [1], ArithmeticError("planted"))
     begun = client.responses.create(input=GULLS, background=True, **SHORT)
     failed = until_ended(client, begun.id)
     assert failed.status == "failed" and failed.error.code == "server_error" and "planted" in failed.error.message
+    caplog.clear()
+    plant(monkeypatch, api, "response_body", [1], ArithmeticError("planted"))
+    failed = until_ended(client, client.responses.create(input=GULLS, background=True, **SHORT).id)
+    assert failed.error.message == "internal error; the server's log has it"
+    assert [record.exc_info[0] for record in caplog.records] == [ArithmeticError]
 
 
 # -- as at every other endpoint ---------------------------------------------------------------------------------------
