@@ -2,12 +2,14 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
-from nanovllm.files.config_json import read_json
+from nanovllm.files.config_json import check_eos, read_json
 
 logger = logging.getLogger("nanovllm")
 
@@ -30,6 +32,13 @@ def load_tokenizer(directory: Path) -> Any:
         if isinstance(error, Exception) or is_panic(error):
             raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
         raise
+
+
+def with_eos(config: ModelConfig, tokenizer: Any, path: Path) -> ModelConfig:
+    """The model's configuration; where its files name no EOS, with the tokenizer's."""
+    if config.eos_token_ids:
+        return config
+    return replace(config, eos_token_ids=check_eos(tokenizer.eos_token_id, config.vocab_size, path))
 
 
 def _make_repeatable(tokenizer: Any, directory: Path) -> None:
