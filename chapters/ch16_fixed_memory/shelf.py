@@ -10,6 +10,7 @@ from chapters.ch16_fixed_memory.placing import (
     every_block,
     hard_workloads,
     make_scheduler,
+    num_blocks_for,
     send,
 )
 from nanovllm.core.block_manager import BlockManager
@@ -19,7 +20,6 @@ from nanovllm.core.snapshots.manager import HybridBlockManager
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 NUM_REQUESTS = 10  # of each workload
-NUM_BLOCKS = 5_000  # K/V of all of them fits
 BOUNDS = 8, 4, 2
 
 
@@ -53,7 +53,7 @@ class Shelf:
         self._look()
 
     def _scheduler(self, policy: object, max_snapshots: int) -> Scheduler:
-        return make_scheduler(NUM_BLOCKS, policy, max_snapshots, max_running=1)  # type: ignore[arg-type]
+        return make_scheduler(num_blocks_for(self.requests), policy, max_snapshots, max_running=1)  # type: ignore[arg-type]
 
     def _look(self) -> None:
         """What the cache has of the next prompt: blocks with K/V, and those with a snapshot."""
