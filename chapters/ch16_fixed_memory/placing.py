@@ -14,7 +14,7 @@ from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.sampling_params import SamplingParams
 
 BLOCK_SIZE, MAX_LEN, MAX_RUNNING = 16, 9_000, 8
-UNBOUNDED = 1_000_000  # snapshots
+UNBOUNDED = 20_000  # snapshots: one for every block of any workload
 Requests = list[tuple[list[int], list[int]]]  # (prompt, answer), one after another
 
 # -- policies: (num_tokens, num_matched, block_size) -> {position: is it known to be wanted?} -------------------------
