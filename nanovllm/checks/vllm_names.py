@@ -35,8 +35,9 @@ ENGINE: Table = {
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
-    **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
-    **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_long_partial_prefills=1),
+    **_asks("a scheduler of your own", scheduler_cls=None),
     **_asks("a step that begins before the one before has ended", async_scheduling=False),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
@@ -105,7 +106,6 @@ PROMPT: Table = {
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
 }
@@ -120,7 +120,6 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("text behind the completion", suffix=""),
     **_asks("token ids instead of text", detokenize=True),
     **_asks("a limit on reasoning", reasoning_effort="none"),
-    **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
     **_asks("input or output that is not text", prompt_embeds=([], None), media_io_kwargs={}, mm_processor_kwargs={}),
     **_asks("a search in the web", web_search_options=None),

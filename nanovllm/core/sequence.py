@@ -66,6 +66,7 @@ class Sequence:
         self.num_registered_blocks, self.hash_collision = 0, False
 
         # What the engine adds for some requests, each for one feature.
+        self.priority = 0  # the lowest number comes first
         self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)

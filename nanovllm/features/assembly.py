@@ -43,7 +43,7 @@ class Features:
 
     def scheduler_options(self, directory: Path) -> dict[str, Any]:
         """What the scheduler is given for them. directory: the checkpoint's."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"long_prefill_token_threshold": self.config.long_prefill_token_threshold}
         if self.config.enable_lora:
             options["may_run"] = self.known_adapters.may_run
         if self.config.speculative_config is not None:

@@ -56,6 +56,7 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
         *,
+        priority: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Growing outputs of one prompt, the last with finished=True.
@@ -67,7 +68,7 @@ class AsyncLLM:
 
         def make() -> list[Request]:
             options: dict[str, Any] = dict(request_id=request_id, stream=True, compile_grammar=False)
-            return [self.engine.make_request(prompt, params, lora_request, **options)]
+            return [self.engine.make_request(prompt, params, lora_request, priority, **options)]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
