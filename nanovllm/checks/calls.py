@@ -28,5 +28,5 @@ def check_priority(given: Any, policy: str) -> int:
     priority = check_number("priority", 0 if given is None else given, Integral)
     if priority and policy != "priority":
         reason = f"priority={priority} asks for another order than first come, first served"
-        raise ValueError(f"{reason}; build the LLM with scheduling_policy='priority', or leave it out")
+        raise ValueError(f"{reason}; leave it out, or start with scheduling_policy='priority'")
     return priority
