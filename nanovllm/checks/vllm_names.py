@@ -47,7 +47,7 @@ ENGINE: Table = {
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
-    **_asks("code of yours on the logits", logits_processors=[]),
+    **_asks("code of yours on all logits (ours: SamplingParams(logits_processors=[...]))", logits_processors=[]),
     **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
     **_asks("vLLM's compiler", compilation_config=(0, {})),
     **_asks("vLLM's attention backends (ours: `optimizations`)", attention_backend=None, attention_config=None),
@@ -68,7 +68,6 @@ SAMPLING: Table = {
     **_any("skip_clone"),
     **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
     **_asks("the best of several answers", best_of=1),
-    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
@@ -116,6 +115,7 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
         "prompt_cache_retention prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs "
         "include_reasoning"
     ),
+    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("streaming", stream=False, stream_options=({}, None)),
     **_asks("text behind the completion", suffix=""),
     **_asks("token ids instead of text", detokenize=True),
