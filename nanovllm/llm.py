@@ -20,6 +20,7 @@ from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
     from nanovllm.features.lora.request import LoRARequest
 
 Message = dict[str, Any]
@@ -123,6 +124,13 @@ class LLM:
         """
         params = self._params_list(sampling_params, 1)[0]
         return self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+
+    def beam_search(self, prompts: Any, params: "BeamSearchParams", **options: Any) -> "list[BeamSearchOutput]":
+        """The most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
+
+        options: lora_request; use_tqdm; concurrency_limit: prompts that are searched for at a time. Raises ValueError.
+        """
+        return self.engine.features.beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""

@@ -66,7 +66,7 @@ ENGINE: Table = {
 }
 SAMPLING: Table = {
     **_any("skip_clone"),
-    **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
+    **_asks("beam search (ours: LLM.beam_search)", use_beam_search=False, length_penalty=1.0, early_stopping=False),
     **_asks("the best of several answers", best_of=1),
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
@@ -98,6 +98,11 @@ LORA: Table = {
     **_any("base_model_name"),
     **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
     **_asks("another adapter under the same id", load_inplace=False),
+}
+BEAM_SEARCH: Table = {
+    **_any("include_stop_str_in_output"),  # of vLLM's server
+    **_asks("beams that fit a form", structured_outputs=None),
+    **_asks("a watermark", watermarking=False),
 }
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
@@ -138,11 +143,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
+TABLES |= {"BeamSearchParams": BEAM_SEARCH}
 TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {
     **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
-    "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
     **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
     **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),
     "get_metrics": "stats() has the counters",

@@ -1,5 +1,6 @@
 """What an engine is assembled from, by its options and by what its requests ask for. Nothing is loaded before that."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ class Features:
         from nanovllm.features.grammar.grammar import GrammarCompiler
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+
+    @cached_property
+    def beam_search(self) -> Callable[..., Any]:
+        from nanovllm.features.beam_search.search import beam_search
+
+        return beam_search
 
     def scheduler_options(self, directory: Path) -> dict[str, Any]:
         """What the scheduler is given for them. directory: the checkpoint's."""
