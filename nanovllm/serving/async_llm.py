@@ -169,6 +169,19 @@ class AsyncLLM:
         """See LLMEngine.reset_prefix_cache."""
         return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See LLMEngine.add_lora, as for the next three."""
+        return await self.prepare(lambda: self.engine.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return self.engine.remove_lora(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        return self.engine.list_loras()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.pin_lora(lora_id))
+
     async def check_health(self) -> None:
         """Raises EngineDied."""
         self.thread.check_usable()
