@@ -82,7 +82,7 @@ def test_weights_that_are_replaced(base, paths, answers, folder, processes, num_
 
 def test_dropped_while_it_waits(base, paths, answers, folder):
     """One slot: the new weights wait for those that run, also through preemption, and the old ones are not lost."""
-    tight = dict(num_gpu_blocks_override=18, block_size=4, max_model_len=64)
+    tight = dict(num_gpu_blocks_override=16, block_size=4, max_model_len=64)
     llm = LLM(str(base), dtype="float32", enable_lora=True, max_loras=1, **tight)
     engine, lora = llm.llm_engine, LoRARequest("x", 1, str(folder))
     old = [engine.make_request(prompt, GREEDY, lora) for prompt in (SHARED, list(range(100, 125)))]
