@@ -69,12 +69,13 @@ class KnownAdapters:
             return adapter
 
     def _open(self, request: LoRARequest) -> Adapter:
-        adapter, number = Adapter.open(request, self.model, self.config), request.lora_int_id
-        first, digest = self._known.get(number, (request, adapter.digest))
+        named = replace(request, load_inplace=False)  # what is kept asks for nothing
+        adapter, number = Adapter.open(named, self.model, self.config), request.lora_int_id
+        first, digest = self._known.get(number, (named, adapter.digest))
         if digest != adapter.digest and not request.load_inplace:
             reason = f"lora_int_id {number} is {first}, with other weights than {request.lora_path} has now"
             raise ValueError(f"{reason}; they need another id, or load_inplace=True")
-        self._known[number] = (request if request.load_inplace else first), adapter.digest
+        self._known[number] = (named if request.load_inplace else first), adapter.digest
         if (key := (number, adapter.digest)) not in self._lora_ids:
             was_used = any(number == other for other, _ in self._lora_ids)
             self._lora_ids[key] = next(self._more_ids) if was_used else number

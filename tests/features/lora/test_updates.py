@@ -164,7 +164,9 @@ def test_endpoints(server, paths, answers, folder):
     assert answer("x") == answers[0]
     status, message = post(server, LOAD, lora_name="x", lora_path=paths[1])
     assert status == 400 and "loaded already; load_inplace: true replaces it" in message
-    assert post(server, LOAD, lora_name="x", lora_path=paths[1], load_inplace=True)[0] == 200
+    put(paths[1], folder)
+    assert post(server, LOAD, lora_name="x", lora_path=str(folder), load_inplace=True)[0] == 200
+    shutil.rmtree(folder)  # it was read, and is not read again
     assert answer("x") == answers[1]
     assert post(server, LOAD, lora_name="y", lora_path=paths[2])[0] == 200
     assert answer("y") == answers[2] and answer("x") == answers[1]
