@@ -174,7 +174,7 @@ class AsyncLLM:
         return await self.prepare(lambda: self.engine.add_lora(lora_request))
 
     async def remove_lora(self, lora_id: int) -> bool:
-        return self.engine.remove_lora(lora_id)
+        return await self.prepare(lambda: self.engine.remove_lora(lora_id))  # may wait for one that is being read
 
     async def list_loras(self) -> set[int]:
         return self.engine.list_loras()
