@@ -19,7 +19,7 @@ from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.assembly import Features, make_runner
+from nanovllm.features.assembly import Adapters, Features, make_runner
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
 
 
-class LLMEngine:
+class LLMEngine(Adapters):
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running
@@ -84,6 +84,7 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams,
         lora_request: "LoRARequest | None" = None,
+        priority: int | None = 0,
         *,
         request_id: str | None = None,
         stream: bool = False,
@@ -93,11 +94,12 @@ class LLMEngine:
 
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
-        given = check_request(self, prompt, params, lora_request, request_id)
+        given = check_request(self, prompt, params, lora_request, priority, request_id)
         params, samples = given.params, []
         for sample_index in range(params.n):
             seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
-            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, given.bad_word_ids, given.adapter
+            seq.sample_index = sample_index
+            given.add_to(seq)
             seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
@@ -114,8 +116,9 @@ class LLMEngine:
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
 
-        They are admitted in the order of salt, adapter and token ids, the order of a depth-first walk over their prefix
-        tree: prompts with a common prefix come one after another, while it is still cached, even in a small pool.
+        Those of one priority are admitted in the order of salt, adapter and token ids, the order of a depth-first walk
+        over their prefix tree: prompts with a common prefix come one after another, while it is still cached, even in a
+        small pool.
         """
         self._settle()
         try:
@@ -148,9 +151,10 @@ class LLMEngine:
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
-        options: lora_request. stream: step() returns an output for the request after every step that gave it a token.
+        options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
+        a token.
         """
-        options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
+        options = accepted(options, ("lora_request", "priority"), "generate")
         return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream, **options)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:

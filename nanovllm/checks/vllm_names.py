@@ -35,8 +35,9 @@ ENGINE: Table = {
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
-    **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
-    **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_long_partial_prefills=1),
+    **_asks("a scheduler of your own", scheduler_cls=None),
     **_asks("a step that begins before the one before has ended", async_scheduling=False),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
@@ -46,7 +47,7 @@ ENGINE: Table = {
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
-    **_asks("code of yours on the logits", logits_processors=[]),
+    **_asks("code of yours on all logits (ours: SamplingParams(logits_processors=[...]))", logits_processors=[]),
     **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
     **_asks("vLLM's compiler", compilation_config=(0, {})),
     **_asks("vLLM's attention backends (ours: `optimizations`)", attention_backend=None, attention_config=None),
@@ -65,9 +66,8 @@ ENGINE: Table = {
 }
 SAMPLING: Table = {
     **_any("skip_clone"),
-    **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
+    **_asks("beam search (ours: LLM.beam_search)", use_beam_search=False, length_penalty=1.0, early_stopping=False),
     **_asks("the best of several answers", best_of=1),
-    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
@@ -97,7 +97,11 @@ SPECULATIVE: Table = {
 LORA: Table = {
     **_any("base_model_name"),
     **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
-    **_asks("another adapter under the same id", load_inplace=False),
+}
+BEAM_SEARCH: Table = {
+    **_any("include_stop_str_in_output"),  # of vLLM's server
+    **_asks("beams that fit a form", structured_outputs=None),
+    **_asks("a watermark", watermarking=False),
 }
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
@@ -105,7 +109,6 @@ PROMPT: Table = {
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
 }
@@ -116,11 +119,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
         "prompt_cache_retention prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs "
         "include_reasoning"
     ),
+    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("streaming", stream=False, stream_options=({}, None)),
     **_asks("text behind the completion", suffix=""),
     **_asks("token ids instead of text", detokenize=True),
     **_asks("a limit on reasoning", reasoning_effort="none"),
-    **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
     **_asks("input or output that is not text", prompt_embeds=([], None), media_io_kwargs={}, mm_processor_kwargs={}),
     **_asks("a search in the web", web_search_options=None),
@@ -139,11 +142,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
+TABLES |= {"BeamSearchParams": BEAM_SEARCH}
 TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {
     **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
-    "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
     **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
     **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),
     "get_metrics": "stats() has the counters",

@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import nanovllm.sampling_params
+from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.grammar.params import StructuredOutputsParams
 
 PATHS = {
@@ -34,3 +35,4 @@ class VLLMPaths(MetaPathFinder, Loader):
 
 sys.meta_path.append(VLLMPaths())
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
+nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]

@@ -56,6 +56,7 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
         *,
+        priority: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Growing outputs of one prompt, the last with finished=True.
@@ -67,7 +68,7 @@ class AsyncLLM:
 
         def make() -> list[Request]:
             options: dict[str, Any] = dict(request_id=request_id, stream=True, compile_grammar=False)
-            return [self.engine.make_request(prompt, params, lora_request, **options)]
+            return [self.engine.make_request(prompt, params, lora_request, priority, **options)]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
@@ -167,6 +168,19 @@ class AsyncLLM:
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""
         return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See LLMEngine.add_lora, as for the next three."""
+        return await self.prepare(lambda: self.engine.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.remove_lora(lora_id))  # may wait for one that is being read
+
+    async def list_loras(self) -> set[int]:
+        return self.engine.list_loras()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.pin_lora(lora_id))
 
     async def check_health(self) -> None:
         """Raises EngineDied."""
