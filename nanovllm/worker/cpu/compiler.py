@@ -67,15 +67,15 @@ def find_compiler() -> list[str]:
         return named
     found = shutil.which("cc")
     # A Mac without Apple's developer tools has a cc, too: it asks whether to install them.
-    if found and (found != "/usr/bin/cc" or sys.platform != "darwin" or _succeeds("xcode-select", "-p")):
+    if found and (sys.platform != "darwin" or found != "/usr/bin/cc" or _has_developer_tools()):
         return [found]
     if find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise OSError('there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm[compiler]"')
 
 
-def _succeeds(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True).returncode == 0
+def _has_developer_tools() -> bool:
+    return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode == 0
 
 
 def _version(compiler: list[str]) -> str:

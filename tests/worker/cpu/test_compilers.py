@@ -101,7 +101,7 @@ def test_a_macs_cc_counts_only_with_apples_tools(monkeypatch, has_tools):
     monkeypatch.setattr(compiler.sys, "platform", "darwin")
     monkeypatch.setattr(compiler.shutil, "which", lambda name: "/usr/bin/cc")
     monkeypatch.setattr(compiler, "find_spec", lambda name: True)
-    monkeypatch.setattr(compiler, "_succeeds", lambda *command: has_tools)
+    monkeypatch.setattr(compiler, "_has_developer_tools", lambda: has_tools)
     assert compiler.find_compiler() == (["/usr/bin/cc"] if has_tools else ZIG)
 
 
