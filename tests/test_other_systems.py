@@ -63,7 +63,7 @@ def opens_text(call: ast.Call) -> bool:
     owner, name = "", getattr(call.func, "id", "")
     if isinstance(call.func, ast.Attribute):
         owner, name = ast.unparse(call.func.value), call.func.attr
-    if name == "open" and (not owner or owner in ("path", "file", "self.path")):
+    if name == "open" and owner not in ("os", "tarfile", "self", "Adapter"):
         modes = [arg.value for arg in call.args[:2] if isinstance(arg, ast.Constant)]
         return not any(mode in ("rb", "wb", "ab", "r+b") for mode in modes)
     return name in ("read_text", "write_text")
