@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,8 +70,12 @@ def _from_directory(directory: Path, class_name: Any) -> Any:
 def _from_gguf(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
 
-    with TemporaryDirectory() as folder:  # with nothing else in it: tokenizer files beside a GGUF file would come first
-        Path(folder, "model.gguf").symlink_to(path.absolute())
+    # With nothing else in it: tokenizer files beside a GGUF file would come first.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows removes no file that is mapped
+        for make in (os.symlink, os.link, shutil.copyfile):  # Windows lets few people make the first
+            with suppress(OSError):
+                make(path.absolute(), Path(folder, "model.gguf"))
+                break
         return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 
