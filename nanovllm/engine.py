@@ -152,10 +152,13 @@ class LLMEngine:
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
-        options: lora_request. stream: step() returns an output for the request after every step that gave it a token.
+        options: lora_request. stream: step() returns an output for the request after every step that gave it a token,
+        in the form that params.output_kind says.
         """
         options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
-        return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream, **options)])[0]
+        request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
+        self.features.set_output_kind(request)
+        return self.enqueue([request])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""
@@ -224,7 +227,7 @@ class LLMEngine:
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
         self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
-        return outputs
+        return self.features.as_asked(outputs, progressed)
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""

@@ -5,7 +5,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import check_priority, for_each, prompts_in
@@ -121,7 +121,8 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        return self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        growing = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        return self._shared.in_kind(growing, params)
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
@@ -159,7 +160,7 @@ class LLM:
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
 
-    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         with self._shared.aborted_if_interrupted([request]):
             ours, finished = self._shared.enqueue([request]), False
             while not finished:

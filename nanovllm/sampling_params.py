@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanovllm.features.callers.output_kind import RequestOutputKind
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
 
@@ -56,6 +57,9 @@ class SamplingParams:
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
     spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
+    output_kind: "RequestOutputKind" = option(
+        0, "what outputs of a running request hold (features/callers/output_kind.py)"
+    )
 
     def clone(self) -> "SamplingParams":
         """A copy that shares no list, checked as a whole: fields may have been assigned one by one."""

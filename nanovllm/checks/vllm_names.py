@@ -71,7 +71,6 @@ SAMPLING: Table = {
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
-    **_asks("outputs that hold only what is new", output_kind=(0,)),  # RequestOutputKind.CUMULATIVE
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("a prompt that is cut short", truncate_prompt_tokens=None),
     **_asks("a request that leaves the prefix cache alone", skip_reading_prefix_cache=False),

@@ -10,6 +10,8 @@ from nanovllm.config import EngineConfig
 if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
+    from nanovllm.outputs import RequestOutput
+    from nanovllm.request import Request
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -40,6 +42,20 @@ class Features:
         from nanovllm.features.grammar.grammar import GrammarCompiler
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+
+    def set_output_kind(self, request: "Request") -> None:
+        """Let step() give what the request's output_kind asks for."""
+        from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
+
+        request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
+            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+
+    def as_asked(self, outputs: "list[RequestOutput]", requests: "list[Request]") -> "list[RequestOutput]":
+        """A step's outputs as their requests want them, once nothing can take the step back."""
+        filters = {r.request_id: r.output_filter for r in requests if r.output_filter is not None}
+        taken = ((f.take(o) if (f := filters.get(o.request_id)) else o) for o in outputs) if filters else outputs
+        return [output for output in taken if output is not None]
 
     def scheduler_options(self, directory: Path) -> dict[str, Any]:
         """What the scheduler is given for them. directory: the checkpoint's."""

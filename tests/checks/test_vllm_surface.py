@@ -3,7 +3,6 @@
 import argparse
 import json
 from dataclasses import asdict
-from enum import Enum
 
 import pytest
 
@@ -91,10 +90,6 @@ def test_what_only_the_checkpoint_rules_out(llm, options, text):
     expect(text, llm.generate, [PROMPT], SamplingParams(**options))
 
 
-class Kind(Enum):
-    CUMULATIVE, DELTA = 0, 1
-
-
 def test_neutral_values():
     """Every name of every table is accepted at each of its neutral values and at None, and refused at another."""
     for what, table in TABLES.items():
@@ -107,8 +102,6 @@ def test_neutral_values():
         table = TABLES["LLM" if cls is EngineConfig else "SamplingParams"]
         given = {"model": "m"} if cls is EngineConfig else {}
         assert cls(**given, **dict.fromkeys(table)) == cls(**given)
-    assert SamplingParams(output_kind=Kind.CUMULATIVE) == SamplingParams()
-    expect("outputs that hold only what is new", SamplingParams, output_kind=Kind.DELTA)
     expect("pipeline_parallel_size=True", EngineConfig, model="m", pipeline_parallel_size=True)
 
 
