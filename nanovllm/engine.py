@@ -14,6 +14,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
+from nanovllm.checks.vllm_methods import EngineMethods
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
 
 
-class LLMEngine:
+class LLMEngine(EngineMethods):
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running
@@ -76,10 +77,6 @@ class LLMEngine:
         # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
-        return cls(engine_args)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -157,8 +154,7 @@ class LLMEngine:
         """
         options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
-        self.features.set_output_kind(request)
-        return self.enqueue([request])[0]
+        return self.enqueue([self.features.with_output_kind(request)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import check_priority, for_each, prompts_in
 from nanovllm.checks.values import make_all
-from nanovllm.checks.vllm_names import accepted, refused_method
+from nanovllm.checks.vllm_methods import LLMMethods
+from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
@@ -26,7 +27,7 @@ Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM:
+class LLM(LLMMethods):
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
@@ -35,10 +36,6 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
-        return cls(**vars(engine_args))
 
     def generate(
         self,
@@ -62,21 +59,7 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        prompt_list = prompts_in(prompts)
-        check_priority(neutral.pop("priority", None), len(prompt_list))
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
-        params_list = self._params_list(sampling_params, len(prompt_list))
-        adapters = for_each("lora_request", lora_request, len(prompt_list))
-        given = list(zip(prompt_list, params_list, adapters, strict=True))
-        requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
-
-        done: dict[str, RequestOutput] = {}
-        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
-            ours = self._shared.enqueue(requests)
-            while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                done.update((output.request_id, output) for output in self._shared.step(ours))
-                advance(len(done))
-        return [done.get(request.request_id) or request.output() for request in requests]
+        return self._complete(self._requests(prompts, sampling_params, lora_request, **neutral), use_tqdm)
 
     def chat(
         self,
@@ -144,9 +127,6 @@ class LLM:
         with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests)
 
-    def __getattr__(self, name: str) -> Any:
-        raise refused_method(LLM, name)
-
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer (of transformers)."""
         return self.engine.tokenizer
@@ -156,6 +136,24 @@ class LLM:
         return SamplingParams(**self.engine.model_config.generation)
 
     # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _requests(self, prompts: Any, sampling_params: Any, lora_request: Any, **neutral: Any) -> list[Request]:
+        prompt_list = prompts_in(prompts)
+        check_priority(neutral.pop("priority", None), len(prompt_list))
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
+        params_list = self._params_list(sampling_params, len(prompt_list))
+        adapters = for_each("lora_request", lora_request, len(prompt_list))
+        given = list(zip(prompt_list, params_list, adapters, strict=True))
+        return make_all("prompts", given, lambda each: self.engine.make_request(*each))
+
+    def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
+            ours = self._shared.enqueue(requests)
+            while len(done) < len(requests) and self.engine.has_unfinished_requests():
+                done.update((output.request_id, output) for output in self._shared.step(ours))
+                advance(len(done))
+        return [done.get(request.request_id) or request.output() for request in requests]
 
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)

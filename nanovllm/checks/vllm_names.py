@@ -53,7 +53,6 @@ ENGINE: Table = {
     **_asks("another backend than llguidance", structured_outputs_config=({}, {"backend": "guidance"})),
     **_asks("full attention where the checkpoint has a window", disable_sliding_window=False),
     **_asks("memory given back while idle", enable_sleep_mode=False),
-    **_asks("a profile (ours: examples/profile_step.py)", profiler_config=None),
     **_asks("vLLM's workers", worker_cls="auto", worker_extension_cls="", additional_config={}),
     **_asks("downloads elsewhere than in the hub's cache (HF_HOME says where)", download_dir=None),
     **_asks("files of another revision than the weights'", code_revision=None, tokenizer_revision=None),
@@ -108,6 +107,19 @@ CALL: Table = {
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
 }
+ASYNC_CALL: Table = CALL | {
+    **_any("session_id"),
+    **_asks("another text of a prompt (ours: a dict with `prompt` and `prompt_token_ids`)", prompt_text=None),
+    **_asks("traces", trace_headers=None),
+    **_asks("parallelism other than tensor_parallel_size", data_parallel_rank=None),
+    **_asks("a KV cache that is shared with other engines", kv_hints=None),
+    **_asks("splitting a model's reasoning off its answer", reasoning_ended=None, reasoning_parser_kwargs={}),
+}
+ASYNC: Table = {
+    **_switches("start_engine_loop"),
+    **_any("usage_context client_addresses client_count client_index"),
+    **_asks("statistics of yours (ours: stats(), do_log_stats())", stat_loggers=[]),
+}
 CHAT: Table = CALL | _asks("parts of content for the template", chat_template_content_format=("auto", "string"))
 BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_any("user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls store verbosity"),
@@ -137,17 +149,40 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("a KV cache that is shared with other engines", kv_transfer_params={}, ec_transfer_params={}),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
-TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
-TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
+PROFILER: Table = {
+    **_any("torch_profiler_with_memory torch_profiler_with_flops torch_profiler_with_stack torch_profiler_use_gzip"),
+    **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
+    **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
+}
+TABLES |= {
+    "ProfilerConfig": PROFILER,
+    "SpeculativeConfig": SPECULATIVE,
+    "LoRARequest": LORA,
+    "generate": CALL,
+    "chat": CHAT,
+    "body": BODY,
+}
+TABLES |= {"AsyncEngineArgs": ENGINE | _switches("enable_log_requests"), "AsyncLLM": ASYNC}
+TABLES |= {"AsyncLLM.generate": ASYNC_CALL, "nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {
     **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
     "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
-    **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
-    **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),
-    "get_metrics": "stats() has the counters",
+    **dict.fromkeys(
+        "sleep wake_up is_sleeping release_kv_cache_memory".split(), "memory is given back by deleting the LLM"
+    ),
     **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
-    **dict.fromkeys("enqueue enqueue_chat wait_for_completion".split(), "use generate(), stream() or LLMEngine"),
+    **dict.fromkeys(
+        "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update start_draft_weight_update "
+        "update_weights finish_weight_update update_weight_version get_weight_version set_weight_version".split(),
+        "weights stay as they were loaded; build another LLM for others",
+    ),
+    "enqueue_chat": "enqueue() takes what chat_prompt() makes of a conversation",
+    "get_world_size": "it is the option tensor_parallel_size",
+    **dict.fromkeys("reset_mm_cache reset_encoder_cache".split(), "input is text: nothing else is cached"),
+    **dict.fromkeys("from_vllm_config get_supported_tasks".split(), "options are EngineArgs; the task is to generate"),
+    "has_unfinished_requests_dp": "one engine, one has_unfinished_requests()",
+    **dict.fromkeys("do_log_stats do_log_stats_with_interval".split(), "get_metrics() has the counters"),
 }
 
 

@@ -43,13 +43,14 @@ class Features:
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
-    def set_output_kind(self, request: "Request") -> None:
-        """Let step() give what the request's output_kind asks for."""
+    def with_output_kind(self, request: "Request") -> "Request":
+        """The same; step() gives what its output_kind asks for."""
         from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
 
         request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
         if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
             request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+        return request
 
     def as_asked(self, outputs: "list[RequestOutput]", requests: "list[Request]") -> "list[RequestOutput]":
         """A step's outputs as their requests want them, once nothing can take the step back."""

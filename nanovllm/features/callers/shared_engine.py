@@ -15,16 +15,21 @@ from nanovllm.sampling_params import SamplingParams
 
 
 class SharedEngine:
-    """turns: one thread at a time; outputs: the newest of each request, until its caller takes it."""
+    """turns: one thread at a time; outputs: the newest of each request, until its caller takes it.
+
+    enqueued: requests that nobody waits for yet (LLM.enqueue).
+    """
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine, self.turns = engine, FairLock()
         self.outputs: dict[str, RequestOutput] = {}
+        self.enqueued: list[Request] = []
 
     def enqueue(self, requests: list[Request]) -> set[str]:
-        """Queue requests. Returns their ids."""
+        """Queue those that are not yet. Returns all their ids."""
         with self.turns:
-            return set(self.engine.enqueue(requests))
+            self.engine.enqueue([request for request in requests if not request.request_id])
+        return {request.request_id for request in requests}
 
     def step(self, ours: set[str]) -> list[RequestOutput]:
         """The newest outputs of these requests. If there are none, make a step, for all requests of all threads."""
