@@ -206,6 +206,9 @@ class AsyncLLM(EngineClient):
             self._num_entering += num_samples
 
 
+AsyncLLMEngine = AsyncLLM  # vLLM's older name for it
+
+
 async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:
     """asyncio.wait_for, except that a cancellation always gets through.
 

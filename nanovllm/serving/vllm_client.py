@@ -9,9 +9,10 @@ from nanovllm.checks.values import check_choice
 from nanovllm.checks.vllm_names import accepted, refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.llm import LLM
-from nanovllm.serving.engine_thread import EngineDied, EngineThread
+from nanovllm.serving.engine_thread import EngineDied, EngineThread, StepFailed
 
 logger = logging.getLogger("nanovllm")
+EngineDeadError, EngineGenerateError = EngineDied, StepFailed  # vLLM's names
 Client = TypeVar("Client", bound="EngineClient")
 PAUSE_MODES = ("abort", "wait", "keep")
 
