@@ -85,6 +85,7 @@ class LLMEngine(EngineMethods):
         prompt: Prompt,
         params: SamplingParams,
         lora_request: "LoRARequest | None" = None,
+        priority: int | None = 0,
         *,
         request_id: str | None = None,
         stream: bool = False,
@@ -94,11 +95,12 @@ class LLMEngine(EngineMethods):
 
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
-        given = check_request(self, prompt, params, lora_request, request_id)
+        given = check_request(self, prompt, params, lora_request, priority, request_id)
         params, samples = given.params, []
         for sample_index in range(params.n):
             seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
-            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, given.bad_word_ids, given.adapter
+            seq.sample_index = sample_index
+            given.add_to(seq)
             seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
@@ -115,8 +117,9 @@ class LLMEngine(EngineMethods):
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
 
-        They are admitted in the order of salt, adapter and token ids, the order of a depth-first walk over their prefix
-        tree: prompts with a common prefix come one after another, while it is still cached, even in a small pool.
+        Those of one priority are admitted in the order of salt, adapter and token ids, the order of a depth-first walk
+        over their prefix tree: prompts with a common prefix come one after another, while it is still cached, even in a
+        small pool.
         """
         self._settle()
         try:
@@ -149,10 +152,10 @@ class LLMEngine(EngineMethods):
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
-        options: lora_request. stream: step() returns an output for the request after every step that gave it a token,
-        in the form that params.output_kind says.
+        options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
+        a token, in the form that params.output_kind says.
         """
-        options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
+        options = accepted(options, ("lora_request", "priority"), "generate")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
         return self.enqueue([self.features.with_output_kind(request)])[0]
 

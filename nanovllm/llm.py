@@ -8,7 +8,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.calls import check_priority, for_each, prompts_in
+from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import make_all
 from nanovllm.checks.vllm_methods import LLMMethods
 from nanovllm.checks.vllm_names import accepted
@@ -21,6 +21,7 @@ from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
     from nanovllm.features.lora.request import LoRARequest
 
 Message = dict[str, Any]
@@ -43,6 +44,7 @@ class LLM(LLMMethods):
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
+        priority: int | list[int] | None = None,
         **neutral: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
@@ -50,7 +52,7 @@ class LLM(LLMMethods):
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
         shows a progress bar, if there is a terminal to show it on. lora_request: an adapter for all prompts, or a list
-        with one or None for each.
+        with one or None for each. priority: the same, with scheduling_policy="priority"; the lowest comes first.
 
         K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant
         that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
@@ -59,7 +61,7 @@ class LLM(LLMMethods):
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        return self._complete(self._requests(prompts, sampling_params, lora_request, **neutral), use_tqdm)
+        return self._complete(self._requests(prompts, sampling_params, lora_request, priority, **neutral), use_tqdm)
 
     def chat(
         self,
@@ -67,6 +69,7 @@ class LLM(LLMMethods):
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
+        priority: int | list[int] | None = None,
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
@@ -78,13 +81,12 @@ class LLM(LLMMethods):
         """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
-        priority = options.pop("priority", None)
 
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
         prompts = make_all("conversations", conversations, make)
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority=priority)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
@@ -106,6 +108,13 @@ class LLM(LLMMethods):
         params = self._params_list(sampling_params, 1)[0]
         growing = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
         return self._shared.in_kind(growing, params)
+
+    def beam_search(self, prompts: Any, params: "BeamSearchParams", **options: Any) -> "list[BeamSearchOutput]":
+        """The most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
+
+        options: lora_request; use_tqdm; concurrency_limit: prompts that are searched for at a time. Raises ValueError.
+        """
+        return self.engine.features.beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
@@ -137,13 +146,15 @@ class LLM(LLMMethods):
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _requests(self, prompts: Any, sampling_params: Any, lora_request: Any, **neutral: Any) -> list[Request]:
+    def _requests(
+        self, prompts: Any, sampling_params: Any, lora_request: Any, priority: Any, **neutral: Any
+    ) -> list[Request]:
         prompt_list = prompts_in(prompts)
-        check_priority(neutral.pop("priority", None), len(prompt_list))
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = for_each("lora_request", lora_request, len(prompt_list))
-        given = list(zip(prompt_list, params_list, adapters, strict=True))
+        priorities = for_each("priority", priority, len(prompt_list))
+        given = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
         return make_all("prompts", given, lambda each: self.engine.make_request(*each))
 
     def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:

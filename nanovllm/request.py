@@ -50,7 +50,7 @@ class Sample:
         """Why it has ended with finish_reason "error"; "" if it has not."""
         if self.seq.finish_reason != "error":
             return ""
-        gave_up = "" if self.seq.grammar is None else self.seq.grammar.error
+        gave_up = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
         return gave_up or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     def output(self, with_logprobs: bool) -> CompletionOutput:

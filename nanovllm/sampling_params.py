@@ -22,8 +22,8 @@ def option(default: Any, text: str) -> Any:
 class SamplingParams:
     """Parameters of one request, copied when it is made.
 
-    Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, penalties, temperature, min_p,
-    top_k, top_p.
+    Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, logits_processors, penalties,
+    temperature, min_p, top_k, top_p.
 
     Logprobs are of the logits before all that, structured_outputs apart.
 
@@ -51,6 +51,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
+    logits_processors: list[Any] | None = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
     structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
     )

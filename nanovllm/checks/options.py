@@ -12,6 +12,7 @@ CHOICES = {  # option -> what may be said -> what is meant
     "dtype": DTYPES,
     "quantization": {name: name for name in ("int8", "int4")},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
+    "scheduling_policy": {name: name for name in ("fcfs", "priority")},
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
     "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
@@ -23,6 +24,7 @@ OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "f
 
 OPTION_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
+    "long_prefill_token_threshold": (Integral, 0, MAX_INT32),
     "max_model_len": (Integral, 2, MAX_INT32),
     "kv_cache_memory_bytes": (Integral, 1),
     "state_cache_bytes": (Integral, 0),

@@ -8,6 +8,7 @@ from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bia
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.functions import functions_of
 from nanovllm.sampling_params import SamplingParams
 
 PARAMETER_BOUNDS: dict[str, Bounds] = {
@@ -44,6 +45,8 @@ def check_parameter(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"logprob_token_ids may have {MAX_LOGPROB_TOKEN_IDS} tokens, found {len(value)}")
     if name == "logit_bias" and value is not None:
         return bias_of(value)
+    if name == "logits_processors":
+        return functions_of(value)
     if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
         raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
     if name == "seed" and isinstance(value, Integral) and value == -1:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nanovllm.checks.vllm_names import refused_method
+from nanovllm.checks.vllm_refused import refused_method
 
 if TYPE_CHECKING:
     from nanovllm.config import EngineConfig
@@ -74,7 +74,7 @@ class LLMMethods:
         **neutral: Any,
     ) -> list[str]:
         """Queue prompts, given as to generate(), and compute nothing yet. Returns the requests' ids."""
-        requests = self._requests(prompts, sampling_params, lora_request, priority=priority, **neutral)
+        requests = self._requests(prompts, sampling_params, lora_request, priority, **neutral)
         self._shared.enqueue(requests)
         self._shared.enqueued += requests
         return [request.request_id for request in requests]

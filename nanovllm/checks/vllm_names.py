@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import reject_unknown, shorten
-from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, RESPONSE, Table
+from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
 from nanovllm.checks.vllm_options import asks as _asks
 from nanovllm.checks.vllm_options import switches as _switches
@@ -35,8 +35,9 @@ ENGINE: Table = {
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
-    **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
-    **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_long_partial_prefills=1),
+    **_asks("a scheduler of your own", scheduler_cls=None),
     **_asks("a step that begins before the one before has ended", async_scheduling=False),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
@@ -46,7 +47,7 @@ ENGINE: Table = {
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
-    **_asks("code of yours on the logits", logits_processors=[]),
+    **_asks("code of yours on all logits (ours: SamplingParams(logits_processors=[...]))", logits_processors=[]),
     **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
     **_asks("vLLM's compiler", compilation_config=(0, {})),
     **_asks("vLLM's attention backends (ours: `optimizations`)", attention_backend=None, attention_config=None),
@@ -64,9 +65,8 @@ ENGINE: Table = {
 }
 SAMPLING: Table = {
     **_any("skip_clone"),
-    **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
+    **_asks("beam search (ours: LLM.beam_search)", use_beam_search=False, length_penalty=1.0, early_stopping=False),
     **_asks("the best of several answers", best_of=1),
-    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
@@ -97,13 +97,17 @@ LORA: Table = {
     **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
     **_asks("another adapter under the same id", load_inplace=False),
 }
+BEAM_SEARCH: Table = {
+    **_any("include_stop_str_in_output"),  # of vLLM's server
+    **_asks("beams that fit a form", structured_outputs=None),
+    **_asks("a watermark", watermarking=False),
+}
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
     **_asks("input that is not text", prompt_embeds=None),
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
 }
@@ -127,11 +131,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
         "prompt_cache_retention prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs "
         "include_reasoning"
     ),
+    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("streaming", stream=False, stream_options=({}, None)),
     **_asks("text behind the completion", suffix=""),
     **_asks("token ids instead of text", detokenize=True),
     **_asks("a limit on reasoning", reasoning_effort="none"),
-    **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
     **_asks("input or output that is not text", prompt_embeds=([], None), media_io_kwargs={}, mm_processor_kwargs={}),
     **_asks("a search in the web", web_search_options=None),
@@ -161,29 +165,10 @@ TABLES |= {
     "generate": CALL,
     "chat": CHAT,
     "body": BODY,
+    "BeamSearchParams": BEAM_SEARCH,
 }
 TABLES |= {"AsyncEngineArgs": ENGINE | _switches("enable_log_requests"), "AsyncLLM": ASYNC}
 TABLES |= {"AsyncLLM.generate": ASYNC_CALL, "nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
-
-METHODS = {
-    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
-    "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
-    **dict.fromkeys(
-        "sleep wake_up is_sleeping release_kv_cache_memory".split(), "memory is given back by deleting the LLM"
-    ),
-    **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
-    **dict.fromkeys(
-        "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update start_draft_weight_update "
-        "update_weights finish_weight_update update_weight_version get_weight_version set_weight_version".split(),
-        "weights stay as they were loaded; build another LLM for others",
-    ),
-    "enqueue_chat": "enqueue() takes what chat_prompt() makes of a conversation",
-    "get_world_size": "it is the option tensor_parallel_size",
-    **dict.fromkeys("reset_mm_cache reset_encoder_cache".split(), "input is text: nothing else is cached"),
-    **dict.fromkeys("from_vllm_config get_supported_tasks".split(), "options are EngineArgs; the task is to generate"),
-    "has_unfinished_requests_dp": "one engine, one has_unfinished_requests()",
-    **dict.fromkeys("do_log_stats do_log_stats_with_interval".split(), "get_metrics() has the counters"),
-}
 
 
 class Named(type):
@@ -214,9 +199,3 @@ def accepted(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[
 def _same(value: Any, neutral: Any) -> bool:
     value = getattr(value, "value", value)  # of an Enum
     return type(value) is type(neutral) and value == neutral
-
-
-def refused_method(cls: type, name: str) -> AttributeError:
-    """What a class raises, in __getattr__, for a method that it does not have."""
-    reason = f", as vLLM's does: {METHODS[name]}" if name in METHODS else ""
-    return AttributeError(f"{cls.__name__} has no {name}(){reason}" if reason else f"{cls.__name__} has no {name!r}")

@@ -60,7 +60,6 @@ MORE: Table = {  # options of an engine, beside those of vllm_names.py
     **anything("video_pruning_rate video_pruning_method kv_cache_metrics_sample custom_histogram_buckets"),
     **anything("jit_monitor_mode per_request_spec_decode_metrics show_hidden_metrics_for_version"),
     **anything("logging_config log_level log_config_file shutdown_timeout prefill_schedule_interval prefix_match_unit"),
-    **anything("long_prefill_token_threshold"),
     **asks("parallelism other than tensor_parallel_size", **OFF, **ALONE),
     **asks("other devices than the first ones (CUDA_VISIBLE_DEVICES names them)", device_ids=None),
     **asks("parts of the model or of the cache in another memory", cpu_offload_params=([], None), offload_params=[]),

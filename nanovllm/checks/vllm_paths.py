@@ -16,6 +16,7 @@ import nanovllm.engine
 import nanovllm.outputs
 import nanovllm.sampling_params
 from nanovllm.checks.vllm_refused import NameRefused, reason_for
+from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
@@ -85,3 +86,4 @@ for _module in (nanovllm.config, nanovllm.engine, nanovllm.outputs, nanovllm.sam
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
 nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[misc]
 nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
+nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]

@@ -1,10 +1,14 @@
-"""What vLLM's scripts import and this engine has not, by name and reason. What it has: vllm_paths.py."""
+"""What vLLM's scripts import or call and this engine has not, by name and reason. What it has: vllm_paths.py."""
 
 from nanovllm.checks.vllm_options import NO_POOLING, WEIGHTS
 
 
 class NameRefused(ImportError, ValueError):
     """Raised where a script imports what vLLM has and this engine has not. It says why."""
+
+
+class MethodRefused(AttributeError, ValueError):
+    """The same, where a script asks an object for a method or an attribute."""
 
 
 def _refuse(reason: str, names: str) -> dict[str, str]:
@@ -78,3 +82,34 @@ def reason_for(name: str) -> str | None:
     parts = name.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((REFUSED[prefix] for prefix in prefixes if prefix in REFUSED), None)
+
+
+METHODS = {  # of LLM, LLMEngine and AsyncLLM -> why they have not, or what to call instead
+    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
+    **dict.fromkeys(
+        "sleep wake_up is_sleeping release_kv_cache_memory".split(), "memory is given back by deleting the LLM"
+    ),
+    **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
+    **dict.fromkeys(
+        "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update start_draft_weight_update "
+        "update_weights finish_weight_update update_weight_version get_weight_version set_weight_version".split(),
+        "weights stay as they were loaded; build another LLM for others",
+    ),
+    "renderer": "chat_prompt() shows what a template makes of a conversation; get_tokenizer() is the tokenizer",
+    **dict.fromkeys(
+        "vllm_config engine_core".split(), "options are in `engine.config`; the engine runs in this process"
+    ),
+    "enqueue_chat": "enqueue() takes what chat_prompt() makes of a conversation",
+    "get_world_size": "it is the option tensor_parallel_size",
+    **dict.fromkeys("reset_mm_cache reset_encoder_cache".split(), "input is text: nothing else is cached"),
+    **dict.fromkeys("from_vllm_config get_supported_tasks".split(), "options are EngineArgs; the task is to generate"),
+    "has_unfinished_requests_dp": "one engine, one has_unfinished_requests()",
+    **dict.fromkeys("do_log_stats do_log_stats_with_interval".split(), "get_metrics() has the counters"),
+}
+
+
+def refused_method(cls: type, name: str) -> AttributeError:
+    """What a class raises, in __getattr__, for a name that it does not have."""
+    if name in METHODS:
+        return MethodRefused(f"{cls.__name__} has no {name}, as vLLM's does: {METHODS[name]}")
+    return AttributeError(f"{cls.__name__} has no {name!r}")

@@ -1,5 +1,6 @@
 """What an engine is assembled from, by its options and by what its requests ask for. Nothing is loaded before that."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,15 @@ class Features:
         taken = ((f.take(o) if (f := filters.get(o.request_id)) else o) for o in outputs) if filters else outputs
         return [output for output in taken if output is not None]
 
+    @cached_property
+    def beam_search(self) -> Callable[..., Any]:
+        from nanovllm.features.beam_search.search import beam_search
+
+        return beam_search
+
     def scheduler_options(self, directory: Path) -> dict[str, Any]:
         """What the scheduler is given for them. directory: the checkpoint's."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"long_prefill_token_threshold": self.config.long_prefill_token_threshold}
         if self.config.enable_lora:
             options["may_run"] = self.known_adapters.may_run
         if self.config.speculative_config is not None:

@@ -27,7 +27,7 @@ from nanovllm.serving.engine_thread import EngineThread, Reader
 from nanovllm.serving.vllm_client import EngineClient
 
 Result = TypeVar("Result")
-GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "timeout_s")
+GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
 
 
@@ -60,6 +60,7 @@ class AsyncLLM(EngineClient):
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
         *,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **neutral: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -74,7 +75,7 @@ class AsyncLLM(EngineClient):
         def make() -> list[Request]:
             stream = getattr(params, "output_kind", None) is not RequestOutputKind.FINAL_ONLY
             options: dict[str, Any] = dict(request_id=request_id, stream=stream, compile_grammar=False)
-            return [self.engine.make_request(prompt, params, lora_request, **options)]
+            return [self.engine.make_request(prompt, params, lora_request, priority, **options)]
 
         shown: OutputFilter | None = None
         async with aclosing(self.run(make, timeout_s)) as steps:

@@ -9,7 +9,7 @@ import pytest
 
 import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
-from nanovllm.checks import vllm_names
+from nanovllm.checks import vllm_names, vllm_refused
 from nanovllm.checks.values import size_of
 from nanovllm.checks.vllm_options import PATHS, RESPONSE
 from nanovllm.features.speculation.config import SpeculativeConfig
@@ -106,7 +106,7 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
     def parameters(method) -> set[str]:
         return set(inspect.signature(method).parameters)
 
-    reasons = {name: (reason, ()) for name, reason in vllm_names.METHODS.items()}
+    reasons = {name: (reason, ()) for name, reason in vllm_refused.METHODS.items()}
     flags = sorted({*RECORDED["serve_flags"]} - {*RECORDED["engine_args"], "model", "model_tag"})
     our_flags = {*ServeOptions.__dataclass_fields__, "disable_uvicorn_access_log"}
     paths = {path for path in RECORDED["paths"] if "{" not in path}

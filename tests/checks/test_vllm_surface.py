@@ -10,7 +10,8 @@ from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, Tok
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.flexible_parser import FlexibleArgumentParser
 from nanovllm.checks.requests import bad_word_ids
-from nanovllm.checks.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
+from nanovllm.checks.vllm_names import ANY, ENGINE, TABLES, accepted
+from nanovllm.checks.vllm_refused import METHODS
 from nanovllm.config import EngineConfig
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import edit
@@ -238,9 +239,13 @@ def test_priorities(llm):
     assert len(llm.generate([PROMPT], params, priority=None)) == len(llm.chat(USER, params, priority=[0])) == 1
     expect("2 prompts need 2 priority (or one for all), found 0", llm.generate, [PROMPT] * 2, params, priority=[])
     expect("found 3", llm.generate, [PROMPT] * 2, params, priority=[0, 0, 0])
-    for priorities in ([0, 1], [0, [0]], [0, False], 1):
+    for priorities in ([0, 1], 1, [0, -2]):
         expect("asks for another order than first come", llm.generate, [PROMPT] * 2, params, priority=priorities)
+    for priorities in ([0, [0]], [0, False], [0, 0.5]):
+        expect("priority must be a whole number", llm.generate, [PROMPT] * 2, params, priority=priorities)
     expect("asks for another order than first come", llm.chat, USER, params, priority=[1])
+    expect("asks for another order than first come", llm.engine.add_request, "a", PROMPT, params, priority=1)
+    expect("scheduling_policy must be one of fcfs, priority", EngineConfig, model="m", scheduling_policy="lifo")
     expect("generate has no argument 'frobnicate'", llm.generate, [PROMPT], params, priority=[0], frobnicate=1)
 
 
