@@ -136,10 +136,6 @@ class LLM(LLMMethods):
         with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests)
 
-    def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer (of transformers)."""
-        return self.engine.tokenizer
-
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
         return SamplingParams(**self.engine.model_config.generation)

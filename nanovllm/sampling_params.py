@@ -52,6 +52,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
     logits_processors: list[Any] | None = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
+    extra_args: dict[str, Any] | None = option(None, "what the classes of LLM(logits_processors=...) are to know")
     structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
     )

@@ -4,7 +4,7 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of
+from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of, shorten
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.grammar.params import StructuredOutputsParams
@@ -47,6 +47,10 @@ def check_parameter(name: str, value: Any, kind: Any) -> Any:
         return bias_of(value)
     if name == "logits_processors":
         return functions_of(value)
+    if name == "extra_args" and value is not None:
+        if not isinstance(value, dict):
+            raise ValueError(f"extra_args must be a dict, found {shorten(value)}")
+        return dict(value)
     if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
         raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
     if name == "seed" and isinstance(value, Integral) and value == -1:

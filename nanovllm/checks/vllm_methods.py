@@ -26,6 +26,7 @@ class EngineMethods:
         return cls(engine_args)  # type: ignore[call-arg]
 
     def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
         return self.tokenizer
 
     def get_num_unfinished_requests(self) -> int:
@@ -86,6 +87,10 @@ class LLMMethods:
         """
         requests, self._shared.enqueued = self._shared.enqueued, []
         return self._complete(requests, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.engine.tokenizer
 
     def get_metrics(self) -> "list[Metric]":
         """See LLMEngine.get_metrics; stats() has more, under our names."""

@@ -20,6 +20,7 @@ from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.classes import VllmConfig
 
 HELPERS = "nanovllm.checks.vllm_helpers"
 PATHS = {  # vLLM's module, under our package's name -> ours
@@ -44,6 +45,10 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.v1.engine.exceptions": "nanovllm.serving.vllm_client",
     "nanovllm.v1.engine.llm_engine": "nanovllm.engine",
     "nanovllm.v1.metrics.reader": "nanovllm.features.callers.metrics",
+    **dict.fromkeys(
+        (f"nanovllm.v1.sample.logits_processor{rest}" for rest in ("", ".interface", ".builtin")),
+        "nanovllm.features.logits_processors.classes",
+    ),
 }
 LAZY = {"AsyncLLM": "nanovllm.serving.async_llm", "AsyncLLMEngine": "nanovllm.serving.async_llm"}
 
@@ -86,4 +91,5 @@ for _module in (nanovllm.config, nanovllm.engine, nanovllm.outputs, nanovllm.sam
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
 nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[misc]
 nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
+nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
 nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]
