@@ -15,17 +15,17 @@ from nanovllm.checks.vllm_options import asks as _asks
 from nanovllm.checks.vllm_options import switches as _switches
 
 PARALLEL: dict[str, Any] = dict(pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1)
-PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0, enable_expert_parallel=False)
+PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0)
 MEDIA: dict[str, Any] = dict(limit_mm_per_prompt={}, mm_processor_kwargs=None, media_io_kwargs={})
 MEDIA |= dict(allowed_local_media_path="", allowed_media_domains=None, skip_mm_profiling=False)
 MEDIA |= dict(enable_prompt_embeds=False)
 ENGINE: Table = {
     **_switches("disable_log_stats use_tqdm_on_load disable_custom_all_reduce disable_cascade_attn"),
-    **_switches("disable_mm_preprocessor_cache"),
+    **_switches("disable_mm_preprocessor_cache trust_remote_code"),  # the latter is a permission that is never used
+    **_switches("enable_chunked_prefill async_scheduling enable_expert_parallel"),  # when and where, never what
     **_any("swap_space max_parallel_loading_workers max_seq_len_to_capture distributed_executor_backend"),
     **_any("optimization_level"),
     **_any("served_model_name max_logprobs ignore_patterns mm_processor_cache_gb"),
-    **_asks("running the checkpoint's own code", trust_remote_code=False),
     **_asks("another kind of tokenizer than transformers' own", tokenizer_mode=("auto", "hf", "slow")),
     **_asks("work without a tokenizer", skip_tokenizer_init=False),
     **_asks("a configuration in another file than config.json", config_format=("auto", "hf"), hf_config_path=None),
@@ -34,11 +34,9 @@ ENGINE: Table = {
     **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
-    **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
     **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
     **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_long_partial_prefills=1),
     **_asks("a scheduler of your own", scheduler_cls=None),
-    **_asks("a step that begins before the one before has ended", async_scheduling=False),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),

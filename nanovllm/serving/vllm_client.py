@@ -89,7 +89,7 @@ class EngineClient:
             await self.wait_for_requests_to_drain(None)
 
         def pause() -> None:
-            thread.set_pace(0)
+            thread.steps_left = 0  # before the next step, which set_pace() would let pass
             if mode == "abort":
                 thread.hand_out([o for i in list(engine.requests) if (o := engine.abort_request(i)) is not None])
             if clear_cache:

@@ -119,7 +119,7 @@ def test_sizes_and_defaults(checkpoint):
     expect("max_model_len must be a whole number, or one like '8k'", EngineConfig, model="m", max_model_len="8 kB")
     expect("load_format must be one of auto, safetensors", EngineConfig, model="m", load_format="pt")
     expect("hf_overrides must be a dict", EngineConfig, model="m", hf_overrides=print)
-    expect("trust_remote_code=True asks for running the checkpoint's own code", EngineConfig, trust_remote_code=True)
+    expect("skip_tokenizer_init=True asks for work without a tokenizer", EngineConfig, skip_tokenizer_init=True)
 
 
 def test_overrides_of_the_configuration(checkpoint, tmp_path):
@@ -170,8 +170,8 @@ def test_engine_args_from_the_command_line():
     expected = EngineConfig("m", max_model_len=8000, enable_prefix_caching=False, seed=3, hf_overrides={"a": 1})
     assert asdict(EngineArgs.from_cli_args(args)) == asdict(expected)
     assert EngineArgs.from_cli_args(parser().parse_args([])).model == "Qwen/Qwen3-0.6B"
-    refused = parser().parse_args(["--trust-remote-code"])
-    expect("trust_remote_code=True asks for", EngineArgs.from_cli_args, refused)
+    refused = parser().parse_args(["--skip-tokenizer-init"])
+    expect("skip_tokenizer_init=True asks for", EngineArgs.from_cli_args, refused)
     assert {f"--{name.replace('_', '-')}" for name in ENGINE} <= set(parser()._option_string_actions)
 
 
