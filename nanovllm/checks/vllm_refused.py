@@ -85,26 +85,30 @@ def reason_for(name: str) -> str | None:
 
 
 METHODS = {  # of LLM, LLMEngine and AsyncLLM -> why they have not, or what to call instead
-    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
-    **dict.fromkeys(
-        "sleep wake_up is_sleeping release_kv_cache_memory".split(), "memory is given back by deleting the LLM"
-    ),
-    **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
-    **dict.fromkeys(
-        "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update start_draft_weight_update "
-        "update_weights finish_weight_update update_weight_version get_weight_version set_weight_version".split(),
+    **_refuse(NO_POOLING, "encode embed classify score reward"),
+    **_refuse("memory is given back by deleting the LLM", "sleep wake_up is_sleeping release_kv_cache_memory"),
+    **_refuse("the weights are in llm.engine.model_runner.model", "collective_rpc apply_model"),
+    **_refuse(
         "weights stay as they were loaded; build another LLM for others",
+        """init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update start_draft_weight_update
+        update_weights finish_weight_update update_weight_version get_weight_version set_weight_version
+        compute_weight_checksums checkpoint_prepare checkpoint_restore""",
     ),
-    "renderer": "chat_prompt() shows what a template makes of a conversation; get_tokenizer() is the tokenizer",
-    **dict.fromkeys(
-        "vllm_config engine_core".split(), "options are in `engine.config`; the engine runs in this process"
+    **_refuse("chat_prompt() shows what a template makes of a conversation", "renderer"),
+    **_refuse("options are in `engine.config`; the engine runs in this process", "vllm_config engine_core"),
+    **_refuse("enqueue() takes what chat_prompt() makes of a conversation", "enqueue_chat"),
+    **_refuse("it is the option tensor_parallel_size", "get_world_size"),
+    **_refuse("input is text: nothing else is cached", "reset_mm_cache reset_encoder_cache"),
+    **_refuse("options are EngineArgs, and the task is to generate", "from_vllm_config get_supported_tasks"),
+    **_refuse("get_metrics() has the counters", "do_log_stats do_log_stats_with_interval"),
+    **_refuse("generate() queues a request and gives its outputs", "add_request"),
+    **_refuse("generate() raises Overloaded where max_waiting sequences wait; stats() counts them", "check_admission"),
+    **_refuse("stats() has what waits and what runs", "get_num_queued_tokens"),
+    **_refuse(
+        "one machine, one engine",
+        """get_status handle_fault scale_elastic_ep get_kv_event_sources has_unfinished_requests_dp
+        notify_kv_transfer_request_rejected""",
     ),
-    "enqueue_chat": "enqueue() takes what chat_prompt() makes of a conversation",
-    "get_world_size": "it is the option tensor_parallel_size",
-    **dict.fromkeys("reset_mm_cache reset_encoder_cache".split(), "input is text: nothing else is cached"),
-    **dict.fromkeys("from_vllm_config get_supported_tasks".split(), "options are EngineArgs; the task is to generate"),
-    "has_unfinished_requests_dp": "one engine, one has_unfinished_requests()",
-    **dict.fromkeys("do_log_stats do_log_stats_with_interval".split(), "get_metrics() has the counters"),
 }
 
 

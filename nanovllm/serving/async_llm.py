@@ -46,6 +46,7 @@ class AsyncLLM(EngineClient):
         self.engine = self.llm.engine
         self.thread = EngineThread(self.engine)
         self.max_waiting = max_waiting
+        self.readers: set[Reader] = set()  # of the requests that somebody waits for
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
@@ -112,6 +113,7 @@ class AsyncLLM(EngineClient):
 
         self._enter(num_samples)
         timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
+        self.readers.add(reader)
         try:
             await self.call(enqueue)
             while reader.num_unfinished or reader.newest:
@@ -122,6 +124,7 @@ class AsyncLLM(EngineClient):
                 outputs, reader.newest = list(reader.newest.values()), {}
                 yield outputs
         finally:
+            self.readers.discard(reader)
             if timer is not None:
                 timer.cancel()
             if reader.num_unfinished:

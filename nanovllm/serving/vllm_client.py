@@ -10,7 +10,7 @@ from nanovllm.checks.vllm_names import accepted
 from nanovllm.checks.vllm_refused import refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.llm import LLM
-from nanovllm.serving.engine_thread import EngineDied, EngineThread, StepFailed
+from nanovllm.serving.engine_thread import EngineDied, EngineThread, Reader, StepFailed
 
 logger = logging.getLogger("nanovllm")
 EngineDeadError, EngineGenerateError = EngineDied, StepFailed  # vLLM's names
@@ -23,6 +23,7 @@ class EngineClient:
 
     llm: LLM
     thread: EngineThread
+    readers: set[Reader]
     call: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
     stats: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -64,7 +65,16 @@ class EngineClient:
         return self.llm.get_tokenizer()
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self.llm.engine.requests)
+        """Those that somebody waits for; one that was left counts no more, even if its last step is being made."""
+        return sum(reader.num_unfinished for reader in self.readers)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.get_num_unfinished_requests() > 0
+
+    @property
+    def output_processor(self: Client) -> Client:
+        """vLLM's scripts and tests ask it for has_unfinished_requests()."""
+        return self
 
     async def is_tracing_enabled(self) -> bool:
         return False
@@ -74,6 +84,14 @@ class EngineClient:
         stats = await self.stats()
         counts = stats["num_running"], stats["num_waiting"], stats["num_output_tokens"], 100 * stats["kv_pool"]["usage"]
         logger.info("%d sequences run, %d wait; %d tokens generated; %.1f %% of the KV pool in use", *counts)
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See LLMEngine.start_profile."""
+        await self.call(lambda: self.llm.engine.start_profile(profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """See LLMEngine.stop_profile."""
+        await self.call(self.llm.engine.stop_profile)
 
     # -- pausing --------------------------------------------------------------------------------------------------
 

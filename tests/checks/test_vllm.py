@@ -15,6 +15,7 @@ from nanovllm.checks.vllm_options import PATHS, RESPONSE
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.request import READ_HERE
@@ -135,8 +136,14 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
             vllm_names.SPECULATIVE,
         ),
         "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
-        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), {}),
+        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), reasons),
+        "Methods of `AsyncLLM`": (RECORDED["async_llm"], methods(AsyncLLM), reasons),
         "Parameters of `generate`": (RECORDED["generate"], parameters(LLM.generate), vllm_names.CALL),
+        "Parameters of `AsyncLLM.generate`": (
+            RECORDED["async_generate"],
+            parameters(AsyncLLM.generate),
+            vllm_names.ASYNC_CALL,
+        ),
         "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, vllm_names.TABLES["nanovllm serve"]),
         "Paths of the server": (sorted(paths | {*PATHS}), paths - {*PATHS}, instead),
         "Fields of a request's body": (RECORDED["body"], fields - {*no_template}, vllm_names.BODY | no_template),
