@@ -42,8 +42,8 @@ REFUSED: dict[str, str] = {
         "ModelRegistry model_executor models model_inspection",
     ),
     **_refuse(
-        "no class of a script's own is called with a batch's logits",
-        "v1.sample logits_process v1.sample.logits_processor",
+        "a script may bring functions (SamplingParams(logits_processors=[...])) or classes (LLM(logits_processors=[...]))",
+        "v1.sample logits_process",
     ),
     **_refuse(
         "one process steps the engine; tensor_parallel_size starts ranks by itself, without Ray",
