@@ -42,7 +42,7 @@ REFUSED: dict[str, str] = {
         "ModelRegistry model_executor models model_inspection",
     ),
     **_refuse(
-        "a script may bring functions (SamplingParams(logits_processors=[...])) or classes (LLM(logits_processors=[...]))",
+        "functions come with SamplingParams(logits_processors=[...]), classes with LLM(logits_processors=[...])",
         "v1.sample logits_process",
     ),
     **_refuse(

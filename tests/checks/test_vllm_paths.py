@@ -84,7 +84,10 @@ def test_one_thing_under_several_paths():
         ("from nanovllm.config.kv_transfer import KVTransferConfig", "no KV cache shared with other engines"),
         ("from nanovllm.distributed.weight_transfer.base import WeightTransferInitRequest", "no transfer of weights"),
         ("from nanovllm.v1.metrics.loggers import LoggingStatLogger", "LLM.get_metrics()"),
-        ("from nanovllm.v1.sample.logits_processor.state import LogitsProcessors", "classes (LLM(logits_processors"),
+        (
+            "from nanovllm.v1.sample.logits_processor.state import LogitsProcessors",
+            "classes with LLM(logits_processors",
+        ),
         ("from nanovllm.benchmarks.datasets import get_samples", "nanovllm bench"),
         ("from nanovllm.renderers.inputs.preprocess import parse_model_prompt", "chat_prompt()"),
         ("from nanovllm.sampling_params import GuidedDecodingParams", "StructuredOutputsParams"),

@@ -4,8 +4,10 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from nanovllm.outputs import CompletionOutput, RequestOutput
+if TYPE_CHECKING:  # checks/sampling.py imports this file before anything that makes a SamplingParams
+    from nanovllm.outputs import CompletionOutput, RequestOutput
 
 
 class RequestOutputKind(Enum):
@@ -28,7 +30,7 @@ class OutputFilter:
         self.kind = kind
         self._seen: dict[int, CompletionOutput] = {}  # sample index -> what was handed out of it
 
-    def take(self, output: RequestOutput) -> RequestOutput | None:
+    def take(self, output: "RequestOutput") -> "RequestOutput | None":
         """None: there is nothing to tell yet."""
         if self.kind is RequestOutputKind.CUMULATIVE or (self.kind is RequestOutputKind.FINAL_ONLY and output.finished):
             return output
@@ -40,19 +42,20 @@ class OutputFilter:
             return None
         return replace(output, outputs=news, prompt_logprobs=prompt_logprobs)
 
-    def through(self, growing: Generator[RequestOutput, None, None]) -> Generator[RequestOutput, None, None]:
+    def through(self, growing: "Generator[RequestOutput, None, None]") -> "Generator[RequestOutput, None, None]":
         """Who leaves the loop leaves that of `growing`, too."""
         with closing(growing):
             for output in growing:
                 if (taken := self.take(output)) is not None:
                     yield taken
 
-    def _news(self, sample: CompletionOutput) -> CompletionOutput | None:
-        before = self._seen.get(sample.index, CompletionOutput(sample.index, "", []))
-        if before.finished() or (not sample.finished() and len(sample.token_ids) == len(before.token_ids)):
+    def _news(self, sample: "CompletionOutput") -> "CompletionOutput | None":
+        if (before := self._seen.get(sample.index)) is None:
+            self._seen[sample.index] = sample
+            return sample if sample.token_ids or sample.finished() else None
+        num_tokens, num_chars = len(before.token_ids), len(before.text)
+        if before.finished() or (not sample.finished() and len(sample.token_ids) == num_tokens):
             return None
         self._seen[sample.index] = sample
-        start = len(before.token_ids)
-        logprobs = None if sample.logprobs is None else sample.logprobs[start:]
-        text = sample.text[len(before.text) :]
-        return replace(sample, text=text, token_ids=sample.token_ids[start:], logprobs=logprobs)
+        logprobs = None if sample.logprobs is None else sample.logprobs[num_tokens:]
+        return replace(sample, text=sample.text[num_chars:], token_ids=sample.token_ids[num_tokens:], logprobs=logprobs)

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import MAX_POSITIVE, shorten
-from nanovllm.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nanovllm.core.sequence import Sequence
 
 FORMS = "f(generated_token_ids, logits_row) or f(prompt_token_ids, generated_token_ids, logits_row)"
 
@@ -54,7 +55,7 @@ class CallersFunctions:
         self.error = ""
         self._failed_at = 0  # tokens of the sequence, or of a guess about it, when that happened
 
-    def apply(self, seq: Sequence, logits: "Tensor") -> "Tensor":
+    def apply(self, seq: "Sequence", logits: "Tensor") -> "Tensor":
         """A sequence's row of logits as the functions leave it; NaN, so that no token is chosen, if one has failed.
 
         What is -infinity before stays so: a grammar cannot be left. +infinity counts as 1e10.
