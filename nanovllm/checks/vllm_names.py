@@ -91,7 +91,6 @@ SPECULATIVE: Table = {
 LORA: Table = {
     **_any("base_model_name"),
     **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
-    **_asks("another adapter under the same id", load_inplace=False),
 }
 BEAM_SEARCH: Table = {
     **_any("include_stop_str_in_output"),  # of vLLM's server

@@ -165,7 +165,7 @@ PATHS = {  # of vLLM's server and of OpenAI's, that this server lacks -> what to
     **dict.fromkeys(("/v1/batches", "/v1/files"), "batch jobs need no server: `nanovllm run-batch` answers a file"),
     **dict.fromkeys(
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-        "adapters are named at the start: --lora-modules NAME=PATH",
+        "adapters are named at the start (--lora-modules NAME=PATH), unless --allow-runtime-lora-updating is given",
     ),
     "/tokenizer_info": "it shows the chat template: start the server with --enable-tokenizer-info-endpoint",
     **dict.fromkeys(("/start_profile", "/stop_profile"), "examples/profile_step.py shows where a step's time goes"),

@@ -9,8 +9,8 @@ Invariants:
 - a sequence in `waiting` holds no blocks and has computed nothing;
 - both queues are in order of priority (the lowest number first); who has the same waits in order of arrival and runs in
   order of admission. Without priorities all have 0;
-- at most one running sequence is mid-prompt: admission stops as soon as the budget cuts a prompt. Prompts of more than
-  long_prefill_token_threshold tokens are cut before that, and any number of them may be mid-prompt;
+- at most one running sequence is mid-prompt, the last of its priority: admission stops as soon as the budget cuts a
+  prompt. Those with more than long_prefill_token_threshold tokens to compute are cut before that, in any number;
 - `seqs` holds the sequences of both, and nothing else: after a failure the queues are built anew from it;
 - the pool can hold one sequence of max_model_len tokens, so the first running sequence always makes progress.
 """

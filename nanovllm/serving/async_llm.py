@@ -124,11 +124,11 @@ class AsyncLLM(EngineClient):
                 outputs, reader.newest = list(reader.newest.values()), {}
                 yield outputs
         finally:
-            self.readers.discard(reader)
             if timer is not None:
                 timer.cancel()
             if reader.num_unfinished:
                 self.thread.ask(lambda: self.thread.forget(requests))
+            self.readers.discard(reader)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their readers get what there is as their last output. Unknown ids are ignored."""
@@ -182,6 +182,19 @@ class AsyncLLM(EngineClient):
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""
         return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See LLMEngine.add_lora, as for the next three."""
+        return await self.prepare(lambda: self.engine.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.remove_lora(lora_id))  # may wait for one that is being read
+
+    async def list_loras(self) -> set[int]:
+        return self.engine.list_loras()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.pin_lora(lora_id))
 
     async def check_health(self) -> None:
         """Raises EngineDied."""

@@ -76,8 +76,9 @@ def beam_search(
 
     def begin(each: tuple[Any, Any]) -> Search:
         request = engine.make_request(each[0], one_token, each[1])
-        prompt = {"prompt": request.prompt, "cache_salt": request.samples[0].seq.cache_salt}
-        first = BeamSearchSequence(prompt, request.prompt_token_ids, [], each[1])
+        salt, tokens = request.samples[0].seq.cache_salt, request.prompt_token_ids
+        prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": salt}
+        first = BeamSearchSequence(prompt, tokens, [], each[1])
         return Search(first, params, tokenizer.eos_token_id)
 
     searches = make_all("prompts", list(zip(given, adapters, strict=True)), begin)
