@@ -49,6 +49,8 @@ class EngineConfig(metaclass=Named):
         None,
         'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (nanovllm/features/README.md)',
     )
+    logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
+    profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
     seed: int = option(0, "requests without a seed of their own derive theirs from it")
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
+from nanovllm.checks.vllm_methods import EngineMethods
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
 
 
-class LLMEngine(Adapters):
+class LLMEngine(Adapters, EngineMethods):
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running
@@ -72,10 +73,6 @@ class LLMEngine(Adapters):
         # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
-        return cls(engine_args)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -152,10 +149,11 @@ class LLMEngine(Adapters):
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
         options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
-        a token.
+        a token, in the form that params.output_kind says.
         """
         options = accepted(options, ("lora_request", "priority"), "generate")
-        return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream, **options)])[0]
+        request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
+        return self.enqueue([self.features.with_output_kind(request)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""
@@ -224,7 +222,7 @@ class LLMEngine(Adapters):
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
         self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
-        return outputs
+        return self.features.as_asked(outputs, progressed)
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""

@@ -5,12 +5,13 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import make_all
-from nanovllm.checks.vllm_names import accepted, refused_method
+from nanovllm.checks.vllm_methods import LLMMethods
+from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
@@ -27,7 +28,7 @@ Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM:
+class LLM(LLMMethods):
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
@@ -36,10 +37,6 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
-        return cls(**vars(engine_args))
 
     def generate(
         self,
@@ -64,21 +61,7 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        prompt_list = prompts_in(prompts)
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
-        params_list = self._params_list(sampling_params, len(prompt_list))
-        adapters = for_each("lora_request", lora_request, len(prompt_list))
-        priorities = for_each("priority", priority, len(prompt_list))
-        given = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
-        requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
-
-        done: dict[str, RequestOutput] = {}
-        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
-            ours = self._shared.enqueue(requests)
-            while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                done.update((output.request_id, output) for output in self._shared.step(ours))
-                advance(len(done))
-        return [done.get(request.request_id) or request.output() for request in requests]
+        return self._complete(self._requests(prompts, sampling_params, lora_request, priority, **neutral), use_tqdm)
 
     def chat(
         self,
@@ -123,7 +106,8 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        return self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        growing = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        return self._shared.in_kind(growing, params)
 
     def beam_search(self, prompts: Any, params: "BeamSearchParams", **options: Any) -> "list[BeamSearchOutput]":
         """The most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
@@ -152,23 +136,36 @@ class LLM:
         with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests)
 
-    def __getattr__(self, name: str) -> Any:
-        raise refused_method(LLM, name)
-
-    def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer (of transformers)."""
-        return self.engine.tokenizer
-
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
         return SamplingParams(**self.engine.model_config.generation)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
+    def _requests(
+        self, prompts: Any, sampling_params: Any, lora_request: Any, priority: Any, **neutral: Any
+    ) -> list[Request]:
+        prompt_list = prompts_in(prompts)
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        params_list = self._params_list(sampling_params, len(prompt_list))
+        adapters = for_each("lora_request", lora_request, len(prompt_list))
+        priorities = for_each("priority", priority, len(prompt_list))
+        given = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
+        return make_all("prompts", given, lambda each: self.engine.make_request(*each))
+
+    def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
+            ours = self._shared.enqueue(requests)
+            while len(done) < len(requests) and self.engine.has_unfinished_requests():
+                done.update((output.request_id, output) for output in self._shared.step(ours))
+                advance(len(done))
+        return [done.get(request.request_id) or request.output() for request in requests]
+
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
 
-    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         with self._shared.aborted_if_interrupted([request]):
             ours, finished = self._shared.enqueue([request]), False
             while not finished:

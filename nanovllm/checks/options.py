@@ -61,6 +61,16 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, SpeculativeConfig | dict):
             raise ValueError(f"speculative_config must be a dict, found {shorten(value)}")
         return SpeculativeConfig(**value) if isinstance(value, dict) else value
+    if name == "logits_processors":
+        from nanovllm.features.logits_processors.classes import classes_of
+
+        return classes_of(value)
+    if name == "profiler_config" and value is not None:
+        from nanovllm.features.callers.profile import ProfilerConfig
+
+        if not isinstance(value, ProfilerConfig | dict):
+            raise ValueError(f"profiler_config must be a dict, found {shorten(value)}")
+        return ProfilerConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")

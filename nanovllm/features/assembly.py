@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.outputs import RequestOutput
+    from nanovllm.request import Request
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -64,6 +66,21 @@ class Features:
         from nanovllm.features.grammar.grammar import GrammarCompiler
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+
+    def with_output_kind(self, request: "Request") -> "Request":
+        """The same; step() gives what its output_kind asks for."""
+        from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
+
+        request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
+            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+        return request
+
+    def as_asked(self, outputs: "list[RequestOutput]", requests: "list[Request]") -> "list[RequestOutput]":
+        """A step's outputs as their requests want them, once nothing can take the step back."""
+        filters = {r.request_id: r.output_filter for r in requests if r.output_filter is not None}
+        taken = ((f.take(o) if (f := filters.get(o.request_id)) else o) for o in outputs) if filters else outputs
+        return [output for output in taken if output is not None]
 
     @cached_property
     def beam_search(self) -> Callable[..., Any]:
