@@ -5,14 +5,14 @@
 
 import nanovllm.checks.sampling  # puts the checks in front of SamplingParams, before one is made
 import nanovllm.checks.vllm_paths  # noqa: F401  more paths to import from
-from nanovllm.checks.flags import EngineArgs
-from nanovllm.checks.vllm_inputs import TextPrompt, TokensPrompt
+from nanovllm.checks import vllm_classes
+from nanovllm.checks.vllm_classes import *  # noqa: F403  vLLM's classes that belong to wings here
 from nanovllm.engine import LLMEngine
-from nanovllm.features.lora.request import LoRARequest
 from nanovllm.llm import LLM
 from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from nanovllm.sampling_params import SamplingParams
 
-__all__ = ["LLM", "LLMEngine", "EngineArgs", "SamplingParams", "LoRARequest", "TextPrompt", "TokensPrompt"]
+__all__ = ["LLM", "LLMEngine", "SamplingParams"]
+__all__ += vllm_classes.__all__
 __all__ += ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"]
 __version__ = "0.1.0"

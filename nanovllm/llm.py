@@ -14,6 +14,7 @@ from nanovllm.checks.vllm_names import accepted, refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
+from nanovllm.features.pooling.calls import PoolingCalls
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
@@ -26,7 +27,7 @@ Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
@@ -68,8 +69,10 @@ class LLM:
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = for_each("lora_request", lora_request, len(prompt_list))
         given = list(zip(prompt_list, params_list, adapters, strict=True))
-        requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
+        return self._run(make_all("prompts", given, lambda each: self.engine.make_request(*each)), use_tqdm)
 
+    def _run(self, requests: list[Request], use_tqdm: bool) -> list[Any]:
+        """The outputs of these requests, in their order, when all have ended."""
         done: dict[str, RequestOutput] = {}
         with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
             ours = self._shared.enqueue(requests)

@@ -34,6 +34,9 @@ def check_request(
     """Everything that a caller can get wrong, and the prompt tokenized. Raises ValueError."""
     if not isinstance(request_id, str | None):
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
+    if engine.model_config.pooling is not None:
+        works = "score() and classify()" if engine.model_config.pooling.task == "classify" else "embed() and score()"
+        raise ValueError(f"this LLM was built with runner='pooling', which samples no tokens: ask it by {works}")
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)

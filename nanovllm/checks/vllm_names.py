@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import reject_unknown, shorten
-from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, RESPONSE, Table
+from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
 from nanovllm.checks.vllm_options import asks as _asks
 from nanovllm.checks.vllm_options import switches as _switches
@@ -30,8 +30,8 @@ ENGINE: Table = {
     **_asks("work without a tokenizer", skip_tokenizer_init=False),
     **_asks("a configuration in another file than config.json", config_format=("auto", "hf"), hf_config_path=None),
     **_asks("another implementation of the model", model_impl=("auto", "vllm"), model_class_overrides={}),
-    **_asks("something else than text", runner=("auto", "generate"), convert=("auto", "none"), pooler_config=None),
-    **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
+    **_asks("embeddings or scores by an old name (`runner`, `convert`)", task=("auto", "generate")),
+    **_asks("a pooler by its old name (`pooler_config`)", override_pooler_config=None),
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
@@ -104,6 +104,28 @@ PROMPT: Table = {
     **_asks("input that is not text", prompt_embeds=None),
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
+POOLING: Table = {
+    **_any("requires_token_ids"),
+    **_asks("normalization by its old name (`use_activation`)", normalize=None, softmax=None, activation=None),
+    **_asks("a score of each step", step_tag_id=None, returned_token_ids=None),
+    **_asks("a request that leaves the prefix cache alone", skip_reading_prefix_cache=False),
+    **_asks("a score of each pair of tokens", late_interaction_params=None),
+    **_asks("arguments of plugins", extra_kwargs={}),
+    **_asks("outputs before the end", output_kind=(2,)),  # RequestOutputKind.FINAL_ONLY
+}
+POOLER: Table = {
+    **_any("enable_flash_late_interaction"),
+    **_asks("normalization by its old name (`use_activation`)", normalize=None, softmax=None, activation=None),
+    **_asks("a vector of each token", tok_pooling_type=("ALL",)),
+    **_asks("texts in pieces", enable_chunked_processing=False, max_embed_len=None),
+    **_asks("scores that are shifted and scaled", logit_mean=None, logit_sigma=None),
+    **_asks("a score of each step", step_tag_id=None, returned_token_ids=None),
+}
+TOKENIZATION: Table = {
+    **_asks("tokens that stand for nothing", padding=(False, "do_not_pad"), pad_prompt_tokens=None),
+    **_asks("truncation by the tokenizer (ours: truncate_prompt_tokens)", truncation=False, max_length=None),
+    **_asks("another text", do_lower_case=False),
+}
 CALL: Table = {
     **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
@@ -139,10 +161,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
+TABLES |= {"PoolingParams": POOLING, "PoolerConfig": POOLER, "tokenization_kwargs": TOKENIZATION}
 TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {
-    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
+    "reward": "classify() gives a classifier's numbers, and PoolingParams(use_activation=False) its logits",
     "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
     **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
     **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),

@@ -7,13 +7,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+import nanovllm.config
 import nanovllm.sampling_params
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.pooling.params import PoolerConfig
 
 PATHS = {
     "nanovllm.inputs": "nanovllm.checks.vllm_inputs",
     "nanovllm.lora": "nanovllm.features.lora",
     "nanovllm.lora.request": "nanovllm.features.lora.request",
+    "nanovllm.pooling_params": "nanovllm.features.pooling.params",
     "nanovllm.utils": "nanovllm.checks.flexible_parser",
     "nanovllm.utils.argparse_utils": "nanovllm.checks.flexible_parser",
 }
@@ -34,3 +37,4 @@ class VLLMPaths(MetaPathFinder, Loader):
 
 sys.meta_path.append(VLLMPaths())
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
+nanovllm.config.PoolerConfig = PoolerConfig  # type: ignore[attr-defined]
