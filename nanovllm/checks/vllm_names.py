@@ -161,7 +161,21 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
 TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
-TABLES |= {"PoolingParams": POOLING, "PoolerConfig": POOLER, "tokenization_kwargs": TOKENIZATION}
+POOLING_BODY: Table = {  # of /v1/embeddings, /rerank, /score and /pooling
+    **_any("user mm_processor_kwargs media_io_kwargs"),
+    **_asks("another order than first come, first served", priority=0),
+    **_asks("tokens that stand for nothing", padding="do_not_pad"),
+    **_asks("normalization by its old name (`use_activation`)", normalize=None, softmax=None, activation=None),
+    **_asks("numbers of another kind than float32", embed_dtype="float32", endianness=("native", "little")),
+    **_asks("a chat (write it as a text: POST /tokenize shows how its template would)", messages=[]),
+    **_asks("a part of each text (ours: truncate_prompt_tokens)", max_tokens_per_query=0, max_tokens_per_doc=0),
+}
+TABLES |= {
+    "PoolingParams": POOLING,
+    "body of an embedding": POOLING_BODY,
+    "PoolerConfig": POOLER,
+    "tokenization_kwargs": TOKENIZATION,
+}
 TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 METHODS = {

@@ -90,6 +90,12 @@ def pooling_of(engine: "LLMEngine", what: str) -> PoolingConfig:
     return pooling
 
 
+class PoolingSample(Sample):
+    @property
+    def error(self) -> str:
+        return NOT_FINITE if self.seq.finish_reason == "error" else ""
+
+
 @dataclass
 class PoolingRequest(Request):
     """Its one sample generates nothing. pooled: its last hidden state through the head, float32, once it is there."""
@@ -103,18 +109,15 @@ class PoolingRequest(Request):
         [self.pooled] = logprobs
         if not bool(self.pooled.isfinite().all()):
             chunk.seq.finish_reason = "error"
-            logger.warning("request %s ends with an error: %s", self.request_id, NOT_FINITE)
+            logger.warning("request %s ends with an error: %s", self.request_id, self.samples[0].error)
         self.metrics.first_token_time = self.metrics.last_token_time = now
         return None
 
     def output(self) -> Any:
         import torch
 
-        seq, error = self.samples[0].seq, None
-        if seq.finish_reason == "error":
-            error = NOT_FINITE
-        elif seq.finish_reason == "abort":
-            error = "the request was aborted"
+        seq = self.samples[0].seq
+        error = "the request was aborted" if seq.finish_reason == "abort" else self.samples[0].error or None
         is_there = self.pooled is not None and seq.finish_reason == "stop"
         data = activated(self.pooled, self.pooling_params, self.pooling) if is_there else torch.empty(0)
         cached = self.num_cached_tokens or 0
@@ -154,7 +157,7 @@ def make_request(
     lora_id = None if adapter is None else adapter.lora_id
     seq = Sequence(token_ids, nothing, cache_salt=salt, lora_id=lora_id)
     seq.adapter, seq.pools = adapter, True
-    samples, metrics = [Sample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
+    samples, metrics = [PoolingSample(seq, Detokenizer(engine.tokenizer, nothing))], RequestMetrics(time.perf_counter())
     of_request = dict(pooling_params=params, pooling=pooling)
     return PoolingRequest(request_id or "", None, token_ids, nothing, samples, False, metrics, **of_request)  # type: ignore[arg-type]
 

@@ -35,6 +35,7 @@ from nanovllm.serving.http.log import sum_up, write_lines, write_repeated_lines_
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.operate import Operation
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.pooling_api import PoolingApi
 from nanovllm.serving.http.responses import (
     ERRORS,
     LOOPBACK,
@@ -125,7 +126,14 @@ def make_app(
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
     middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), *middleware]
     app = Starlette(
-        routes=[*api.routes(), *ResponsesApi(api).routes(), *operation.routes(), *inside.routes(), *pages],
+        routes=[
+            *api.routes(),
+            *ResponsesApi(api).routes(),
+            *PoolingApi(llm, names, options).routes(),
+            *operation.routes(),
+            *inside.routes(),
+            *pages,
+        ],
         middleware=middleware,
         exception_handlers={
             **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),

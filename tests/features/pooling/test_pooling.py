@@ -160,8 +160,8 @@ def test_no_output_head_and_no_prefix(embedder, llm):
     loaded = LLM(str(embedder), **SMALL)
     assert [output.outputs for output in loaded.embed(TEXTS)] == [output.outputs for output in llm.embed(TEXTS)]
     assert not hasattr(loaded.engine.model_runner.model.lm_head, "weight")
-    expect("this LLM was built with runner='pooling', which samples no tokens", loaded.generate, "x")
-    expect("this LLM was built with runner='pooling'", loaded.chat, [{"role": "user", "content": "x"}])
+    expect("runner='pooling', with which this model was loaded, samples no tokens", loaded.generate, "x")
+    expect("runner='pooling', with which", loaded.chat, [{"role": "user", "content": "x"}])
     expect("Qwen3Model', has no output head, so it cannot generate", LLM, str(embedder), runner="generate")
 
 
