@@ -1,1 +1,1 @@
-"""Embeddings and scores: what the last token's hidden state says of a whole text (chapters 2 and 4)."""
+"""Embeddings and scores: what the last token's hidden state says of a whole text (chapter 7: prefixes they share)."""
