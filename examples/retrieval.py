@@ -8,8 +8,9 @@ Prints what embedding the passages cost, with the tokens that the prefix cache s
 that were found and the answer.
 
 The demo model was trained to chat and not to embed. It does so all the same: asked for the topic of a text in one word,
-what it is about to say is a summary (arXiv:2307.16645). All its vectors have a large part in common, so the mean is
-taken off them. A model that was trained for it needs neither, and finds more.
+what it is about to say is a summary (arXiv:2307.16645). All its vectors have a large part in common, so the mean of
+passages is taken off passages, and that of questions off questions. A model that was trained for it needs neither, and
+finds more. As a model that answers it is very small, too: judge the passages.
 """
 
 import argparse
@@ -28,15 +29,14 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.tools.demo_model import model_or_demo
 
 CHAPTERS = Path(__file__).parent.parent / "chapters"
-QUESTIONS = [
-    "Which block is evicted first when the pool is full?",
-    "How does speculative decoding guess tokens?",
-    "Why are weights stored in 4 bits?",
-]
-ONE_WORD = 'The topic of this text: "{text}" in one word: "'
+QUESTIONS = ["What does temperature do?", "How does speculative decoding guess tokens?", "What is a block table?"]
+ONE_WORD = (
+    "Passages of a course about inference engines for language models, and questions about it. "
+    'Each is summed up in one word. The topic of this text: "{text}" in one word: "'
+)
 TASK = "Instruct: Given a question about an inference engine, retrieve the passage that answers it\nQuery: "
 RERANKER = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
-EMBEDDED_WORDS, LEAST_WORDS = 50, 25  # of a passage: what is embedded, and what is no passage
+EMBEDDED_WORDS, LEAST_WORDS = 80, 25  # of a passage: what is embedded, and what is no passage
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def read_passages() -> list[Passage]:
 
 
 def without_links(text: str) -> str:
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+    return re.sub(r"(?<!`)\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
 
 
 class Retriever:
@@ -76,10 +76,10 @@ class Retriever:
         texts = [passage.beginning for passage in passages]
         self.outputs = llm.embed(texts if is_trained else [ONE_WORD.format(text=text) for text in texts])
         vectors = torch.tensor([output.outputs.embedding for output in self.outputs])  # [passages, hidden_size]
-        self.mean, self.mean_of_short = vectors.new_zeros(2, vectors.shape[1])
-        if not is_trained:  # titles are as short as questions
-            self.mean, titles = vectors.mean(0), list({passage.title: None for passage in passages})[:32]
-            self.mean_of_short = self.vectors_of(titles).mean(0)
+        self.mean, self.mean_of_questions = vectors.new_zeros(2, vectors.shape[1])
+        if not is_trained:  # a question differs from a passage, whatever both are about
+            questions = list({f"What about {passage.title}?": None for passage in passages})[:40]
+            self.mean, self.mean_of_questions = vectors.mean(0), self.vectors_of(questions).mean(0)
         self.vectors = torch.nn.functional.normalize(vectors - self.mean, dim=1)
 
     def vectors_of(self, questions: list[str]) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Retriever:
 
     def find(self, question: str, num: int) -> list[tuple[float, Passage]]:
         """The passages whose vectors have the smallest angle with the question's, and the cosine of that angle."""
-        vector = torch.nn.functional.normalize(self.vectors_of([question])[0] - self.mean_of_short, dim=0)
+        vector = torch.nn.functional.normalize(self.vectors_of([question])[0] - self.mean_of_questions, dim=0)
         best = (self.vectors @ vector).topk(min(num, len(self.passages)))
         return [(score, self.passages[i]) for score, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
@@ -100,10 +100,11 @@ def main() -> None:
     parser.add_argument("--embedder", help="a model that was trained for embeddings (default: the demo model)")
     parser.add_argument("--reranker", help="a Qwen3-Reranker, which reads the passages that were found once more")
     parser.add_argument("--model", help="the model that answers (default: the demo model)")
+    parser.add_argument("--passages", type=int, help="how many to embed (default: all)")
     parser.add_argument("--found", type=int, default=3, help="passages that it is shown")
     args = parser.parse_args()
     logging.getLogger("nanovllm").setLevel(logging.ERROR)
-    console, passages = Console(), read_passages()
+    console, passages = Console(), read_passages()[: args.passages]
 
     started = time.perf_counter()
     embedder = LLM(args.embedder or model_or_demo(), runner="pooling", max_model_len=1024)
@@ -112,11 +113,10 @@ def main() -> None:
     seconds = time.perf_counter() - loaded
     num_tokens = sum(len(output.prompt_token_ids) for output in retriever.outputs)
     num_cached = sum(output.num_cached_tokens for output in retriever.outputs)
-    console.print(
-        f"{len(passages)} passages of {len({p.chapter for p in passages})} chapters are vectors of "
-        f"{retriever.vectors.shape[1]} numbers now: {num_tokens:,} tokens, [green]{num_cached:,}[/] of them found in the "
-        f"cache, in {seconds:.1f} s (after {loaded - started:.1f} s to load the model)."
-    )
+    size, num_chapters = retriever.vectors.shape[1], len({passage.chapter for passage in passages})
+    cost = f"{num_tokens:,} tokens, [green]{num_cached:,}[/] of them found in the cache, in {seconds:.1f} s"
+    console.print(f"{len(passages)} passages of {num_chapters} chapters are vectors of {size} numbers now: {cost}")
+    console.print(f"(and the model was loaded in {loaded - started:.1f} s).")
     if args.embedder is None:
         console.print("[yellow]The demo model was not trained for embeddings; the file says how it is made to.[/]")
     reranker = None
@@ -135,11 +135,12 @@ def main() -> None:
 
 
 def answer(chat: LLM, question: str, passages: list[Passage]) -> str:
-    texts = "\n\n".join(passage.text for passage in passages)
-    asked = f"{texts}\n\nAnswer in one or two sentences, by what the text above says: {question}"
-    [output] = chat.chat(
-        [{"role": "user", "content": asked}], SamplingParams(temperature=0, max_tokens=80), use_tqdm=False
-    )
+    texts = "\n\n".join(f"{passage.title}: {passage.text}" for passage in passages[::-1])  # the best one last
+    messages = [
+        {"role": "system", "content": "You answer in one short sentence, with the words of the notes."},
+        {"role": "user", "content": f"Notes:\n{texts}\n\nQuestion: {question}"},
+    ]
+    [output] = chat.chat(messages, SamplingParams(temperature=0, max_tokens=60, stop="\n"), use_tqdm=False)
     return output.outputs[0].text.strip()
 
 
