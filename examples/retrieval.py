@@ -113,9 +113,8 @@ def main() -> None:
     seconds = time.perf_counter() - loaded
     num_tokens = sum(len(output.prompt_token_ids) for output in retriever.outputs)
     num_cached = sum(output.num_cached_tokens for output in retriever.outputs)
-    size, num_chapters = retriever.vectors.shape[1], len({passage.chapter for passage in passages})
     cost = f"{num_tokens:,} tokens, [green]{num_cached:,}[/] of them found in the cache, in {seconds:.1f} s"
-    console.print(f"{len(passages)} passages of {num_chapters} chapters are vectors of {size} numbers now: {cost}")
+    console.print(f"{len(passages)} passages are vectors of {retriever.vectors.shape[1]} numbers now: {cost}")
     console.print(f"(and the model was loaded in {loaded - started:.1f} s).")
     if args.embedder is None:
         console.print("[yellow]The demo model was not trained for embeddings; the file says how it is made to.[/]")
