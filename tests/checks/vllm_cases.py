@@ -262,10 +262,10 @@ POOLER_CONFIG = (
     "enable_chunked_processing max_embed_len logit_mean logit_sigma step_tag_id returned_token_ids"
 ).split()
 POOLING_BODY = sorted(  # of /v1/embeddings, /rerank, /score and /pooling
-    "model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs cache_salt input "
-    "messages add_special_tokens encoding_format embed_dtype endianness dimensions use_activation task query queries "
-    "documents items text_1 text_2 data_1 data_2 top_n max_tokens_per_query max_tokens_per_doc instruction "
-    "chat_template_kwargs".split()
+    "model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs cache_salt "
+    "input messages add_special_tokens encoding_format embed_dtype endianness dimensions use_activation task "
+    "query queries documents items text_1 text_2 data_1 data_2 top_n max_tokens_per_query max_tokens_per_doc "
+    "instruction chat_template_kwargs".split()
 )
 
 # Fields of a body of /v1/responses: OpenAI's, and what vLLM adds to them.

@@ -10,15 +10,13 @@ from nanovllm.checks.vllm_names import Named
 from nanovllm.sampling_params import option
 
 TASKS = ("embed", "classify")
-OF_EACH_TOKEN = {
-    "token_embed": "a vector of each token", "token_classify": "a score of each token", "plugin": "code of yours"
-}  # fmt: skip
+OF_EACH_TOKEN = {"token_embed": "a vector of each token", "token_classify": "a score of each token"}  # vLLM's tasks
 BOUNDS = {"dimensions": (Integral, 1)}
 
 
 def check_task(name: str, task: Any) -> None:
     """Raises ValueError for a task that this engine does not do."""
-    if task in OF_EACH_TOKEN:
+    if isinstance(task, str) and task in OF_EACH_TOKEN:
         raise ValueError(f"{name}={task!r} asks for {OF_EACH_TOKEN[task]}; here the tasks are {' and '.join(TASKS)}")
     if task is not None:
         check_choice(name, task, TASKS)

@@ -117,6 +117,24 @@ def test_score_and_pooling(server, vectors):
     assert (found["object"], found["data"]) == ("pooling", vectors[0])
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"input": wrong} for wrong in (None, 3, {}, [3.5], ["x", 3], [[]], [[5, "x"]], [[-1]], [[320]], [None])),
+        *({"input": "x", name: []} for name in ("truncate_prompt_tokens", "truncation_side", "encoding_format")),
+        *({"input": "x", name: 3} for name in ("model", "use_activation", "add_special_tokens", "cache_salt", "task")),
+        {"input": "x", "task": []},
+        {"input": "x", "truncate_prompt_tokens": 257},
+        {"input": "x", "embed_dtype": "float16"},
+        {"input": "x", "dimensions": True},
+    ],
+    ids=str,
+)
+def test_bad_bodies(server, body):
+    status, answer = post(server, "/pooling", **body)
+    assert status in (400, 404) and answer["error"]["message"]
+
+
 def test_a_query_is_not_read_with_too_many_documents(server):
     message = post(server, "/score", queries="x" * 20_000, documents=["y"] * 1500)[1]["error"]["message"]
     assert "the number of characters of all pairs" in message
