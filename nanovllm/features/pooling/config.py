@@ -109,9 +109,24 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     allowed = typed(config, "matryoshka_dimensions", [], path)
     list_of(allowed, Integral, "numbers", f"{path}: matryoshka_dimensions")
     any_dimension = typed(config, "is_matryoshka", False, path)
-    use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
     dimensions = tuple(allowed) if allowed or any_dimension else None
+    check_dimensions(pooler.dimensions, dimensions, 2**24)
+    use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
     return PoolingConfig("embed", use_activation, dimensions=pooler.dimensions, allowed=dimensions)
+
+
+def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden_size: int) -> None:
+    """Raises ValueError. allowed: see PoolingConfig."""
+    if dimensions is None:
+        return
+    if allowed is None:
+        raise ValueError(
+            f"dimensions={dimensions} cuts embeddings, and the checkpoint does not say that it was trained for that; "
+            'if it was, as Qwen3-Embedding: hf_overrides={"is_matryoshka": true}'
+        )
+    check_number("dimensions", dimensions, Integral, 1, hidden_size)
+    if allowed and dimensions not in allowed:
+        raise ValueError(f"dimensions must be one of {list(allowed)}, found {dimensions}")
 
 
 def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:

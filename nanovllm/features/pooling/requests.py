@@ -16,7 +16,7 @@ from nanovllm.checks.vllm_names import accepted
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.pooling.config import IDENTITY, SIGMOID, PoolingConfig
+from nanovllm.features.pooling.config import IDENTITY, SIGMOID, PoolingConfig, check_dimensions
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.files.tokenizer import tokenize
@@ -180,17 +180,8 @@ def check_params(
         params.use_activation = pooling.use_activation
     if pooling.task == "classify" and params.dimensions is not None:
         raise ValueError(f"dimensions={params.dimensions} are an embedding's, and this LLM classifies; leave them out")
-    if params.dimensions is None:
-        params.dimensions = pooling.dimensions
-    elif pooling.allowed is None:
-        raise ValueError(
-            f"dimensions={params.dimensions} cuts embeddings, and the checkpoint does not say that it was trained for "
-            'that; if it was, as Qwen3-Embedding: hf_overrides={"is_matryoshka": true}'
-        )
-    if params.dimensions is not None:
-        check_number("dimensions", params.dimensions, Integral, 1, hidden_size)
-        if pooling.allowed and params.dimensions not in pooling.allowed:
-            raise ValueError(f"dimensions must be one of {list(pooling.allowed)}, found {params.dimensions}")
+    params.dimensions = pooling.dimensions if params.dimensions is None else params.dimensions
+    check_dimensions(params.dimensions, pooling.allowed, hidden_size)
     return params
 
 

@@ -194,6 +194,9 @@ def test_what_is_asked(checkpoint, llm):
         "x",
         pooling_params=PoolingParams(dimensions=65),
     )
+    eight = make(checkpoint("qwen3"), hf_overrides={"is_matryoshka": True}, pooler_config=PoolerConfig(dimensions=8))
+    assert len(eight.embed("x")[0].outputs.embedding) == 8
+    expect('hf_overrides={"is_matryoshka": true}', make, checkpoint("qwen3"), pooler_config={"dimensions": 8})
     some = make(checkpoint("qwen3"), hf_overrides={"matryoshka_dimensions": [8, 16]})
     expect("dimensions must be one of [8, 16]", some.embed, "x", pooling_params=PoolingParams(dimensions=9))
 
