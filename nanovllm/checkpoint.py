@@ -43,6 +43,7 @@ class ModelConfig:
     layers_without_rotary: frozenset[int] = frozenset()
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     hybrid: Any = None  # features/hybrid/config.py: layers whose memory does not grow
+    pooling: Any = None  # features/pooling/config.py: no tokens are wanted, but embeddings or scores
     eos_token_ids: frozenset[int] = frozenset()
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
 
@@ -62,12 +63,13 @@ class ModelConfig:
 
     @classmethod
     def from_directory(
-        cls, directory: Path, overrides: dict[str, Any] | None = None, generation_config: str = "auto"
+        cls, directory: Path, overrides: dict | None = None, generation_config: str = "auto", asked: Any = None
     ) -> "ModelConfig":
         """Read and check the configuration in a checkpoint's directory, or in its GGUF file.
 
         overrides: fields of config.json. generation_config: "auto", "vllm" (none) or the directory that has one.
+        asked: an EngineConfig, which says whether tokens are wanted; None: they are.
 
         ValueError for what this engine would compute wrongly.
         """
-        return cls(**read_model_fields(directory, overrides or {}, generation_config))
+        return cls(**read_model_fields(directory, overrides or {}, generation_config, asked))

@@ -22,6 +22,9 @@ class EngineConfig(metaclass=Named):
     generation_config: str = option("auto", '"auto" (the checkpoint\'s), "vllm" (none), or a directory that has one')
     dtype: str = option("auto", '"auto" (the checkpoint\'s), "float32", "bfloat16" or "float16"')
     quantization: str | None = option(None, '"int8" or "int4": bits of the weights; None: as in the checkpoint')
+    runner: str = option("auto", '"generate" texts, "pooling" (embeddings, scores), "auto": what the checkpoint is for')
+    convert: str = option("auto", 'with a pooling runner, "embed" or "classify"; "auto" as the runner\'s')
+    pooler_config: dict[str, Any] | Any = option(None, 'such as {"use_activation": false}: a PoolerConfig')
     kv_cache_dtype: str = option("auto", '"auto" (the weights\'), or "int8", on a CPU: half the memory of bfloat16')
     max_model_len: int | None = option(
         None, 'tokens of a sequence, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what model and KV pool allow'

@@ -44,7 +44,7 @@ class LLMEngine(Adapters, EngineMethods):
         """Raises ValueError or FileNotFoundError, before any weight is read, for what cannot work."""
         forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
-        model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
+        model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
         self.config, self.model_runner = config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)

@@ -15,6 +15,7 @@ from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
+from nanovllm.features.pooling.calls import PoolingCalls
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
@@ -28,7 +29,7 @@ Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM(LLMMethods):
+class LLM(PoolingCalls, LLMMethods):
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.

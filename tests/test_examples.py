@@ -132,3 +132,11 @@ def test_perplexity(run, checkpoint):
     out = run("perplexity.py", str(checkpoint()), "--tokens", "128", "--window", "64", "--quantization", "none", "int8")
     as_they_are, rounded = (float(x.replace(",", "")) for x in re.findall(r"│ (?:as they are|int8) +│ +([\d.,]+)", out))
     assert rounded == pytest.approx(as_they_are, rel=0.05)
+
+
+def test_retrieval(run):
+    """The instruction that all passages begin with is computed once."""
+    out = run("retrieval.py", "What is a token?", "--passages", "12", "--found", "1")
+    assert "12 passages are vectors of 576 numbers" in out.replace("\n", " ")
+    assert "was not trained for embeddings" in out and "the model's answer" in out and "ch0" in out
+    assert int(re.search(r"([\d,]+) of\s+them found", out)[1].replace(",", "")) >= 11 * 16

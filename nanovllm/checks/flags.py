@@ -15,7 +15,8 @@ from nanovllm.config import EngineConfig
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 ENGINE_GROUPS = {
-    "the checkpoint": "tokenizer revision load_format hf_overrides generation_config dtype quantization".split(),
+    "the checkpoint": "tokenizer revision load_format hf_overrides generation_config dtype quantization runner "
+    "convert pooler_config".split(),
     "sequences and steps": "max_model_len max_num_seqs max_num_batched_tokens "
     "long_prefill_token_threshold scheduling_policy seed".split(),
     "the KV cache": "block_size kv_cache_dtype kv_cache_memory_bytes num_gpu_blocks_override gpu_memory_utilization "

@@ -13,6 +13,8 @@ CHOICES = {  # option -> what may be said -> what is meant
     "quantization": {name: name for name in ("int8", "int4")},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
     "scheduling_policy": {name: name for name in ("fcfs", "priority")},
+    "runner": {name: name for name in ("auto", "generate", "pooling")},
+    "convert": {name: name for name in ("auto", "none", "embed", "classify")},
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
     "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
@@ -71,6 +73,12 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, ProfilerConfig | dict):
             raise ValueError(f"profiler_config must be a dict, found {shorten(value)}")
         return ProfilerConfig(**value) if isinstance(value, dict) else value
+    if name == "pooler_config" and value is not None:
+        from nanovllm.features.pooling.params import PoolerConfig
+
+        if not isinstance(value, PoolerConfig | dict):
+            raise ValueError(f"pooler_config must be a dict or a PoolerConfig, found {shorten(value)}")
+        return PoolerConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")

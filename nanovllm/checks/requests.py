@@ -47,6 +47,7 @@ def check_request(
     """Everything that a caller can get wrong, and the prompt tokenized. Raises ValueError."""
     if not isinstance(request_id, str | None):
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
+    check_generates(engine)
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
@@ -57,6 +58,15 @@ def check_request(
     bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)  # type: ignore[arg-type]
     processors = check_classes(engine, params)
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
+
+
+def check_generates(engine: "LLMEngine") -> None:
+    """Raises ValueError for an engine that gives embeddings or scores."""
+    if (pooling := engine.model_config.pooling) is not None:
+        works = "score() and classify() (POST /score, /rerank, /pooling)"
+        if pooling.task == "embed":
+            works = "embed() and score() (POST /v1/embeddings, /score, /rerank)"
+        raise ValueError(f"runner='pooling', with which this model was loaded, samples no tokens: ask it by {works}")
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:

@@ -8,6 +8,7 @@ don't are refused by name. examples/move_to_vllm.md is the whole list; a test co
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nanovllm.checks import vllm_pooling
 from nanovllm.checks.values import reject_unknown, shorten
 from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
@@ -30,8 +31,8 @@ ENGINE: Table = {
     **_asks("work without a tokenizer", skip_tokenizer_init=False),
     **_asks("a configuration in another file than config.json", config_format=("auto", "hf"), hf_config_path=None),
     **_asks("another implementation of the model", model_impl=("auto", "vllm"), model_class_overrides={}),
-    **_asks("something else than text", runner=("auto", "generate"), convert=("auto", "none"), pooler_config=None),
-    **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
+    **_asks("embeddings or scores by an old name (`runner`, `convert`)", task=("auto", "generate")),
+    **_asks("a pooler by its old name (`pooler_config`)", override_pooler_config=None),
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
     **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
@@ -153,6 +154,7 @@ PROFILER: Table = {
     **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
     **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
+TABLES |= vllm_pooling.TABLES
 TABLES |= {
     "ProfilerConfig": PROFILER,
     "SpeculativeConfig": SPECULATIVE,

@@ -144,14 +144,17 @@ RESPONSE: Table = {  # fields of a body of /v1/responses, beside those that it s
     **asks("another time for work in the background", background_options={}),
 }
 
-NO_POOLING = "this engine generates text: it has no embeddings, classes, scores or rewards"
+POOLING = "a server that was started with --runner pooling has it"
 WEIGHTS = "weights stay as they were loaded; start the server again for others"
 SLEEP = "memory is given back by ending the server"
 GROUP = "one machine, one server: there is no group of engines to tell of"
 RENDER = "POST /tokenize says which tokens a prompt or a chat has, POST /detokenize what they say"
 PATHS = {  # of vLLM's server and of OpenAI's, that this server lacks -> what to do instead
-    **dict.fromkeys("/v1/embeddings /v2/embed /pooling /classify /score /v1/score".split(), NO_POOLING),
-    **dict.fromkeys("/rerank /v1/rerank /v2/rerank /generative_scoring /v1/moderations".split(), NO_POOLING),
+    **dict.fromkeys("/v1/embeddings /pooling /score /v1/score /rerank /v1/rerank /v2/rerank".split(), POOLING),
+    "/v2/embed": "POST /v1/embeddings, which is OpenAI's; a server that was started with --runner pooling has it",
+    "/classify": "POST /pooling, with the numbers in the order of the labels; start the server with --runner pooling",
+    "/generative_scoring": "`prompt_logprobs`, or echo with logprobs, score a text",
+    "/v1/moderations": "there is no judgement of texts; a classifier (POST /pooling) may give one",
     **dict.fromkeys(
         "/v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/images/generations /v1/realtime".split(),
         "text in, text out: there are no sounds and no images",

@@ -21,6 +21,7 @@ from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.logits_processors.classes import VllmConfig
+from nanovllm.features.pooling.params import PoolerConfig
 
 HELPERS = "nanovllm.checks.vllm_helpers"
 PATHS = {  # vLLM's module, under our package's name -> ours
@@ -38,6 +39,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.lora.request": "nanovllm.features.lora.request",
     **dict.fromkeys(("nanovllm.distributed", "nanovllm.distributed.parallel_state", "nanovllm.platforms"), HELPERS),
     **dict.fromkeys(("nanovllm.tokenizers", "nanovllm.transformers_utils.tokenizer"), HELPERS),
+    "nanovllm.pooling_params": "nanovllm.features.pooling.params",
     "nanovllm.utils": HELPERS,
     "nanovllm.utils.argparse_utils": "nanovllm.checks.flexible_parser",
     "nanovllm.utils.network_utils": HELPERS,
@@ -93,3 +95,4 @@ nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[m
 nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
 nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
 nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]
+nanovllm.config.PoolerConfig = PoolerConfig  # type: ignore[attr-defined]

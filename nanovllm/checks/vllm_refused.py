@@ -1,6 +1,6 @@
 """What vLLM's scripts import or call and this engine has not, by name and reason. What it has: vllm_paths.py."""
 
-from nanovllm.checks.vllm_options import NO_POOLING, WEIGHTS
+from nanovllm.checks.vllm_options import WEIGHTS
 
 
 class NameRefused(ImportError, ValueError):
@@ -25,12 +25,8 @@ REFUSED: dict[str, str] = {
         inputs.data.ExplicitEncoderDecoderPrompt inputs.StreamingInput engine.protocol.StreamingInput""",
     ),
     **_refuse(
-        NO_POOLING,
-        """PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ScoringOutput
-        ScoringRequestOutput ClassificationOutput ClassificationRequestOutput pooling_params outputs.PoolingOutput
-        outputs.PoolingRequestOutput outputs.EmbeddingOutput outputs.EmbeddingRequestOutput outputs.ScoringOutput
-        outputs.ScoringRequestOutput outputs.ClassificationOutput outputs.ClassificationRequestOutput
-        config.PoolerConfig config.pooler entrypoints.pooling entrypoints.score_utils""",
+        "pooling is LLM.embed(), score(), classify() and encode(), and the server's --runner pooling",
+        "config.pooler entrypoints.pooling entrypoints.score_utils",
     ),
     **_refuse("options are arguments of LLM or EngineArgs, and plain dicts where they have parts", "config"),
     **_refuse(
@@ -85,7 +81,7 @@ def reason_for(name: str) -> str | None:
 
 
 METHODS = {  # of LLM, LLMEngine and AsyncLLM -> why they have not, or what to call instead
-    **_refuse(NO_POOLING, "encode embed classify score reward"),
+    **_refuse("classify() gives a classifier's numbers, and PoolingParams(use_activation=False) its logits", "reward"),
     **_refuse("memory is given back by deleting the LLM", "sleep wake_up is_sleeping release_kv_cache_memory"),
     **_refuse("the weights are in llm.engine.model_runner.model", "collective_rpc apply_model"),
     **_refuse(

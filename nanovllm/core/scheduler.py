@@ -146,7 +146,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Put a sequence in the queue, behind all of its priority. ValueError when no step could ever sample for it."""
-        if not 0 < len(seq.tokens) < self.max_model_len:
+        if not 0 < len(seq.tokens) < self.max_model_len + seq.pools:
             bounds = f"1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
         self.seqs[seq.seq_id] = seq
@@ -294,7 +294,7 @@ class Scheduler:
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params
         if token_id == NO_TOKEN:
-            return "error", None
+            return "stop" if seq.pools else "error", None
         if seq.num_generated_tokens > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None

@@ -19,7 +19,7 @@ class SequenceStatus(Enum):
 
 
 _next_seq_id = count()
-NO_TOKEN = -1  # what is sampled where logits are NaN or infinite: the sequence ends with finish_reason "error"
+NO_TOKEN = -1  # sampled where logits are NaN or infinite (finish_reason "error"), and for a sequence that pools
 
 
 class Sequence:
@@ -68,6 +68,7 @@ class Sequence:
         # What the engine adds for some requests, each for one feature.
         self.priority = 0  # the lowest number comes first
         self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
+        self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
         self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)

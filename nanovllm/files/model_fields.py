@@ -7,6 +7,7 @@ from nanovllm.checks.values import check_choice, typed
 from nanovllm.features.experts.config import read_experts
 from nanovllm.features.hybrid.config import ARCHITECTURES as HYBRID
 from nanovllm.features.hybrid.config import read_hybrid, text_config, text_overrides
+from nanovllm.features.pooling.config import kind_of, read_pooling
 from nanovllm.features.positions.layer_kinds import read_layer_kinds
 from nanovllm.features.positions.rope_config import read_rope, with_overrides
 from nanovllm.files.config_json import (
@@ -23,7 +24,9 @@ ARCHITECTURES = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "SmolLM3"
 ARCHITECTURES += HYBRID
 
 
-def read_model_fields(directory: Path, overrides: dict[str, Any], generation_config: str) -> dict[str, Any]:
+def read_model_fields(
+    directory: Path, overrides: dict[str, Any], generation_config: str, asked: Any = None
+) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
     overrides = text_overrides(overrides)
     place = directory if generation_config in ("auto", "vllm") else Path(generation_config)
@@ -36,23 +39,26 @@ def read_model_fields(directory: Path, overrides: dict[str, Any], generation_con
         from nanovllm.files.gguf_file import GGUFFile
 
         file = GGUFFile(directory)
-        found = _fields(with_overrides(file.config(), overrides), generation, directory, generation_path)
+        found = _fields(with_overrides(file.config(), overrides), generation, directory, generation_path, asked)
         found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
         return found | {"is_quantized": file.is_quantized}
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
     config = text_config(read_json(path), path)
-    return _fields(with_overrides(config, overrides), generation, path, generation_path)
+    return _fields(with_overrides(config, overrides), generation, path, generation_path, asked)
 
 
-def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path) -> dict[str, Any]:
-    architecture = (typed(config, "architectures", [], path) or ["none named"])[0]
+def _fields(
+    config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path, asked: Any
+) -> dict[str, Any]:
+    architecture, kind = kind_of(str((typed(config, "architectures", [], path) or ["none named"])[0]))
     check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
     is_qwen3 = architecture.startswith("Qwen3")
     reject_unimplemented(config, path)
     if architecture.startswith("Qwen3_5Moe"):  # every layer has experts
         config = {"intermediate_size": config.get("shared_expert_intermediate_size", 512), **config}
+    pooling = read_pooling(config, kind, asked, path)
     rope = read_rope(config, path, architecture in HYBRID)
     numbers = sizes_of({**config, **rope}, ["head_dim"] * is_qwen3, path)
     num_layers = numbers["num_hidden_layers"]
@@ -63,7 +69,8 @@ def _fields(config: dict[str, Any], generation: dict[str, Any], path: Path, gene
         "rope_scaling": rope,
         **biases_of(config, architecture, path),
         "qk_norm": is_qwen3,
-        "tie_word_embeddings": typed(config, "tie_word_embeddings", False, path),
+        "tie_word_embeddings": typed(config, "tie_word_embeddings", False, path) and pooling is None,
+        "pooling": pooling,
         "dtype": dtype_of(config, path),
         **({} if architecture in HYBRID else read_layer_kinds(config, architecture, num_layers, path)),
         "eos_token_ids": check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),

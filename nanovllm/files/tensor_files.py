@@ -51,6 +51,10 @@ class WeightFiles:
             from nanovllm.features.hybrid.tensors import hybrid_tensors
 
             self._files = hybrid_tensors(self._files, self._config, self.directory.is_file())
+        if self._config.pooling is not None and self._dummies is None:
+            from nanovllm.features.pooling.tensors import pooling_tensors
+
+            self._files = pooling_tensors(self._files, self._config.pooling)
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""

@@ -8,11 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
 from nanovllm.files.config_json import check_eos, read_json
+
+if TYPE_CHECKING:
+    from nanovllm.checkpoint import ModelConfig
 
 logger = logging.getLogger("nanovllm")
 
@@ -37,7 +39,7 @@ def load_tokenizer(directory: Path) -> Any:
         raise
 
 
-def with_eos(config: ModelConfig, tokenizer: Any, path: Path) -> ModelConfig:
+def with_eos(config: "ModelConfig", tokenizer: Any, path: Path) -> "ModelConfig":
     """The model's configuration; where its files name no EOS, with the tokenizer's."""
     if config.eos_token_ids:
         return config

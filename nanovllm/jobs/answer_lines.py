@@ -11,10 +11,17 @@ from typing import Any
 import xxhash
 
 from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.checks.vllm_names import TABLES
+from nanovllm.features.pooling.requests import PoolingRequest
+from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
 from nanovllm.serving.openai.fields import warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import explain, parse_json
+from nanovllm.serving.openai.pooling import BODY
+from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
+from nanovllm.serving.openai.pooling import URLS as POOLING_URLS
+from nanovllm.serving.openai.pooling import translate as translate_pooling
 from nanovllm.serving.openai.request import KNOWN_BY_URL, check_answers, translate
 from nanovllm.serving.openai.shown import Shown
 
@@ -28,12 +35,10 @@ class _Line:
 
     number: int
     custom_id: str
-    url: str
-    model: str
-    shown: Shown
+    respond: Callable[[str, list[Any]], dict[str, Any]]  # (id, outputs of its requests) -> the body of its answer
     warning: str
     requests: list[Request]
-    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
 
     def has_started(self) -> bool:
         return any(request.metrics.first_scheduled_time is not None for request in self.requests)
@@ -47,8 +52,7 @@ class _Line:
         try:
             check_answers(self.requests)
             outputs = [self.outputs[request.request_id] for request in self.requests]
-            body = response_body(self.custom_id, self.url, self.model, self.shown, outputs)
-            return Answer(self.number, self.custom_id, body, warning=self.warning)
+            return Answer(self.number, self.custom_id, self.respond(self.custom_id, outputs), warning=self.warning)
         except BaseException as error:
             return self.failed(explain(error))
 
@@ -180,6 +184,8 @@ class _Batch:
         return []
 
     def _again(self, request: Request) -> Request:
+        if isinstance(request, PoolingRequest):
+            return request.again(self.engine)
         prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
         seq = request.samples[0].seq
         named = seq.adapter and seq.adapter.request
@@ -187,7 +193,10 @@ class _Batch:
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
-        request = self.engine.make_request([0], SamplingParams(max_tokens=1, temperature=0.0))
+        if self.engine.model_config.pooling is not None:
+            request: Request = make_pooling_request(self.engine, [0])
+        else:
+            request = self.engine.make_request([0], SamplingParams(max_tokens=1, temperature=0.0))
         try:
             self.engine.enqueue([request])
             while not request.finished:
@@ -211,7 +220,7 @@ def _read_line(
         line = parse_json(raw)
         custom_id = read_custom_id(line)
         claim_id(custom_id, number)
-        for name, wanted in (("method", ("POST",)), ("url", tuple(KNOWN_BY_URL))):
+        for name, wanted in (("method", ("POST",)), ("url", (*KNOWN_BY_URL, *POOLING_URLS))):
             if line.get(name) not in wanted:
                 raise ValueError(f"{name} must be {' or '.join(wanted)}, found {line.get(name)!r:.80}")
         if unknown := line.keys() - LINE_FIELDS:
@@ -219,6 +228,10 @@ def _read_line(
         url, body = line["url"], line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
+        if url in POOLING_URLS:
+            body, left_out = without_unknown(body, {*KNOWN_OF_POOLING[url], *TABLES[BODY]})
+            job = translate_pooling(llm, url, body, served_names)
+            return _Line(number, custom_id, job.respond, warning_of(left_out), list(job.requests))
         body, left_out = without_unknown(body)
         prompts, params, model, adapter, reading = translate(llm, url, body, served_names)
         if params.seed is None:
@@ -227,7 +240,11 @@ def _read_line(
         requests = [llm.engine.make_request(prompt, params, adapter, body.get("priority")) for prompt in prompts]
         shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
         shown.check_size(requests)
-        return _Line(number, custom_id, url, model, shown, warning_of(left_out), requests)
+
+        def respond(answer_id: str, outputs: list[RequestOutput]) -> dict[str, Any]:
+            return response_body(answer_id, url, model, shown, outputs)
+
+        return _Line(number, custom_id, respond, warning_of(left_out), requests)
     except BaseException as error:
         return Answer(number, custom_id, None, f"line {number}: {explain(error)}")
 

@@ -78,7 +78,7 @@ def hash_model(directory: Path, config: EngineConfig, adapters: Iterable[LoRAReq
 
     And of the options that change answers; of other places that they name, the small files.
     """
-    names = ("tokenizer", "load_format", "hf_overrides", "generation_config")
+    names = ("tokenizer", "load_format", "hf_overrides", "generation_config", "runner", "convert", "pooler_config")
     changed = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(EngineConfig, name)}
     digest = xxhash.xxh3_64(f"{config.dtype},{config.seed},{config.quantization}{changed or ''}".encode())
     _hash_files(digest, directory)

@@ -18,6 +18,8 @@ from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.pooling.outputs import PoolingRequestOutput
+from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
@@ -85,6 +87,33 @@ class AsyncLLM(EngineClient):
                 for output in outputs:
                     if (taken := shown.take(output)) is not None:
                         yield taken
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        timeout_s: float | None = None,
+        **tokenization: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The one output of a prompt, of an LLM with runner="pooling".
+
+        tokenization: truncate_prompt_tokens, or tokenization_kwargs as LLM.embed takes them. Raises as generate() does.
+        """
+        from nanovllm.features.pooling.requests import Truncation, make_request
+
+        more = tokenization.pop("tokenization_kwargs", None) or {}
+        truncation = Truncation.of(**tokenization, **more)
+
+        def make() -> list[Request]:
+            return [make_request(self.engine, prompt, pooling_params, lora_request, truncation, request_id)]
+
+        async with aclosing(self.run(make, timeout_s)) as steps:
+            async for outputs in steps:
+                for output in outputs:
+                    yield output  # type: ignore[misc]
 
     async def run(
         self, make: Callable[[], list[Request]], timeout_s: float | None = None

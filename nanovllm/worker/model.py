@@ -90,7 +90,8 @@ class Decoder(nn.Module):
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        make_head = Linear if config.pooling is None else config.pooling.make_head
+        self.lm_head: Any = make_head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
 
@@ -123,7 +124,7 @@ class Decoder(nn.Module):
         yield "model.embed_tokens.weight", self.embed_tokens
         yield "model.norm.weight", self.norm.weight
         if not self.config.tie_word_embeddings:
-            yield "lm_head.weight", self.lm_head.weight
+            yield from self.lm_head.named_parameters(prefix="lm_head")
         for path, module in self.layers.named_modules(prefix="model.layers"):  # "model.layers.0.mlp.gate_up_proj"
             for kind, tensor in module.named_parameters(recurse=False):  # "weight", "bias"
                 if parts := getattr(module, "parts", ()):

@@ -127,6 +127,8 @@ class ModelRunner:
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
             return [], []
+        if self.model_config.pooling is not None:
+            return self.model_config.pooling.rows(logits)
         if sampling.is_greedy:
             return self.kernels.most_likely(logits), [None] * num_rows
         if self._logits.shape[0] < num_rows:

@@ -9,14 +9,16 @@ import pytest
 
 import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
-from nanovllm.checks import vllm_names, vllm_refused
+from nanovllm.checks import vllm_names, vllm_pooling, vllm_refused
 from nanovllm.checks.values import size_of
 from nanovllm.checks.vllm_options import PATHS, RESPONSE
+from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.request import READ_HERE
 from nanovllm.serving.openai.shown import CHAT
@@ -151,6 +153,13 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
             cases.RESPONSE_FIELDS,
             {*READ_HERE, *KNOWN_BY_URL[CHAT], "stream", "stream_options", "request_id"} - {*RESPONSE},
             vllm_names.BODY | RESPONSE,
+        ),
+        "`PoolingParams`": (cases.POOLING_PARAMS, set(PoolingParams.__dataclass_fields__), vllm_pooling.POOLING),
+        "`pooler_config`": (cases.POOLER_CONFIG, set(PoolerConfig.__dataclass_fields__), vllm_pooling.POOLER),
+        "Fields of a body of `/v1/embeddings`, `/rerank`, `/score` and `/pooling`": (
+            cases.POOLING_BODY,
+            {"request_id"}.union(*KNOWN_OF_POOLING.values()),
+            vllm_pooling.POOLING_BODY,
         ),
         "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
     }

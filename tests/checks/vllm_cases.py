@@ -252,6 +252,22 @@ def slim(answer: Any) -> Any:
     return round(answer, 4) if isinstance(answer, float) else answer
 
 
+# Of vLLM 0.32.0, as the fields above; PoolerConfig is `pooler_config`.
+POOLING_PARAMS = (
+    "use_activation dimensions step_tag_id returned_token_ids task requires_token_ids skip_reading_prefix_cache "
+    "late_interaction_params extra_kwargs output_kind"
+).split()
+POOLER_CONFIG = (
+    "task pooling_type seq_pooling_type tok_pooling_type use_activation enable_flash_late_interaction dimensions "
+    "enable_chunked_processing max_embed_len logit_mean logit_sigma step_tag_id returned_token_ids"
+).split()
+POOLING_BODY = sorted(  # of /v1/embeddings, /rerank, /score and /pooling
+    "model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs cache_salt "
+    "input messages add_special_tokens encoding_format embed_dtype endianness dimensions use_activation task "
+    "query queries documents items text_1 text_2 data_1 data_2 top_n max_tokens_per_query max_tokens_per_doc "
+    "instruction chat_template_kwargs".split()
+)
+
 # Fields of a body of /v1/responses: OpenAI's, and what vLLM adds to them.
 RESPONSE_FIELDS = sorted(
     "access_programs background background_options context_management conversation image include input instructions "

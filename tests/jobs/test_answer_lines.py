@@ -17,6 +17,8 @@ from nanovllm.serving.openai import fields
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json
+from nanovllm.serving.openai.pooling import EMBEDDINGS
+from tests.checkpoints import SMALL
 from tests.faults import PanicException, plant
 
 FOX = "the quick brown fox jumps over the lazy dog"
@@ -235,7 +237,8 @@ BAD_LINES = [
     (line().replace(b'"a"', b"7"), "custom_id must be a string, found 7"),
     (line().replace(b"POST", b"GET"), "method must be POST, found 'GET'"),
     (line().replace(b'"method"', b'"verb"'), "method must be POST, found None"),
-    (line(url="/v1/embeddings"), "url must be /v1/chat/completions or /v1/completions, found '/v1/embeddings'"),
+    (line(url="/v1/images"), "url must be /v1/chat/completions or /v1/completions or /v1/embeddings"),
+    (line(url="/v1/embeddings", input="x"), "needs an LLM that was built with runner='pooling' (--runner pooling)"),
     (line().replace(b'"url"', b'"where"'), "url must be"),
     (line()[:-1] + b', "priority": 1}', "found also priority"),
     (line().replace(b'"body": {}', b'"body": 3'), "body must be an object, found int"),
@@ -525,3 +528,19 @@ def test_a_sample_that_fails_is_an_error_record(llm):
     bad, good = answer_all(llm, lines).values()
     assert bad.body is None and bad.error.startswith("line 1: SampleFailed: there is no token to choose")
     assert good.error is None
+
+
+def test_embeddings_and_scores(checkpoint, monkeypatch):
+    """Of an LLM with runner="pooling"; a step that fails is tried again, and only the line to blame is answered so."""
+    llm = LLM(str(checkpoint("qwen3")), runner="pooling", **SMALL)
+    raws = [line("a", EMBEDDINGS, input=[FOX, "two"]), line("b", "/rerank", query=FOX, documents=["two", FOX])]
+    raws += [line("c", input="x"), line("d", EMBEDDINGS, input="x", nonsense=1), line("e", EMBEDDINGS, input=[])]
+    answers = answer_all(llm, raws)
+    expected = [output.outputs.embedding for output in llm.embed([FOX, "two"])]
+    assert [each["embedding"] for each in answers[1].body["data"]] == expected
+    assert answers[1].body["id"] == "embd-a" and answers[1].body["usage"]["prompt_tokens"] > 0
+    assert [result["index"] for result in answers[2].body["results"]] == [1, 0]
+    assert "samples no tokens" in answers[3].error and "nonsense" in answers[4].warning
+    assert "input must be a text" in answers[5].error
+    plant(monkeypatch, llm.engine.model_runner, "run", {1})
+    assert [each["embedding"] for each in answer_all(llm, raws[:1])[1].body["data"]] == expected

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, PoolingParams, SamplingParams
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded, wait_for
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from tests.checkpoints import SMALL
@@ -52,6 +52,31 @@ async def until(llm: AsyncLLM, name: str, least: int) -> None:
 async def last_of(stream):
     outputs = [output async for output in stream]
     return outputs[-1] if outputs else None
+
+
+def test_encode(make, checkpoint):
+    """The one output of a prompt; what is refused, is before the queue."""
+    expected = LLM(str(checkpoint()), runner="pooling", **SMALL).embed(PROMPTS, use_tqdm=False)
+    llm = make(runner="pooling")
+
+    async def run():
+        outputs = await asyncio.gather(*(last_of(llm.encode(prompt)) for prompt in PROMPTS))
+        assert [o.outputs.data.tolist() for o in outputs] == [o.outputs.embedding for o in expected]
+        cut = await last_of(
+            llm.encode([5, 6, 7], PoolingParams(use_activation=False), "mine", truncate_prompt_tokens=2)
+        )
+        assert (cut.request_id, cut.prompt_token_ids, cut.finished) == ("mine", [5, 6], True)
+        with pytest.raises(ValueError, match="samples no tokens"):
+            await last_of(llm.generate("x"))
+        with pytest.raises(ValueError, match="truncation_side must be one of"):
+            await last_of(llm.encode("x", tokenization_kwargs={"truncation_side": "up"}))
+        leaving = asyncio.create_task(last_of(llm.encode("x")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert await held(llm) == 0
+
+    finish(run())
 
 
 def test_same_outputs_as_generate(make, checkpoint):

@@ -50,7 +50,7 @@ def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
     attention |= {"o_proj": (hidden, q_size)}
     mlp = dict.fromkeys(("gate_proj", "up_proj"), (config.intermediate_size, hidden))
     mlp |= {"down_proj": (hidden, config.intermediate_size)}
-    shapes = {"lm_head": (config.vocab_size, hidden)}
+    shapes = {} if config.pooling is not None else {"lm_head": (config.vocab_size, hidden)}
     for i in range(config.num_hidden_layers):
         of_layer = attention
         if config.hybrid is not None:

@@ -57,4 +57,6 @@ class ParallelDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the whole vocabulary on rank 0; the others get none, [0, vocab_size]."""
+        if self.config.pooling is not None:  # its head is small, and every rank has all of it
+            return super().logits(hidden if self.group.rank == 0 else hidden[:0])
         return self.group.gather(super().logits(hidden))

@@ -81,7 +81,8 @@ def quantize_weights(
     if quantization == "int4":
         warn_of_int4(size * sum(layer.weight.numel() for layer in layers))
         importance = measure_importance(model, read, whole, make_decoder, kernels)
-    in_8_bits = names_in_8_bits(places, model.config.num_hidden_layers)
+    of_layers = {name: place for name, place in places.items() if whole.pooling is None or name != EMBEDDINGS}
+    in_8_bits = names_in_8_bits(of_layers, model.config.num_hidden_layers)
     for layer in layers:
         address = layer.weight.untyped_storage().data_ptr()
         names = [name for name, place in places.items() if place.untyped_storage().data_ptr() == address]
@@ -114,7 +115,7 @@ def names_in_8_bits(places: dict[str, Tensor], num_layers: int) -> set[str]:
     """Of the tensors in places, those that int4 keeps in 8 bits."""
     matrices = {name: place.numel() for name, place in places.items() if place.dim() == 2}
     if "lm_head.weight" in matrices:
-        del matrices[EMBEDDINGS]  # stays in its file
+        matrices.pop(EMBEDDINGS, None)  # stays in its file
     names_of = defaultdict[tuple[int, str], list[str]](list)  # of a layer's projection; experts have several of each
     for name in matrices:
         if name.startswith("model.layers."):

@@ -11,6 +11,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestMetrics
 from nanovllm.request import Request
+from nanovllm.serving.openai.pooling import URLS as POOLING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -34,7 +35,8 @@ HISTOGRAMS = {
     "request_num_preemptions": ("of a request", FEW),
     "iteration_tokens_total": ("prompts that were computed in a step, and tokens that it generated", TOKENS),
 }
-ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # paths whose requests are the server's load
+# Paths whose requests are the server's load.
+ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *POOLING)
 PATHS = (*ANSWERING, "/v1/models", "/tokenize", "/detokenize")  # that are named in http_requests
 
 

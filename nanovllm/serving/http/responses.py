@@ -24,7 +24,17 @@ Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Paths that need a key, where there are keys; the others tell numbers only.
-GUARDED = ("/v1/", "/inside/", "/tokenize", "/detokenize", "/reset_prefix_cache")
+GUARDED = (
+    "/v1/",
+    "/v2/",
+    "/inside/",
+    "/score",
+    "/rerank",
+    "/pooling",
+    "/tokenize",
+    "/detokenize",
+    "/reset_prefix_cache",
+)
 
 # What is raised -> status, type and code of the error.
 ERRORS: dict[type[BaseException], tuple[int, str, str | None]] = {

@@ -37,6 +37,7 @@ from nanovllm.serving.http.log import sum_up, write_lines, write_repeated_lines_
 from nanovllm.serving.http.metrics import Metrics
 from nanovllm.serving.http.operate import Operation
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.http.pooling_api import PoolingApi
 from nanovllm.serving.http.responses import (
     ERRORS,
     LOOPBACK,
@@ -132,6 +133,7 @@ def make_app(
             *updates.routes(),
             *api.routes(),
             *ResponsesApi(api).routes(),
+            *PoolingApi(llm, names, options).routes(),
             *operation.routes(),
             *inside.routes(),
             *pages,

@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.grammar.params import StructuredOutputsParams
@@ -60,6 +61,7 @@ def translate(
     """
     body = accepted({k: v for k, v in body.items() if v is not None}, sorted(KNOWN_BY_URL[url]), "body")
     model = body.get("model") or (served_names[0] if served_names else "")
+    check_generates(llm.engine)
     adapter = check_model(llm, model, served_names)
     _check_lengths(body, MAX_ENTRIES | {"allowed_token_ids": llm.engine.model_config.vocab_size})
     given = {name: body[name] for name in PASSED_ON & body.keys()}

@@ -60,6 +60,8 @@ def record_step(runner: Any) -> "RecordedStep | None":
     """The record of a runner's layers; None where they cannot be recorded, or shall not be."""
     if "recorded_step" not in runner.config.optimizations or runner.kernels.library is None or runner.group is not None:
         return None
+    if runner.model_config.pooling is not None:  # its steps are prompts; and what follows the layers is PyTorch's
+        return None
     try:
         return RecordedStep(runner)
     except NotRecordable:

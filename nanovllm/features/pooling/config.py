@@ -1,0 +1,214 @@
+"""Which checkpoints give embeddings or scores, and how: config.json, sentence-transformers' files, what is asked.
+
+Last-token pooling: in a decoder only the last token has seen the whole text. So its hidden state stands for the text
+(Qwen3-Embedding, arXiv:2506.05176), or goes through a head with a number for each label (a sequence classifier, a
+reranker).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from nanovllm.checks.values import check_number, list_of, shorten, typed
+from nanovllm.core.sequence import NO_TOKEN
+from nanovllm.features.pooling.params import PoolerConfig, check_pooling_type
+
+FAMILIES = ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")
+# How an architecture's name ends: what it is made for.
+KINDS = {"ForCausalLM": "generate", "Model": "embed", "ForSequenceClassification": "classify"}
+ENCODERS = re.compile(r"bert|electra|mpnet|xlm|^t5|^mt5|^gte|^new|nomic|jina|^clip|siglip|luke|funnel", re.IGNORECASE)
+TWO_WAY, EACH_TOKEN = "from_2_way_softmax", "no_post_processing"  # vLLM's names for what `token_ids` are used for
+ST_MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, those that are understood
+IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """What stands in the place of a model's output head (head.py), and what is made of its numbers (requests.py).
+
+    task             "embed": the hidden state itself; "classify": num_labels numbers
+    use_activation   where the request does not say it
+    activation       of classify's numbers: sigmoid, softmax or identity
+    dimensions       of an embedding, where the request does not say it; None: all
+    allowed          the dimensions that may be asked for; (): any; None: none
+    token_ids        the head is made of these rows of the language model's: yes minus no (two_way), or as they are
+    is_reranker      an original Qwen3-Reranker, which expects its own template (scoring.py)
+    joins_texts      the two texts of a pair are tokenized as one; otherwise each alone
+    """
+
+    task: str
+    use_activation: bool = True
+    activation: str = IDENTITY
+    num_labels: int = 0
+    dimensions: int | None = None
+    allowed: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] = ()
+    two_way: bool = False
+    is_reranker: bool = False
+    joins_texts: bool = True
+
+    def make_head(self, hidden_size: int, vocab_size: int, bias: bool) -> Any:
+        """A module in the place of Linear(hidden_size, vocab_size, bias)."""
+        from nanovllm.features.pooling.head import EmbeddingHead, ScoreHead
+
+        return EmbeddingHead() if self.task == "embed" else ScoreHead(hidden_size, self.num_labels)
+
+    def rows(self, pooled: Any) -> tuple[list[int], list[Any]]:
+        """In the place of sampling: of each row of the head's numbers no token, and the row in the CPU's memory."""
+        return [NO_TOKEN] * len(pooled), [row.clone() for row in pooled.cpu()]
+
+
+def kind_of(architecture: str) -> tuple[str, str]:
+    """(the same decoder as a language model, what it is made for: generate, embed or classify).
+
+    What is no decoder of a known family stays as it is. Raises ValueError for an encoder.
+    """
+    for family in FAMILIES:
+        if architecture.startswith(family) and (kind := KINDS.get(architecture[len(family) :])):
+            return f"{family}ForCausalLM", kind
+    if ENCODERS.search(architecture):
+        raise ValueError(
+            f"{architecture} is an encoder: its tokens see those behind them, so nothing of a text could be kept in a "
+            f"KV cache. Embeddings come from decoders here ({', '.join(FAMILIES)}), as Qwen3-Embedding is one"
+        )
+    return architecture, "generate"
+
+
+def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> PoolingConfig | None:
+    """None for a checkpoint that shall generate. kind: see kind_of. asked: an EngineConfig, or None: it shall.
+
+    Raises ValueError for what cannot be done with the checkpoint.
+    """
+    modules = _sentence_transformers(path.parent) if path.name == "config.json" else None
+    made_for = "embed" if kind == "generate" and modules is not None else kind
+    runner, convert = ("generate", "auto") if asked is None else (asked.runner, asked.convert)
+    is_converted = convert in ("embed", "classify")
+    if runner == "auto":
+        runner = "pooling" if is_converted or made_for != "generate" else "generate"
+    if runner == "generate" and is_converted:
+        raise ValueError(f"convert={convert!r} needs runner='pooling', and runner='generate' asks for text")
+    if runner == "generate" and kind != "generate":
+        found = f"its architecture, {shorten(config['architectures'][0])}, has no output head"
+        raise ValueError(f"{path}: {found}, so it cannot generate; runner='pooling' gives embeddings or scores of it")
+    if runner == "generate":
+        return None
+    if asked.speculative_config is not None:
+        raise ValueError("speculative_config guesses tokens that are sampled; with runner='pooling' none are")
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        raise ValueError(f"{path}: its tokens see those behind them (is_causal is false), so no KV cache can hold them")
+    pooler = asked.pooler_config or PoolerConfig()
+    task = convert if is_converted else pooler.task or ("classify" if made_for == "classify" else "embed")
+    if task == "classify":
+        return _classifier(config, kind, pooler, asked, path)
+    pooling_type, normalizes = modules or ("LAST", True)
+    if pooler.pooling_type is None and pooler.seq_pooling_type is None:
+        check_pooling_type(f"{path.parent}: the pooling of modules.json", pooling_type)
+    allowed = typed(config, "matryoshka_dimensions", [], path)
+    list_of(allowed, Integral, "numbers", f"{path}: matryoshka_dimensions")
+    any_dimension = typed(config, "is_matryoshka", False, path)
+    dimensions = tuple(allowed) if allowed or any_dimension else None
+    check_dimensions(pooler.dimensions, dimensions, 2**24)
+    use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
+    return PoolingConfig("embed", use_activation, dimensions=pooler.dimensions, allowed=dimensions)
+
+
+def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden_size: int) -> None:
+    """Raises ValueError. allowed: see PoolingConfig."""
+    if dimensions is None:
+        return
+    if allowed is None:
+        raise ValueError(
+            f"dimensions={dimensions} cuts embeddings, and the checkpoint does not say that it was trained for that; "
+            'if it was, as Qwen3-Embedding: hf_overrides={"is_matryoshka": true}'
+        )
+    check_number("dimensions", dimensions, Integral, 1, hidden_size)
+    if allowed and dimensions not in allowed:
+        raise ValueError(f"dimensions must be one of {list(allowed)}, found {dimensions}")
+
+
+def _sentence_transformers(directory: Path) -> tuple[str, bool] | None:
+    """(how it pools, does it normalize), of a directory with modules.json. Raises ValueError for other layers there."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return None
+    pooling_type, names = "LAST", []
+    try:
+        for module in json.loads(path.read_text("utf-8")):
+            names.append(str(module["type"]).rpartition(".")[2])
+            if names[-1] == "Pooling":
+                found = json.loads((directory / module["path"] / "config.json").read_text("utf-8"))
+                modes = [name for name, value in found.items() if value is True and name.startswith("pooling_mode_")]
+                modes = [str(found["pooling_mode"])] if "pooling_mode" in found else modes or ["pooling_mode_lasttoken"]
+                kinds = [mode.removeprefix("pooling_mode_").partition("_")[0] for mode in modes]
+                pooling_type = " and ".join("LAST" if kind.startswith("last") else kind for kind in kinds)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}, or the pooling that it names, cannot be read: {error!r:.200}") from error
+    if other := [name for name in names if name not in ST_MODULES]:
+        raise ValueError(f"{path} has a module {other[0]!r:.80}; this engine knows {', '.join(ST_MODULES)}")
+    return pooling_type, "Normalize" in names
+
+
+def _classifier(config: dict[str, Any], kind: str, pooler: PoolerConfig, asked: Any, path: Path) -> PoolingConfig:
+    is_reranker = typed(config, "is_original_qwen3_reranker", False, path)
+    names = list_of(config.get("classifier_from_token"), str, "tokens", f"{path}: classifier_from_token")
+    method = TWO_WAY if is_reranker else config.get("method")
+    if kind != "classify" and not names:
+        raise ValueError(
+            f"{path}: a {config['architectures'][0]} has no score head to classify by; a Qwen3-Reranker needs "
+            'hf_overrides={"architectures": ["Qwen3ForSequenceClassification"], '
+            '"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'
+        )
+    if names and method not in (TWO_WAY, EACH_TOKEN):
+        raise ValueError(f"{path}: classifier_from_token needs method {TWO_WAY!r} or {EACH_TOKEN!r}, found {method!r}")
+    if method == TWO_WAY and len(names) != 2:
+        raise ValueError(f"{path}: {TWO_WAY} needs two tokens, as classifier_from_token=['no', 'yes'], found {names}")
+    if names:
+        num_labels = 1 if method == TWO_WAY else len(names)
+    else:
+        given = config.get("num_labels", len(typed(config, "id2label", {}, path)) or 2)  # transformers' default
+        num_labels = check_number(f"{path}: num_labels", given, Integral, 1, 2**16)
+    return PoolingConfig(
+        "classify",
+        pooler.use_activation is not False,
+        _activation_of(config, num_labels, path),
+        num_labels,
+        token_ids=_ids_of(names, asked, path),
+        two_way=method == TWO_WAY,
+        is_reranker=is_reranker,
+        joins_texts=not typed(config, "use_sep_token", method is None, path),
+    )
+
+
+def _activation_of(config: dict[str, Any], num_labels: int, path: Path) -> str:
+    """By transformers' problem_type, by what sentence-transformers wrote, by the number of labels."""
+    kinds = {"regression": IDENTITY, "single_label_classification": SOFTMAX, "multi_label_classification": SIGMOID}
+    by_number = SOFTMAX if num_labels > 1 else SIGMOID
+    if (problem := config.get("problem_type")) in kinds:
+        return by_number if kinds[problem] == SOFTMAX else kinds[problem]
+    of_st = config.get("sentence_transformers")
+    written = of_st.get("activation_fn") if isinstance(of_st, dict) else None
+    written = written or config.get("sbert_ce_default_activation_function")
+    known = {"Identity": IDENTITY, "Sigmoid": by_number, "Softmax": by_number, "None": by_number}
+    if (name := str(written).rpartition(".")[2]) not in known:
+        raise ValueError(
+            f"{path}: the activation {written!r:.80} is not known; it must be Identity, Sigmoid or Softmax"
+        )
+    return known[name]
+
+
+def _ids_of(names: list[str], asked: Any, path: Path) -> tuple[int, ...]:
+    """The tokens' ids. Raises ValueError for a text that is not one token."""
+    if not names:
+        return ()
+    from nanovllm.files.hub import resolve_tokenizer
+    from nanovllm.files.tokenizer import load_tokenizer
+
+    place = resolve_tokenizer(asked.tokenizer) if asked.tokenizer else path.parent if path.suffix == ".json" else path
+    tokenizer = load_tokenizer(place)
+    vocabulary = tokenizer.get_vocab()
+    if missing := [name for name in names if name not in vocabulary]:
+        raise ValueError(f"{path}: classifier_from_token: {missing[0]!r:.80} is no token of this tokenizer")
+    return tuple(vocabulary[name] for name in names)
