@@ -6,7 +6,6 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,8 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.assembly import Adapters, Features, make_runner
-from nanovllm.files.config_json import check_eos
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request, Sample, prefix_order
@@ -47,11 +45,9 @@ class LLMEngine(Adapters, EngineMethods):
         forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
-        self.config, self.model_config, self.model_runner = config, model_config, make_runner(config, model_config)
+        self.config, self.model_runner = config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
-        if not model_config.eos_token_ids:
-            eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
-            self.model_config = model_config = replace(model_config, eos_token_ids=eos)
+        self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)
         self.features = Features(config, model_config, self.tokenizer)
         scheduler_options = self.features.scheduler_options(directory)
         forks.watch()

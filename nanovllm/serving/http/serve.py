@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -187,7 +188,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":  # there it would let two servers have one port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         what = f"cannot listen at {host}:{port}: {error.strerror or error}"
