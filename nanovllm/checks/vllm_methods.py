@@ -66,13 +66,7 @@ class LLMMethods:
         return cls(**vars(engine_args))
 
     def enqueue(
-        self,
-        prompts: Any,
-        sampling_params: Any = None,
-        lora_request: Any = None,
-        priority: Any = None,
-        use_tqdm: bool = True,
-        **neutral: Any,
+        self, prompts: Any, sampling_params: Any = None, lora_request: Any = None, priority: Any = None, **neutral: Any
     ) -> list[str]:
         """Queue prompts, given as to generate(), and compute nothing yet. Returns the requests' ids."""
         requests = self._requests(prompts, sampling_params, lora_request, priority, **neutral)
