@@ -404,7 +404,7 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
     [record] = [r for r in caplog.records if "C kernels are off" in r.message]
     assert record.levelname == "WARNING" and "CC names another" in record.message, "once, and where users see it"
     reasons = {"fails": "internal compiler error", "no home": "home directory"}
-    reasons["no compiler"] = 'there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm[compiler]"'
+    reasons["no compiler"] = 'there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm'
     assert reasons.get(breakage, "") in record.message
     assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
 
