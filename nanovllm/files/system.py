@@ -1,6 +1,6 @@
 """What operating systems do each in their own way: memory, locks of files. No torch.
 
-Windows' branches are run by tests on stand-ins (tests/as_windows.py); Windows has never been seen.
+Tests run Windows' branches on stand-ins (tests/pretend.py); nobody has run them on Windows.
 """
 
 import ctypes

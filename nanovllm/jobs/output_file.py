@@ -15,7 +15,7 @@ from nanovllm.jobs.fingerprint import Job
 from nanovllm.serving.openai.json_lines import to_json
 
 READ_BYTES = 1_000_000
-BINARY = getattr(os, "O_BINARY", 0)  # Windows would write \\r\\n
+BINARY = getattr(os, "O_BINARY", 0)  # or Windows writes \r\n
 SYNC_EVERY_S = 1.0  # at most this much work is lost to a power cut
 SUCCEEDED, FAILED = 1, 2
 

@@ -7,6 +7,7 @@ warning says so and PyTorch's operations do the work.
 import ctypes
 import logging
 import subprocess
+import sys
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,8 @@ TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 TILE_ROWS = 16  # query rows that the attention kernel computes together
 FEW_ROWS = 9  # of a sequence: computed one by one, as decodes are, they fill vectors better than in a tile
 ITEMS_PER_THREAD = 4  # threads that are done early find another item
-MAX_TILE_NUMBERS = 1 << 17  # of a task's queries: a thread's stack holds four times as many, 2 MiB
+# Of a task's queries: a thread's stack holds four times as many, 2 MiB; on Windows, where it is smaller, half of one.
+MAX_TILE_NUMBERS = 1 << (15 if sys.platform == "win32" else 17)
 
 PTR, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

@@ -56,14 +56,18 @@ def compile_library(source: str, defines: list[str]) -> Path:
         if not made.is_file():
             raise OSError(f"the C compiler {compiler[0]} made no library")
         hashed.write_bytes(_hash(made))
-        os.replace(made, path)
-        os.replace(hashed, hash_path)
+        try:
+            os.replace(made, path)
+            os.replace(hashed, hash_path)
+        except PermissionError:
+            if sys.platform != "win32":  # there, another process has made and loaded the same one meanwhile
+                raise
     return path
 
 
 def find_compiler() -> list[str]:
     """The command: CC's, the system's cc, or ziglang's clang. Raises OSError where there is none."""
-    if named := shlex.split(os.environ.get("CC", ""), posix=sys.platform != "win32"):  # there \\ is a folder's
+    if named := shlex.split(os.environ.get("CC", ""), posix=sys.platform != "win32"):  # there \ is no escape
         return named
     found = shutil.which("cc")
     # A Mac without Apple's developer tools has a cc, too: it asks whether to install them.

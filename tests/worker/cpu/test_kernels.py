@@ -382,6 +382,7 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
     if breakage == "no compiler":
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setattr(c_compiler.shutil, "which", lambda name: None)
+        monkeypatch.setattr(c_compiler, "find_spec", lambda name: None)
     elif breakage == "read-only cache":
         (tmp_path / "nanovllm").write_text("a file where the folder should be")
     elif breakage == "no home":
@@ -402,7 +403,8 @@ def test_without_c_kernels_everything_still_works(checkpoint, empty_cache, tmp_p
         llm = LLM(str(checkpoint()), optimizations=("c_kernels",))
     [record] = [r for r in caplog.records if "C kernels are off" in r.message]
     assert record.levelname == "WARNING" and "CC names another" in record.message, "once, and where users see it"
-    reasons = {"no compiler": "no C compiler", "fails": "internal compiler error", "no home": "home directory"}
+    reasons = {"fails": "internal compiler error", "no home": "home directory"}
+    reasons["no compiler"] = 'there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm'
     assert reasons.get(breakage, "") in record.message
     assert llm.generate("the quick", SamplingParams(temperature=0))[0].outputs == expected.outputs
 
