@@ -9,6 +9,7 @@ The thread is in engine_thread.py; here is what a coroutine asks of it.
 """
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from threading import Lock, Thread
@@ -41,6 +42,7 @@ class AsyncLLM:
         self.llm = LLM(model, **options)
         self.engine = self.llm.engine
         self.thread = EngineThread(self.engine)
+        weakref.finalize(self, self.thread.end)  # an AsyncLLM that nobody has any more gives its memory back
         self.max_waiting = max_waiting
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
