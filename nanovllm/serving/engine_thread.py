@@ -175,17 +175,12 @@ class EngineThread:
             with self._wake:
                 if not self._asked and (seconds := self._seconds_to_step()) > 0:
                     self._wake.wait(min(seconds, TIMEOUT_MAX))
-            self._do_asked()
+                asked, self._asked = self._asked, []
+            while asked:
+                asked.pop(0)()  # and no variable keeps what it knows while the thread waits
             if not self._is_closing and self._seconds_to_step() <= 0:  # even if others go on asking
                 return True
         return False
-
-    def _do_asked(self) -> None:
-        """A method of its own: while the thread waits, no variable of it holds what a function knows."""
-        with self._wake:
-            asked, self._asked = self._asked, []
-        for function in asked:
-            function()
 
     def _seconds_to_step(self) -> float:
         if not self.engine.has_unfinished_requests() or self.steps_left <= 0:

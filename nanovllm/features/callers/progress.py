@@ -60,10 +60,12 @@ def progress_bar(
     if not show or not (console.is_terminal or console.is_jupyter) or total == 0:
         yield lambda num_done: None
         return
-    Bar = Progress
+    Bar, width = Progress, 40
     if console.is_jupyter:
         from nanovllm.features.callers.notebook import BarBelowCell as Bar
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+
+        width = 20  # a cell is no wider than a hundred columns, and a notebook does not wrap the line
+    columns = (TextColumn("requests"), BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"))
     before, cache_before = replace(stats), cache.snapshot()
     with Bar(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("", total=total)

@@ -81,7 +81,7 @@ async def run_example(client: Kernel, model: str) -> None:
     assert await client.say("engine() is None") == "True", "an interrupt's traceback holds nothing"
 
     bars, text, error = await client.run(growing)
-    assert (bars, error) == ([], "") and text.endswith(first + "\n")
+    assert (bars, error) == ([], "") and text.endswith(repr(first) + "\n")
     bars, text, error = await client.run(gathered)
     assert (bars, error) == ([], "") and repr(first) in text
     await client.say("engine = weakref.ref(async_llm.engine)")
