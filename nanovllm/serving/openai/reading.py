@@ -49,11 +49,14 @@ class Reading:
         return not self.format and self.reasoning is None
 
     def message(self, text: str, has_nulls: bool = False) -> tuple[dict[str, Any], bool]:
-        """The fields of a whole answer's message beside its role, and whether it has calls."""
+        """The fields of a whole answer's message beside its role, and whether it has a whole call.
+
+        A call within which the answer ends is there as far as it goes, as in a stream, which has sent it by then.
+        """
         reader = Reader(self)
         events = reader.events(text, has_ended=True)
         thought = "".join(event.text for event in events if event.kind == "reasoning") or None
-        answer = parsed(event for event in events if event.kind != "reasoning")
+        answer = parsed((event for event in events if event.kind != "reasoning"), keep_cut=True)
         content = answer.content or (None if thought or answer.tool_calls else "")
         fields: dict[str, Any] = {"content": content, "refusal": None}
         if answer.tool_calls:
@@ -64,7 +67,7 @@ class Reading:
         thought = thought if self.shows_reasoning else None
         if thought or has_nulls:
             fields |= {"reasoning": thought, "reasoning_content": thought}
-        return fields, bool(answer.tool_calls)
+        return fields, any(event.kind == "end" for event in events)
 
 
 PLAIN = Reading()

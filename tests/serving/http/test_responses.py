@@ -254,7 +254,8 @@ def test_an_answer_in_the_background_is_ended(server, client, num_steps, delete)
     """Before its first token, and in its middle; its blocks are free then."""
     server.llm.thread.set_pace(num_steps)
     begun = client.responses.create(input=GULLS, background=True, **LONG)
-    server.until(lambda: server.engine.scheduler.seqs and server.llm.thread.steps_left == 0)
+    seqs = server.engine.scheduler.seqs
+    server.until(lambda: [seq.num_generated_tokens for seq in seqs.values()] == [num_steps])
     if delete:
         client.responses.delete(begun.id)
         with pytest.raises(openai.NotFoundError):

@@ -144,11 +144,15 @@ def test_none(server, stream):
 
 
 def test_an_answer_cut_in_a_call_says_so(server):
-    message, reason, _ = ask(server, False, tools=TOOLS, max_tokens=60, **says(TWICE))
-    assert reason == "length" and not message["tool_calls"] and message["content"].startswith("Sure. <tool_call>")
-    message, reason, _ = ask(server, True, tools=TOOLS, max_tokens=60, **says(TWICE))
-    [call] = message["tool_calls"]
-    assert reason == "length" and '{"city": "Oslo"'.startswith(call["function"]["arguments"])
+    """It has what there is of the call, whole and streamed."""
+    for max_tokens in (60, 61):
+        whole, reason, _ = ask(server, False, tools=TOOLS, max_tokens=max_tokens, **says(TWICE))
+        [call] = whole["tool_calls"]
+        assert reason == "length" and whole["content"] == "Sure. "
+        assert '{"city": "Oslo"'.startswith(call["function"]["arguments"])
+        streamed, reason, _ = ask(server, True, tools=TOOLS, max_tokens=max_tokens, **says(TWICE))
+        assert reason == "length" and streamed["content"] == whole["content"]
+        assert [call["function"] for call in streamed["tool_calls"]] == [call["function"]]
 
 
 def test_a_stream_begins_with_the_name(server):
