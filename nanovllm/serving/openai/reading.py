@@ -13,14 +13,16 @@ Delta = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """Which formats a server's model writes; None: those of its chat template.
+    """What a server says of its chats. Which formats its model writes; None: those of its chat template.
 
     exclude_tools_when_none: with tool_choice "none" the model is not shown the tools.
+    template_kwargs: for the chat template, where a body's own chat_template_kwargs does not say otherwise.
     """
 
     tool_call: str | None = None
     reasoning: str | None = None
     exclude_tools_when_none: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
