@@ -206,7 +206,7 @@ REFUSED = [
     ({"conversation": "conv_1"}, "asks for a conversation by a name"),
     ({"n": 2}, "asks for several answers"),
     ({"background": True, "store": False}, "background can only be used when `store` is true"),
-    ({"background": True, "stream": True}, "and without stream"),
+    ({"background": True, "store": False}, "only be used when `store` is true"),
     ({"store": 1}, "store must be true or false"),
     ({"instructions": [USER]}, "instructions must be a text"),
     ({"metadata": {"a": 1}}, "metadata must be an object whose values are texts"),
