@@ -103,6 +103,29 @@ def test_strict_functions(compiler, format_name, begin, several):
     assert may_call("qwen3_coder", FUNCTIONS, {"now"}) is None
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_strict_functions_of_mistral(compiler, several):
+    """A list behind the marker, or a call alone, with [ARGS] or without: each as some of its models write it."""
+    grammar = grammar_of(compiler, may_call("mistral", FUNCTIONS, {*FUNCTIONS}, several))
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
+
+    def possible(text: str) -> bool:
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        return len(grammar.possible([], token_ids)) == len(token_ids)
+
+    oslo, rome = '{"city": "Oslo"}', '{"city": "Rome"}'
+    frames = ('[{"name": "weather", "arguments": %s}]', ' [{"name": "weather", "arguments": %s}]')
+    for frame in (*frames, "weather%s", "weather[ARGS]%s"):
+        call = "[TOOL_CALLS]" + frame % oslo
+        assert possible(f"Sure. {call}") and not possible("Sure. [TOOL_CALLS]" + frame % rome), frame
+        assert possible(call + call) == several
+        assert parse_tool_calls(call, "mistral", tools).tool_calls == [("weather", oslo)]
+    assert not possible("[TOOL_CALLS]unknown") and not possible("[TOOL_CALLS]so")
+    item = '{"name": "now", "arguments": {}}'
+    assert possible(f"[TOOL_CALLS][{item}, {item}]") == several
+    assert possible("Two gulls [b] {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
+
+
 def test_forms_that_are_none(compiler):
     for form, text in (
         ({"type": "lists"}, "a format is an object with a type (const_string, json_schema"),
