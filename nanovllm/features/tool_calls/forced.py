@@ -10,13 +10,20 @@ from typing import Any
 from nanovllm.features.grammar.schemas import checked_schema, close
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
+from nanovllm.features.tool_calls.strict_xml import xml_tags
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
 HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
 LLAMA = '{"name": ', ', "parameters": ', "}", "; "
 LIST = '{"name": ', ', "arguments": ', "}", ", "
 FRAMES = {"hermes": HERMES, "llama3_json": LLAMA, "llama4_json": LLAMA}
-TRIGGERS = {"hermes": "<tool_call>", "llama3_json": '{"name": ', "llama4_json": '{"name": ', "mistral": MISTRAL}
+XML = ("qwen3_coder", "qwen3_xml")
+TRIGGERS = {  # what calls begin with in a text
+    "hermes": ("<tool_call>",),
+    **dict.fromkeys(("llama3_json", "llama4_json"), ('{"name": ',)),
+    **dict.fromkeys(XML, ("<tool_call>", "<function=")),
+    "mistral": (MISTRAL,),
+}
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write it
 
 
@@ -46,9 +53,11 @@ def may_call(
     schemas = {name: schema if name in strict else {"type": "object"} for name, schema in functions.items()}
     if format_name == "mistral":
         tags = _tags_of_mistral(schemas, several)
+    elif format_name in XML:
+        tags = xml_tags(schemas)
     else:
         tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
-    calls = {"type": "triggered_tags", "triggers": [TRIGGERS[format_name]], "tags": tags}
+    calls: dict[str, Any] = {"type": "triggered_tags", "triggers": [*TRIGGERS[format_name]], "tags": tags}
     return calls | {"stop_after_first": not several}
 
 
