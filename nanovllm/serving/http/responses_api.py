@@ -37,7 +37,7 @@ class ResponseForm(Form):
     def __init__(self, body: dict[str, Any], store: ResponseStore) -> None:
         """Raises ValueError, and Refused for an answer that is not kept."""
         self.store = store
-        self.asked = translate(body, Kept(self._conversation, store.item))
+        self.asked = translate(body, Kept(self._conversation, store.items))
         self.usage: dict[str, Any] = {}
         super().__init__(CHAT, self.asked.chat, self.asked.unknown)
 
@@ -138,7 +138,7 @@ class ResponsesApi:
             form.keep("in_progress")
             if call.job.stream:
                 await self.api.stream(call, first, recording.put)
-                form.keep(events=recording.events)
+                await self.api.llm.prepare(lambda: form.keep(events=recording.events))
             else:
                 await self.api.whole(call, first)
         except Exception as error:
@@ -169,8 +169,10 @@ class ResponsesApi:
 
     async def list_input(self, request: Request) -> Response:
         """What an answer was made from, without what it has from previous_response_id."""
-        items = parse_json(self._find(request).inputs.encode())["items"]
-        return json_response(page(items, request.query_params))
+        stored, query = self._find(request), request.query_params
+        return await self.api.llm.prepare(
+            lambda: json_response(page(parse_json(stored.inputs.encode())["items"], query))
+        )
 
     async def delete(self, request: Request) -> Response:
         self._find(request)

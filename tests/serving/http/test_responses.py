@@ -376,7 +376,8 @@ def test_fields(server, client):
         ({"input": GULLS, "temperature": "hot"}, "temperature must be a number"),
         ({"input": GULLS, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
         ({"input": GULLS, "stream_options": {"include_obfuscation": True}}, "stream_options needs stream: true"),
-        ({"input": [{"role": "user", "content": "x"}] * 4097}, "messages may have 4096 entries"),
+        ({"input": [{"role": "user", "content": "x"}] * 4097}, "input may have 4096 items, found 4097"),
+        ({"input": [{"id": "x"}] * 5_000}, "4096 items"),
         ({"input": "x" * 4000}, "tokens"),
         ({"input": "\ud800"}, "not valid Unicode"),
     ):

@@ -38,6 +38,6 @@ def test_within_its_bounds_the_newest_are_there(steps):
         assert store.num_bytes == sum(size for _, size in kept) and len(store) == len(kept)
         for number in range(6):
             name = str(number)
-            found, item = store.get(name), store.item(f"msg_{name}")
-            assert (found is not None) == (item is not None) == (name in dict(kept))
-            assert item is None or item["id"] == f"msg_{name}"
+            found, items = store.get(name), store.items(f"msg_{name}")
+            assert (found is not None) == bool(items) == (name in dict(kept))
+            assert items.keys() <= {f"msg_{name}"}

@@ -39,10 +39,10 @@ INCLUDABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Answers that are kept, by their ids: the conversation up to one of them (raises if it is not there), an item."""
+    """Answers that are kept: the conversation up to one, by its id (raises if it is not there); items (read_input)."""
 
     conversation: Callable[[str], list[dict[str, Any]]]
-    item: Callable[[str], dict[str, Any] | None]
+    items: Callable[[str], dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     if chat.get("stream"):
         options = body.get("stream_options", {})
         chat["stream_options"] = options | {"include_usage": True} if isinstance(options, dict) else options
-    items = read_input(body.get("input"), kept.item)
+    items = read_input(body.get("input"), kept.items)
     before = kept.conversation(_string(body, "previous_response_id")) if "previous_response_id" in body else []
     messages = add_items(before, items)
     if is_open(items):

@@ -68,13 +68,11 @@ class ResponseStore:
         with self._lock:
             return self._stored.get(response_id)
 
-    def item(self, item_id: str) -> dict[str, Any] | None:
-        """An item of an answer."""
+    def items(self, item_id: str) -> dict[str, dict[str, Any]]:
+        """Of the answer that has this item, all items by their ids. Empty if there is none."""
         with self._lock:
             found = self._stored.get(self._where.get(item_id, ""))
-        if found is None:
-            return None
-        return next(item for item in json.loads(found.response)["output"] if item["id"] == item_id)
+        return {} if found is None else {item["id"]: item for item in json.loads(found.response)["output"]}
 
     def delete(self, response_id: str) -> bool:
         """Was it there?"""
