@@ -15,10 +15,9 @@ from rich.table import Table
 
 from chapters import quiz
 from chapters.course import EXERCISES, PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
-from chapters.examine import LIMIT_S
 from chapters.report import record, report
 from chapters.story import Story
-from chapters.submission import readable
+from chapters.submission import LIMIT_S, readable
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 

@@ -21,6 +21,8 @@ from chapters.course import find_chapter
 from chapters.grading import Bench, Result, Task, grade
 from chapters.submission import NoInput, NotLoaded, find_function, readable
 
+assert sys.platform != "win32", "see examine.py"
+
 
 def main(chapter_number: int, file: str, model: str | None, first_task: int, token: str) -> None:
     """Grade this file, from this task on."""
@@ -33,7 +35,7 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = NoInput()
     with suppress(OSError):  # where there is such a thing: if memory runs out, this process is to go, and no other
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", "utf-8")
 
     def say(**message: Any) -> None:
         if getpid() != process:  # the student's code has forked, and this is the copy
@@ -115,7 +117,7 @@ def children_of(parent: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+            if int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1]) == parent:
                 found.append(int(stat.parent.name))
     return found
 

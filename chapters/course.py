@@ -151,9 +151,9 @@ def _known(entry: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait until no other process is in here. Where a file system has no locks, this waits for nobody."""
-    with path.open("w") as file:
-        with suppress(ImportError, OSError):
-            import fcntl  # a browser's Python has none
+    with path.open("wb") as file:
+        with suppress(ImportError, OSError):  # a browser's Python has none
+            from nanovllm.files.system import lock_file
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file.fileno())
         yield

@@ -19,9 +19,10 @@ from typing import Any
 
 from chapters.course import ROOT, Chapter
 from chapters.grading import Result, Task
-from chapters.submission import RETURNS, file_of, readable
+from chapters.submission import LIMIT_S, RETURNS, file_of, readable
 
-LIMIT_S = 120.0  # for one check, and for the import of the submission
+assert sys.platform != "win32", "examine_here.py does without groups of processes"
+
 LOADING_LIMIT_S = 900.0  # for what is not the student's: loading the engine, before the submission is
 PREPARING_S = 60.0  # beside the limit of a check, to clean up before one, and to load an engine that was left unsound
 MOST_PRINTED_BYTES = 10_000  # kept of a task; the last ones

@@ -15,6 +15,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
+LIMIT_S = 120.0  # for one check, and for the import of the submission
 RETURNS = "a solution returns, and does not end the program"
 
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -78,7 +77,7 @@ def main() -> None:
     text = markdown(results, args)
     print(text)
     if args.output:
-        args.output.write_text(text + "\n")
+        args.output.write_text(text + "\n", "utf-8")
 
 
 def run_worker(name: str, model: str, args: argparse.Namespace) -> dict[str, Any] | str:
@@ -164,8 +163,17 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | None]:
     shut_down = getattr(engine, "shut_down", None)
     if shut_down:
         shut_down()
+    return medians | {"start": start_s, "memory": peak_memory_mb()}
+
+
+def peak_memory_mb() -> float | None:
+    """Of this process or a child of it."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
     usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return medians | {"start": start_s, "memory": usage / (1e6 if sys.platform == "darwin" else 1e3)}
+    return usage / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 def make_engine(name: str, args: argparse.Namespace) -> Any:

@@ -9,8 +9,8 @@ Prints a table for each.
 
 import argparse
 import gc
+import mmap
 import random
-import resource
 import statistics
 import sys
 import time
@@ -24,6 +24,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
+from nanovllm.files.system import peak_memory_bytes
 from nanovllm.tools.demo_model import model_or_demo
 
 BLOCK_SIZE = 16
@@ -226,9 +227,9 @@ def time_scheduler(num_waiting: int) -> float:
 
 def resident_bytes() -> int:
     if sys.platform.startswith("linux"):
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with open("/proc/self/statm", encoding="utf-8") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    return peak_memory_bytes()
 
 
 # -- 4. together -------------------------------------------------------------------------------------------------------

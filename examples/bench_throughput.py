@@ -12,14 +12,13 @@ _started = time.perf_counter()  # start time counts the imports below
 
 import argparse  # noqa: E402
 import random  # noqa: E402
-import resource  # noqa: E402
-import sys  # noqa: E402
 
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from nanovllm import LLM, SamplingParams  # noqa: E402
+from nanovllm.files.system import peak_memory_bytes  # noqa: E402
 from nanovllm.tools.demo_model import model_or_demo  # noqa: E402
 
 
@@ -66,7 +65,7 @@ def main() -> None:
 
     num_output = stats.num_output_tokens
     seconds = prefill_s + decode_s
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    peak_mb = peak_memory_bytes() / 1e6
     table = Table(title=f"{args.num_requests} requests, {stats.num_prefill_tokens:,} prompt tokens", show_header=False)
     for name, value in (
         ("start (import to ready)", f"{start_s:.1f} s"),

@@ -6,9 +6,10 @@
 Prints three questions about one text, cold and warm, with the prompt tokens that were found in the cache; an answer
 that must be one of three words; three samples of one prompt.
 
-What moves, in both directions: LLM, EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams, LoRARequest,
-generate() and chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), and what comes back. What
-does not: vLLM's multimodal input, pooling models and AsyncLLM; our stream(), abort(), stats() and optimizations.
+What moves, in both directions: LLM, EngineArgs, LLMEngine, AsyncLLM, SamplingParams, StructuredOutputsParams,
+LoRARequest, generate() and chat(), prompts as text, token ids or dicts, flags (FlexibleArgumentParser), what comes
+back, and the module paths that scripts import these from. What does not: vLLM's multimodal input and pooling models; our
+stream(), abort(), stats() and optimizations.
 examples/move_to_vllm.md has both, name by name.
 """
 

@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     if not 2 <= args.window <= args.tokens:
         parser.error(f"a window has 2 tokens or more and at most --tokens, found {args.window} and {args.tokens}")
-    text = args.text.read_text() if args.text else "\n\n".join(topics[name] for name in sorted(topics))
+    text = args.text.read_text("utf-8") if args.text else "\n\n".join(topics[name] for name in sorted(topics))
     source = args.text or f"the language reference of Python {sys.version_info.major}.{sys.version_info.minor}"
 
     with TemporaryDirectory() as folder:
@@ -118,7 +118,7 @@ def batch_of(tokens: torch.Tensor, block_size: int) -> Batch:
 
 def shuffled(directory: Path, folder: Path) -> Path:
     """A checkpoint of one file that computes the same, with other neighbours along every input dimension."""
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads((directory / "config.json").read_text("utf-8"))
     weights = load_file(directory / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
 

@@ -28,6 +28,8 @@ class EngineConfig(metaclass=Named):
     )
     max_num_seqs: int = option(256, "sequences that run at a time")
     max_num_batched_tokens: int = option(2048, "tokens computed in one step; a longer prompt is computed in chunks")
+    long_prefill_token_threshold: int = option(0, "of these, for one prompt at most; others get in beside it; 0: all")
+    scheduling_policy: str = option("fcfs", '"fcfs": first come, first served; "priority": the lowest number first')
     block_size: int | None = option(None, "tokens in a block of the KV pool; None: what attention works best with")
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
@@ -47,6 +49,8 @@ class EngineConfig(metaclass=Named):
         None,
         'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (nanovllm/features/README.md)',
     )
+    logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
+    profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
     seed: int = option(0, "requests without a seed of their own derive theirs from it")
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,16 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
+from nanovllm.checks.vllm_methods import EngineMethods
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.assembly import Features, make_runner
-from nanovllm.files.config_json import check_eos
+from nanovllm.features.assembly import Adapters, Features, make_runner
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
-from nanovllm.files.tokenizer import load_tokenizer
+from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request, Sample, prefix_order
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
 
 
-class LLMEngine:
+class LLMEngine(Adapters, EngineMethods):
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running
@@ -46,11 +45,9 @@ class LLMEngine:
         forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config)
-        self.config, self.model_config, self.model_runner = config, model_config, make_runner(config, model_config)
+        self.config, self.model_runner = config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
-        if not model_config.eos_token_ids:
-            eos = check_eos(self.tokenizer.eos_token_id, model_config.vocab_size, directory)
-            self.model_config = model_config = replace(model_config, eos_token_ids=eos)
+        self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)
         self.features = Features(config, model_config, self.tokenizer)
         scheduler_options = self.features.scheduler_options(directory)
         forks.watch()
@@ -77,10 +74,6 @@ class LLMEngine:
         self._in_step = False
         self._dropped: list[Request] = []
 
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
-        return cls(engine_args)
-
     # -- requests -------------------------------------------------------------------------------------------------
 
     def make_request(
@@ -88,6 +81,7 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams,
         lora_request: "LoRARequest | None" = None,
+        priority: int | None = 0,
         *,
         request_id: str | None = None,
         stream: bool = False,
@@ -97,11 +91,12 @@ class LLMEngine:
 
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
-        given = check_request(self, prompt, params, lora_request, request_id)
+        given = check_request(self, prompt, params, lora_request, priority, request_id)
         params, samples = given.params, []
         for sample_index in range(params.n):
             seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
-            seq.sample_index, seq.bad_word_ids, seq.adapter = sample_index, given.bad_word_ids, given.adapter
+            seq.sample_index = sample_index
+            given.add_to(seq)
             seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
@@ -118,8 +113,9 @@ class LLMEngine:
     def enqueue(self, requests: list[Request]) -> list[str]:
         """Queue requests. Ids and default seeds follow the order given.
 
-        They are admitted in the order of salt, adapter and token ids, the order of a depth-first walk over their prefix
-        tree: prompts with a common prefix come one after another, while it is still cached, even in a small pool.
+        Those of one priority are admitted in the order of salt, adapter and token ids, the order of a depth-first walk
+        over their prefix tree: prompts with a common prefix come one after another, while it is still cached, even in a
+        small pool.
         """
         self._settle()
         try:
@@ -152,10 +148,12 @@ class LLMEngine:
     ) -> str:
         """Check one prompt and queue it. Returns its id (None: chosen). Raises ValueError, with the queue as it was.
 
-        options: lora_request. stream: step() returns an output for the request after every step that gave it a token.
+        options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
+        a token, in the form that params.output_kind says.
         """
-        options = accepted(options, ("request_id", "prompt", "params", "lora_request", "stream"), "generate")
-        return self.enqueue([self.make_request(prompt, params, request_id=request_id, stream=stream, **options)])[0]
+        options = accepted(options, ("lora_request", "priority"), "generate")
+        request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
+        return self.enqueue([self.features.with_output_kind(request)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none."""
@@ -224,7 +222,7 @@ class LLMEngine:
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
         self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
-        return outputs
+        return self.features.as_asked(outputs, progressed)
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""

@@ -5,12 +5,13 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.calls import check_priority, for_each, prompts_in
+from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import make_all
-from nanovllm.checks.vllm_names import accepted, refused_method
+from nanovllm.checks.vllm_methods import LLMMethods
+from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
@@ -20,13 +21,14 @@ from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
     from nanovllm.features.lora.request import LoRARequest
 
 Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM:
+class LLM(LLMMethods):
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
@@ -36,16 +38,13 @@ class LLM:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
 
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
-        return cls(**vars(engine_args))
-
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
+        priority: int | list[int] | None = None,
         **neutral: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs are in their order.
@@ -53,7 +52,7 @@ class LLM:
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
         shows a progress bar, on a terminal or in a notebook. lora_request: an adapter for all prompts, or a list
-        with one or None for each.
+        with one or None for each. priority: the same, with scheduling_policy="priority"; the lowest comes first.
 
         K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant
         that another tenant has sent the same text. A salt does not hide load: another tenant's requests still queue
@@ -62,21 +61,7 @@ class LLM:
         Raises one ValueError that lists every bad prompt by its index, before any work is done. Ctrl-C takes effect
         between two steps: the call's requests are dropped, the LLM stays usable.
         """
-        prompt_list = prompts_in(prompts)
-        check_priority(neutral.pop("priority", None), len(prompt_list))
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request"), "generate")
-        params_list = self._params_list(sampling_params, len(prompt_list))
-        adapters = for_each("lora_request", lora_request, len(prompt_list))
-        given = list(zip(prompt_list, params_list, adapters, strict=True))
-        requests = make_all("prompts", given, lambda each: self.engine.make_request(*each))
-
-        done: dict[str, RequestOutput] = {}
-        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
-            ours = self._shared.enqueue(requests)
-            while len(done) < len(requests) and self.engine.has_unfinished_requests():
-                done.update((output.request_id, output) for output in self._shared.step(ours))
-                advance(len(done))
-        return [done.get(request.request_id) or request.output() for request in requests]
+        return self._complete(self._requests(prompts, sampling_params, lora_request, priority, **neutral), use_tqdm)
 
     def chat(
         self,
@@ -84,6 +69,7 @@ class LLM:
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: "LoRARequest | list[LoRARequest | None] | None" = None,
+        priority: int | list[int] | None = None,
         *,
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
@@ -95,13 +81,12 @@ class LLM:
         """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
-        priority = options.pop("priority", None)
 
         def make(conversation: list[Message]) -> dict[str, Any]:
             return self.chat_prompt(conversation, add_generation_prompt, cache_salt, **options)
 
         prompts = make_all("conversations", conversations, make)
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority=priority)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request, priority)
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
@@ -121,7 +106,15 @@ class LLM:
         The prompt is checked at once and queued when the first output is asked for. Leaving the loop early aborts it.
         """
         params = self._params_list(sampling_params, 1)[0]
-        return self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        growing = self._stream(self.engine.make_request(prompt, params, lora_request, stream=True))
+        return self._shared.in_kind(growing, params)
+
+    def beam_search(self, prompts: Any, params: "BeamSearchParams", **options: Any) -> "list[BeamSearchOutput]":
+        """The most probable continuations of prompts, with vLLM's names and scores (features/beam_search).
+
+        options: lora_request; use_tqdm; concurrency_limit: prompts that are searched for at a time. Raises ValueError.
+        """
+        return self.engine.features.beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
@@ -143,23 +136,36 @@ class LLM:
         with self._shared.turns:
             return self.engine.reset_prefix_cache(reset_running_requests)
 
-    def __getattr__(self, name: str) -> Any:
-        raise refused_method(LLM, name)
-
-    def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer (of transformers)."""
-        return self.engine.tokenizer
-
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
         return SamplingParams(**self.engine.model_config.generation)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
+    def _requests(
+        self, prompts: Any, sampling_params: Any, lora_request: Any, priority: Any, **neutral: Any
+    ) -> list[Request]:
+        prompt_list = prompts_in(prompts)
+        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        params_list = self._params_list(sampling_params, len(prompt_list))
+        adapters = for_each("lora_request", lora_request, len(prompt_list))
+        priorities = for_each("priority", priority, len(prompt_list))
+        given = list(zip(prompt_list, params_list, adapters, priorities, strict=True))
+        return make_all("prompts", given, lambda each: self.engine.make_request(*each))
+
+    def _complete(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with self._shared.aborted_if_interrupted(requests), self._shared.progress(len(requests), use_tqdm) as advance:
+            ours = self._shared.enqueue(requests)
+            while len(done) < len(requests) and self.engine.has_unfinished_requests():
+                done.update((output.request_id, output) for output in self._shared.step(ours))
+                advance(len(done))
+        return [done.get(request.request_id) or request.output() for request in requests]
+
     def _params_list(self, params: SamplingParams | list[SamplingParams] | None, num: int) -> list[SamplingParams]:
         return for_each("sampling_params", self.get_default_sampling_params() if params is None else params, num)
 
-    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+    def _stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         with self._shared.aborted_if_interrupted([request]):
             ours, finished = self._shared.enqueue([request]), False
             while not finished:

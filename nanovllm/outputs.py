@@ -23,9 +23,9 @@ class CompletionOutput:
     dict per generated token, {token_id: Logprob}, and cumulative_logprob their sum over the chosen tokens.
 
     "error" ends a sample that cannot go on: its logits hold NaN or infinity (damaged weights, an adapter with huge
-    numbers), no token is allowed, or its grammar has grown beyond llguidance's limits. The tokens before are here, a
-    warning in the log says why, and other samples and requests go on. The server answers such a request by an error
-    (status 500; 400 for a grammar), a batch job by an error record.
+    numbers), no token is allowed, its grammar has grown beyond llguidance's limits, or one of its logits_processors
+    has raised. The tokens before are here, a warning in the log says why, and other samples and requests go on. The
+    server answers such a request by an error (status 500; 400 for a grammar), a batch job by an error record.
     """
 
     index: int

@@ -50,7 +50,7 @@ class Sample:
         """Why it has ended with finish_reason "error"; "" if it has not."""
         if self.seq.finish_reason != "error":
             return ""
-        gave_up = "" if self.seq.grammar is None else self.seq.grammar.error
+        gave_up = "".join(part.error for part in (self.seq.grammar, self.seq.functions) if part is not None)
         return gave_up or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
@@ -74,6 +74,7 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when sample 0 was first admitted
+    output_filter: Any = None  # an OutputFilter, if step() is to give something else than all so far
     # One dict a prompt token; nothing comes before the first, so no logits say how likely it is.
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanovllm.features.callers.output_kind import RequestOutputKind
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
 
@@ -21,8 +22,8 @@ def option(default: Any, text: str) -> Any:
 class SamplingParams:
     """Parameters of one request, copied when it is made.
 
-    Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, penalties, temperature, min_p,
-    top_k, top_p.
+    Applied in this order: structured_outputs, allowed_token_ids, bad_words, logit_bias, logits_processors, penalties,
+    temperature, min_p, top_k, top_p.
 
     Logprobs are of the logits before all that, structured_outputs apart.
 
@@ -50,12 +51,17 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
+    logits_processors: list[Any] | None = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
+    extra_args: dict[str, Any] | None = option(None, "what the classes of LLM(logits_processors=...) are to know")
     structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
     )
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
     spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
+    output_kind: "RequestOutputKind" = option(
+        0, "what outputs of a running request hold (features/callers/output_kind.py)"
+    )
 
     def clone(self) -> "SamplingParams":
         """A copy that shares no list, checked as a whole: fields may have been assigned one by one."""

@@ -106,3 +106,23 @@ def test_a_token_that_was_taken_back_was_not_the_first(llm, monkeypatch):
     while request_id in llm.engine.requests:
         llm.engine.step()
     assert request.metrics.first_token_time > failed
+
+
+def test_priorities_change_the_order_and_no_answer(checkpoint):
+    prompts, priorities = [[i + 10, 5, 6, 7] for i in range(5)], [3, 0, 2, -1, 2]
+    params = sampled(seed=4, max_tokens=3)
+    expected = LLM(str(checkpoint())).generate(prompts, params)
+    llm = LLM(str(checkpoint()), max_num_seqs=1, scheduling_policy="priority")
+    order: list[int] = []
+    llm.engine.on_step = lambda output, progressed: order.extend(chunk.seq.tokens[0] - 10 for chunk in output.chunks)
+    outputs = llm.generate(prompts, params, priority=priorities)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    assert list(dict.fromkeys(order)) == [3, 1, 2, 4, 0]
+    order.clear()
+    for index, priority in enumerate(priorities):
+        llm.engine.add_request(f"request {index}", prompts[index], params, priority=priority)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    assert list(dict.fromkeys(order)) == [3, 1, 2, 4, 0]
+    [output] = llm.chat([{"role": "user", "content": "two gulls"}], params, priority=-7)
+    assert output.finished

@@ -25,6 +25,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "small chunks": dict(max_num_batched_tokens=23, max_num_seqs=4),
     "blocks of 16, tokens in chunks of 64": dict(block_size=16, max_num_batched_tokens=64),
     "blocks of 5": dict(block_size=5, max_num_batched_tokens=100),
+    "prompts of more than 11 tokens are cut": dict(long_prefill_token_threshold=11, max_num_batched_tokens=64),
     "tight pool": TIGHT,
     "guesses": dict(),
     "guesses, tight pool, small chunks": dict(max_num_batched_tokens=19) | TIGHT,

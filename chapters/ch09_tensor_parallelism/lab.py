@@ -6,7 +6,6 @@ real loader in this process.
 
 import os
 import pickle
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -396,7 +395,7 @@ def tell_loss(story: Story, world: World) -> None:
     add(world.several, PROMPT, NUM_TOKENS)
     world.several.engine.step()
     story.say("A request has made its first step. Then rank 1 is killed, and the engine makes the next one:")
-    os.kill(world.ranks._processes[1].pid, signal.SIGKILL)
+    world.ranks._processes[1].kill()
     for _ in range(2):
         try:
             world.several.engine.step()

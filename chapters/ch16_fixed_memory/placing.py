@@ -14,7 +14,7 @@ from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.sampling_params import SamplingParams
 
 BLOCK_SIZE, MAX_LEN, MAX_RUNNING = 16, 9_000, 8
-UNBOUNDED = 1_000_000  # snapshots
+UNBOUNDED = 20_000  # snapshots: one for every block of any workload
 Requests = list[tuple[list[int], list[int]]]  # (prompt, answer), one after another
 
 # -- policies: (num_tokens, num_matched, block_size) -> {position: is it known to be wanted?} -------------------------
@@ -86,6 +86,11 @@ def make_scheduler(num_blocks: int, policy: Policy, max_snapshots: int, max_runn
     return Scheduler(manager, max_num_seqs=max_running, max_num_batched_tokens=8192, max_model_len=MAX_LEN)
 
 
+def num_blocks_for(requests: Requests) -> int:
+    """Blocks of a pool that holds K/V of all of them, and of one more."""
+    return (sum(len(prompt) + len(answer) for prompt, answer in requests) + MAX_LEN) // BLOCK_SIZE + 1
+
+
 def send(scheduler: Scheduler, prompt: list[int], answer: list[int]) -> Sequence:
     """One request, to its end. Its num_cached_tokens says where it began."""
     seq = Sequence(prompt, SamplingParams(max_tokens=len(answer), ignore_eos=True))
@@ -97,6 +102,5 @@ def send(scheduler: Scheduler, prompt: list[int], answer: list[int]) -> Sequence
 
 def play(requests: Requests, policy: Policy, max_snapshots: int) -> list[int]:
     """Where each request begins: its tokens that need not be computed. The pool holds K/V of all of them."""
-    num_blocks = sum(len(prompt) + len(answer) for prompt, answer in requests) // BLOCK_SIZE + 1000
-    scheduler = make_scheduler(num_blocks, policy, max_snapshots)
+    scheduler = make_scheduler(num_blocks_for(requests), policy, max_snapshots)
     return [send(scheduler, prompt, answer).num_cached_tokens for prompt, answer in requests]

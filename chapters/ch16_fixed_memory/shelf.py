@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from chapters.ch16_fixed_memory.placing import (
     BLOCK_SIZE,
-    UNBOUNDED,
     Requests,
     every_block,
     hard_workloads,
     make_scheduler,
+    num_blocks_for,
     send,
 )
 from nanovllm.core.block_manager import BlockManager
@@ -19,7 +19,6 @@ from nanovllm.core.snapshots.manager import HybridBlockManager
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 NUM_REQUESTS = 10  # of each workload
-NUM_BLOCKS = 5_000  # K/V of all of them fits
 BOUNDS = 8, 4, 2
 
 
@@ -47,13 +46,14 @@ class Shelf:
         self.requests = workloads()[workload]
         self.marks: dict[int, bool] = {}  # position -> is it wanted for certain? as a policy answers
         self.sent: list[Sent] = []
+        self.num_blocks = num_blocks_for(self.requests)
         self.yours = self._scheduler(lambda *_: dict(self.marks), bound)
         self.policy = self._scheduler(snapshot_positions, bound)
-        self.unbounded = self._scheduler(every_block, UNBOUNDED)
+        self.unbounded = self._scheduler(every_block, self.num_blocks)
         self._look()
 
     def _scheduler(self, policy: object, max_snapshots: int) -> Scheduler:
-        return make_scheduler(NUM_BLOCKS, policy, max_snapshots, max_running=1)  # type: ignore[arg-type]
+        return make_scheduler(self.num_blocks, policy, max_snapshots, max_running=1)  # type: ignore[arg-type]
 
     def _look(self) -> None:
         """What the cache has of the next prompt: blocks with K/V, and those with a snapshot."""

@@ -3,6 +3,7 @@
 An action of one of the two shows it. drawing.py draws this object in a terminal, page.py in a browser.
 """
 
+from functools import cached_property
 from typing import Any
 
 from chapters.ch16_fixed_memory.notebook import DECAYS, RULES, Notebook
@@ -29,8 +30,14 @@ class World:
 
     def reset(self) -> str:
         """Begin anew: an empty notebook, and an empty shelf for the first workload."""
-        self.notebook, self.shelf, self.shows = Notebook(), Shelf(), "notebook"
+        self.notebook, self.shows = Notebook(), "notebook"
+        vars(self).pop("shelf", None)
         return "An empty notebook. w writes a line into it; n sends a request, and shows the snapshots."
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """Made when it is first shown: three pools of blocks."""
+        return Shelf()
 
     # -- the notebook -------------------------------------------------------------------------------------------------
 

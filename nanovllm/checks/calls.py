@@ -3,7 +3,7 @@
 from numbers import Integral
 from typing import Any
 
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.checks.values import check_number
 
 
 def prompts_in(prompts: Any) -> list[Any]:
@@ -23,7 +23,10 @@ def for_each(name: str, given: Any, num: int) -> list[Any]:
     return list(given)
 
 
-def check_priority(given: Any, num: int) -> None:
-    """Raise a ValueError for another order than first come, first served."""
-    for priority in for_each("priority", given, num) if isinstance(given, list | tuple) else [given]:
-        accepted({"priority": priority}, (), "generate")
+def check_priority(given: Any, policy: str) -> int:
+    """A request's priority; None is 0. Raises ValueError for one that this order of scheduling does not know."""
+    priority = check_number("priority", 0 if given is None else given, Integral)
+    if priority and policy != "priority":
+        reason = f"priority={priority} asks for another order than first come, first served"
+        raise ValueError(f"{reason}; leave it out, or start with scheduling_policy='priority'")
+    return priority

@@ -16,6 +16,10 @@ from threading import BoundedSemaphore, Timer
 from typing import Any
 
 WAIT_S = 20.0  # until a process is ended from here: a machine may be busy, or have no such limits
+if sys.platform == "win32":
+    KILLED = 1
+else:
+    KILLED = -signal.SIGKILL
 
 Process = subprocess.Popen[bytes]
 
@@ -28,7 +32,8 @@ class Confined:
     """Answers of one script, which is named by its path and has a function `answer`. Threads may ask side by side.
 
     seconds   of a processor that one answer may take
-    max_mb    memory above what the process has at rest (on macOS, which bounds none, the seconds have to do)
+    max_mb    memory above what the process has at rest (on macOS, which bounds none, the seconds have to do; on
+              Windows, which bounds neither, WAIT_S)
     lanes     processes, at most: each answers one question at a time
     niceness  of an answer: 5 lets those who are being answered already come first
     """
@@ -65,7 +70,7 @@ class Confined:
                     self.idle.append(process)
                 else:
                     end(process)
-        if not answer and process.returncode != -signal.SIGKILL:  # its own error is on stderr
+        if not answer and process.returncode != KILLED:  # its own error is on stderr
             raise RuntimeError(f"the process of {self.script.name} has ended by itself: {process.returncode}")
         if not answer or (found := json.loads(answer)) is None:
             raise TooMuch(f"takes more than {self.seconds:g} s of a processor or {self.max_mb} MB")
@@ -104,7 +109,10 @@ def _answer(process: Process, question: bytes) -> bytes:
 def _kill(process: Process) -> None:
     """It, and the child that it may have."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def end(process: Process) -> None:

@@ -10,19 +10,21 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from nanovllm.checks.options import SIZES
-from nanovllm.checks.vllm_names import ENGINE, Table
+from nanovllm.checks.vllm_names import ANY, ENGINE, Table
 from nanovllm.config import EngineConfig
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 ENGINE_GROUPS = {
     "the checkpoint": "tokenizer revision load_format hf_overrides generation_config dtype quantization".split(),
-    "sequences and steps": "max_model_len max_num_seqs max_num_batched_tokens seed".split(),
+    "sequences and steps": "max_model_len max_num_seqs max_num_batched_tokens "
+    "long_prefill_token_threshold scheduling_policy seed".split(),
     "the KV cache": "block_size kv_cache_dtype kv_cache_memory_bytes num_gpu_blocks_override gpu_memory_utilization "
     "enable_prefix_caching prefix_caching_hash_algo".split(),
-    "the machine": "tensor_parallel_size enforce_eager optimizations".split(),
+    "the machine": "tensor_parallel_size enforce_eager optimizations profiler_config".split(),
     "adapters and guesses": "enable_lora max_loras max_lora_rank speculative_config".split(),
 }
-ALIASES = {"tensor_parallel_size": ["-tp"], "disable_log_requests": ["--disable-uvicorn-access-log"]}
+ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
+ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}
 
 
 class EngineArgs(EngineConfig):
@@ -34,15 +36,28 @@ class EngineArgs(EngineConfig):
         group = parser.add_argument_group("engine")
         group.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint directory, GGUF file or hub id")
         add_flags(group, (f for f in fields(EngineConfig) if f.name != "model"))
-        for name in ENGINE:
-            kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True}
-            group.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for name, (_, neutral) in ENGINE.items():
+            default = next((value for value in neutral if value is not ANY), None)
+            kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True, "default": default}
+            group.add_argument(flag_of(name), *ALIASES.get(name, ()), **kind, help=argparse.SUPPRESS)
+        # Scripts read the options off what was parsed, and hand all of them to LLM.
+        parser.set_defaults(**{f.name: f.default for f in fields(EngineConfig) if f.name != "model"})
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
         names = {*cls.__dataclass_fields__, *ENGINE}
         return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+
+class AsyncEngineArgs(EngineArgs):
+    """EngineArgs for AsyncLLM.from_engine_args(...)."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
+        """async_args_only: the one flag that EngineArgs has not."""
+        parser.add_argument("--enable-log-requests", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+        return parser if async_args_only else EngineArgs.add_cli_args(parser)
 
 
 def flag_of(name: str) -> str:

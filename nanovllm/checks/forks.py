@@ -9,7 +9,8 @@ _is_child = False
 @cache
 def watch() -> None:
     """From now on, a process that is forked from this one fails check_process()."""
-    os.register_at_fork(after_in_child=_mark)
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=_mark)
 
 
 def check_process() -> None:

@@ -12,6 +12,7 @@ CHOICES = {  # option -> what may be said -> what is meant
     "dtype": DTYPES,
     "quantization": {name: name for name in ("int8", "int4")},
     "kv_cache_dtype": {"auto": "auto", "int8": "int8", "int8_per_token_head": "int8"},
+    "scheduling_policy": {name: name for name in ("fcfs", "priority")},
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
     "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
@@ -23,6 +24,7 @@ OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "f
 
 OPTION_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
+    "long_prefill_token_threshold": (Integral, 0, MAX_INT32),
     "max_model_len": (Integral, 2, MAX_INT32),
     "kv_cache_memory_bytes": (Integral, 1),
     "state_cache_bytes": (Integral, 0),
@@ -59,6 +61,16 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, SpeculativeConfig | dict):
             raise ValueError(f"speculative_config must be a dict, found {shorten(value)}")
         return SpeculativeConfig(**value) if isinstance(value, dict) else value
+    if name == "logits_processors":
+        from nanovllm.features.logits_processors.classes import classes_of
+
+        return classes_of(value)
+    if name == "profiler_config" and value is not None:
+        from nanovllm.features.callers.profile import ProfilerConfig
+
+        if not isinstance(value, ProfilerConfig | dict):
+            raise ValueError(f"profiler_config must be a dict, found {shorten(value)}")
+        return ProfilerConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")

@@ -4,7 +4,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.calls import check_priority
 from nanovllm.checks.values import check_number, check_range, shorten
+from nanovllm.core.sequence import Sequence
+from nanovllm.features.logits_processors.classes import check_classes
+from nanovllm.features.logits_processors.functions import CallersFunctions
 from nanovllm.files.tokenizer import tokenize
 from nanovllm.prompts import parse_prompt
 from nanovllm.sampling_params import SamplingParams
@@ -21,15 +25,24 @@ class CheckedRequest(NamedTuple):
     params: SamplingParams
     cache_salt: str | None
     adapter: Any
+    priority: int
     bad_word_ids: list[list[int]]
+    processors: list[Any]
 
     @property
     def lora_id(self) -> int | None:
         return None if self.adapter is None else self.adapter.lora_id
 
+    def add_to(self, seq: Sequence) -> None:
+        """What a sequence carries for features."""
+        seq.bad_word_ids, seq.adapter, seq.priority = self.bad_word_ids, self.adapter, self.priority
+        if self.processors or self.params.logits_processors:
+            of_engine = [make() for make in self.processors]
+            seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])  # type: ignore[misc]
+
 
 def check_request(
-    engine: "LLMEngine", prompt: Any, params: SamplingParams, lora_request: Any, request_id: Any
+    engine: "LLMEngine", prompt: Any, params: SamplingParams, lora_request: Any, priority: Any, request_id: Any
 ) -> CheckedRequest:
     """Everything that a caller can get wrong, and the prompt tokenized. Raises ValueError."""
     if not isinstance(request_id, str | None):
@@ -37,9 +50,13 @@ def check_request(
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
+    if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
+        raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
+    priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
     bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)  # type: ignore[arg-type]
-    return CheckedRequest(text, token_ids, params, cache_salt, adapter, bad_words)
+    processors = check_classes(engine, params)
+    return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
 
 
 def check_params(params: SamplingParams, model: ModelConfig) -> SamplingParams:

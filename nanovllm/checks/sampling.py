@@ -4,9 +4,11 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of
+from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of, shorten
 from nanovllm.checks.vllm_names import accepted
+from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.functions import functions_of
 from nanovllm.sampling_params import SamplingParams
 
 PARAMETER_BOUNDS: dict[str, Bounds] = {
@@ -43,10 +45,22 @@ def check_parameter(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"logprob_token_ids may have {MAX_LOGPROB_TOKEN_IDS} tokens, found {len(value)}")
     if name == "logit_bias" and value is not None:
         return bias_of(value)
+    if name == "logits_processors":
+        return functions_of(value)
+    if name == "extra_args" and value is not None:
+        if not isinstance(value, dict):
+            raise ValueError(f"extra_args must be a dict, found {shorten(value)}")
+        return dict(value)
     if name == "structured_outputs" and not isinstance(value, StructuredOutputsParams | None):
         raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
     if name == "seed" and isinstance(value, Integral) and value == -1:
         return None
+    if name == "output_kind":
+        number = getattr(value, "value", value)  # of anybody's Enum
+        if type(number) is not int or number not in range(len(RequestOutputKind)):
+            names = ", ".join(kind.name for kind in RequestOutputKind)
+            raise ValueError(f"output_kind must be a RequestOutputKind ({names}), found {value!r}")
+        return RequestOutputKind(number)
     return check_field(name, value, kind, PARAMETER_BOUNDS)
 
 

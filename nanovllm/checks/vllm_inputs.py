@@ -1,4 +1,4 @@
-"""vLLM's names for the two dicts that may be a prompt, for type checkers."""
+"""vLLM's names for what may be a prompt, for type checkers."""
 
 from typing import TypedDict
 
@@ -16,3 +16,6 @@ class TokensPrompt(TypedDict, total=False):
     prompt_token_ids: list[int]
     prompt: str
     cache_salt: str
+
+
+PromptType = SingletonPrompt = str | list[int] | TextPrompt | TokensPrompt

@@ -9,23 +9,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import reject_unknown, shorten
-from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, NO_POOLING, RESPONSE, Table
+from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
 from nanovllm.checks.vllm_options import asks as _asks
 from nanovllm.checks.vllm_options import switches as _switches
 
 PARALLEL: dict[str, Any] = dict(pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1)
-PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0, enable_expert_parallel=False)
+PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0)
 MEDIA: dict[str, Any] = dict(limit_mm_per_prompt={}, mm_processor_kwargs=None, media_io_kwargs={})
 MEDIA |= dict(allowed_local_media_path="", allowed_media_domains=None, skip_mm_profiling=False)
 MEDIA |= dict(enable_prompt_embeds=False)
 ENGINE: Table = {
     **_switches("disable_log_stats use_tqdm_on_load disable_custom_all_reduce disable_cascade_attn"),
-    **_switches("disable_mm_preprocessor_cache"),
+    **_switches("disable_mm_preprocessor_cache trust_remote_code"),  # the latter is a permission that is never used
+    **_switches("enable_chunked_prefill async_scheduling enable_expert_parallel"),  # when and where, never what
     **_any("swap_space max_parallel_loading_workers max_seq_len_to_capture distributed_executor_backend"),
     **_any("optimization_level"),
     **_any("served_model_name max_logprobs ignore_patterns mm_processor_cache_gb"),
-    **_asks("running the checkpoint's own code", trust_remote_code=False),
     **_asks("another kind of tokenizer than transformers' own", tokenizer_mode=("auto", "hf", "slow")),
     **_asks("work without a tokenizer", skip_tokenizer_init=False),
     **_asks("a configuration in another file than config.json", config_format=("auto", "hf"), hf_config_path=None),
@@ -34,10 +34,9 @@ ENGINE: Table = {
     **_asks("something else than text", task=("auto", "generate"), override_pooler_config=None),
     **_asks("input that is not text", **MEDIA),
     **_asks("scales of a KV cache that are measured before", calculate_kv_scales=False),
-    **_asks("prompts that are always computed whole", enable_chunked_prefill=True),
-    **_asks("several prompts that are cut", max_num_partial_prefills=1, max_long_partial_prefills=1),
-    **_asks("another order than first come, first served", scheduling_policy="fcfs", scheduler_cls=None),
-    **_asks("a step that begins before the one before has ended", async_scheduling=False),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_num_partial_prefills=1),
+    **_asks("a bound on cut prompts (ours: `long_prefill_token_threshold`)", max_long_partial_prefills=1),
+    **_asks("a scheduler of your own", scheduler_cls=None),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
@@ -46,14 +45,12 @@ ENGINE: Table = {
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
-    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("splitting a model's reasoning off its answer", reasoning_parser="", reasoning_config=None),
     **_asks("vLLM's compiler", compilation_config=(0, {})),
     **_asks("vLLM's attention backends (ours: `optimizations`)", attention_backend=None, attention_config=None),
     **_asks("another backend than llguidance", structured_outputs_config=({}, {"backend": "guidance"})),
     **_asks("full attention where the checkpoint has a window", disable_sliding_window=False),
     **_asks("memory given back while idle", enable_sleep_mode=False),
-    **_asks("a profile (ours: examples/profile_step.py)", profiler_config=None),
     **_asks("vLLM's workers", worker_cls="auto", worker_extension_cls="", additional_config={}),
     **_asks("downloads elsewhere than in the hub's cache (HF_HOME says where)", download_dir=None),
     **_asks("files of another revision than the weights'", code_revision=None, tokenizer_revision=None),
@@ -65,19 +62,16 @@ ENGINE: Table = {
 }
 SAMPLING: Table = {
     **_any("skip_clone"),
-    **_asks("beam search", use_beam_search=False, length_penalty=1.0, early_stopping=False),
+    **_asks("beam search (ours: LLM.beam_search)", use_beam_search=False, length_penalty=1.0, early_stopping=False),
     **_asks("the best of several answers", best_of=1),
-    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("logprobs in a flat list", flat_logprobs=False),
     **_asks("logprobs of chosen tokens in a prompt", prompt_logprob_token_ids=None),
     **_asks("logprobs of a part of the prompt", prompt_logprob_start=None),
-    **_asks("outputs that hold only what is new", output_kind=(0,)),  # RequestOutputKind.CUMULATIVE
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("a prompt that is cut short", truncate_prompt_tokens=None),
     **_asks("a request that leaves the prefix cache alone", skip_reading_prefix_cache=False),
     **_asks("a limit on reasoning", thinking_token_budget=None),
     **_asks("an end at repetition", repetition_detection=None),
-    **_asks("arguments of plugins", extra_args={}),
     **_asks("a watermark", watermarking=False),
     **_asks("tokens that are given instead of sampled", trace_decode_token_ids=None),
     **_asks("which experts were met", routed_experts_prompt_start=0),
@@ -97,7 +91,11 @@ SPECULATIVE: Table = {
 LORA: Table = {
     **_any("base_model_name"),
     **_asks("an adapter in another format than PEFT's", tensorizer_config_dict=None, is_3d_lora_weight=False),
-    **_asks("another adapter under the same id", load_inplace=False),
+}
+BEAM_SEARCH: Table = {
+    **_any("include_stop_str_in_output"),  # of vLLM's server
+    **_asks("beams that fit a form", structured_outputs=None),
+    **_asks("a watermark", watermarking=False),
 }
 PROMPT: Table = {
     **_asks("input that is not text", multi_modal_data={}, mm_processor_kwargs={}, multi_modal_uuids={}),
@@ -105,9 +103,21 @@ PROMPT: Table = {
     **_asks("an encoder", encoder_prompt=None, decoder_prompt=None, token_type_ids=None),
 }
 CALL: Table = {
-    **_asks("another order than first come, first served", priority=0),  # or a list of them, one a prompt
     **_asks("options of the tokenizer", tokenization_kwargs={}),
     **_asks("input that is not text", mm_processor_kwargs={}),
+}
+ASYNC_CALL: Table = CALL | {
+    **_any("session_id"),
+    **_asks("another text of a prompt (ours: a dict with `prompt` and `prompt_token_ids`)", prompt_text=None),
+    **_asks("traces", trace_headers=None),
+    **_asks("parallelism other than tensor_parallel_size", data_parallel_rank=None),
+    **_asks("a KV cache that is shared with other engines", kv_hints=None),
+    **_asks("splitting a model's reasoning off its answer", reasoning_ended=None, reasoning_parser_kwargs={}),
+}
+ASYNC: Table = {
+    **_switches("start_engine_loop"),
+    **_any("usage_context client_addresses client_count client_index"),
+    **_asks("statistics of yours (ours: stats(), do_log_stats())", stat_loggers=[]),
 }
 CHAT: Table = CALL | _asks("parts of content for the template", chat_template_content_format=("auto", "string"))
 BODY: Table = SAMPLING | {  # of a request in OpenAI's API
@@ -116,11 +126,11 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
         "prompt_cache_retention prompt_cache_options request_id session_id truncation_side mm_payload return_mm_kwargs "
         "include_reasoning"
     ),
+    **_asks("code of yours on the logits", logits_processors=[]),
     **_asks("streaming", stream=False, stream_options=({}, None)),
     **_asks("text behind the completion", suffix=""),
     **_asks("token ids instead of text", detokenize=True),
     **_asks("a limit on reasoning", reasoning_effort="none"),
-    **_asks("another order than first come, first served", priority=0),
     **_asks("input or output that is not text", modalities=["text"], audio=None, prediction=None),
     **_asks("input or output that is not text", prompt_embeds=([], None), media_io_kwargs={}, mm_processor_kwargs={}),
     **_asks("a search in the web", web_search_options=None),
@@ -138,18 +148,22 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("a KV cache that is shared with other engines", kv_transfer_params={}, ec_transfer_params={}),
 }
 TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
-TABLES |= {"SpeculativeConfig": SPECULATIVE, "LoRARequest": LORA, "generate": CALL, "chat": CHAT, "body": BODY}
-TABLES |= {"nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
-
-METHODS = {
-    **dict.fromkeys("encode embed classify score reward".split(), NO_POOLING),
-    "beam_search": "there is no beam search; SamplingParams(n=...) draws several answers",
-    **dict.fromkeys("start_profile stop_profile".split(), "examples/profile_step.py shows where a step's time goes"),
-    **dict.fromkeys("sleep wake_up".split(), "memory is given back by deleting the LLM"),
-    "get_metrics": "stats() has the counters",
-    **dict.fromkeys("collective_rpc apply_model".split(), "the weights are in llm.engine.model_runner.model"),
-    **dict.fromkeys("enqueue enqueue_chat wait_for_completion".split(), "use generate(), stream() or LLMEngine"),
+PROFILER: Table = {
+    **_any("torch_profiler_with_memory torch_profiler_with_flops torch_profiler_with_stack torch_profiler_use_gzip"),
+    **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
+    **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
+TABLES |= {
+    "ProfilerConfig": PROFILER,
+    "SpeculativeConfig": SPECULATIVE,
+    "LoRARequest": LORA,
+    "generate": CALL,
+    "chat": CHAT,
+    "body": BODY,
+    "BeamSearchParams": BEAM_SEARCH,
+}
+TABLES |= {"AsyncEngineArgs": ENGINE | _switches("enable_log_requests"), "AsyncLLM": ASYNC}
+TABLES |= {"AsyncLLM.generate": ASYNC_CALL, "nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 
 class Named(type):
@@ -180,9 +194,3 @@ def accepted(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[
 def _same(value: Any, neutral: Any) -> bool:
     value = getattr(value, "value", value)  # of an Enum
     return type(value) is type(neutral) and value == neutral
-
-
-def refused_method(cls: type, name: str) -> AttributeError:
-    """What a class raises, in __getattr__, for a method that it does not have."""
-    reason = f", as vLLM's does: {METHODS[name]}" if name in METHODS else ""
-    return AttributeError(f"{cls.__name__} has no {name}(){reason}" if reason else f"{cls.__name__} has no {name!r}")

@@ -60,7 +60,6 @@ MORE: Table = {  # options of an engine, beside those of vllm_names.py
     **anything("video_pruning_rate video_pruning_method kv_cache_metrics_sample custom_histogram_buckets"),
     **anything("jit_monitor_mode per_request_spec_decode_metrics show_hidden_metrics_for_version"),
     **anything("logging_config log_level log_config_file shutdown_timeout prefill_schedule_interval prefix_match_unit"),
-    **anything("long_prefill_token_threshold"),
     **asks("parallelism other than tensor_parallel_size", **OFF, **ALONE),
     **asks("other devices than the first ones (CUDA_VISIBLE_DEVICES names them)", device_ids=None),
     **asks("parts of the model or of the cache in another memory", cpu_offload_params=([], None), offload_params=[]),
@@ -165,7 +164,7 @@ PATHS = {  # of vLLM's server and of OpenAI's, that this server lacks -> what to
     **dict.fromkeys(("/v1/batches", "/v1/files"), "batch jobs need no server: `nanovllm run-batch` answers a file"),
     **dict.fromkeys(
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-        "adapters are named at the start: --lora-modules NAME=PATH",
+        "adapters are named at the start (--lora-modules NAME=PATH), unless --allow-runtime-lora-updating is given",
     ),
     "/tokenizer_info": "it shows the chat template: start the server with --enable-tokenizer-info-endpoint",
     **dict.fromkeys(("/start_profile", "/stop_profile"), "examples/profile_step.py shows where a step's time goes"),

@@ -1,4 +1,7 @@
-"""Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live."""
+"""Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live.
+
+What vLLM has and this engine has not is refused by name and reason (vllm_refused.py), where it is imported.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -6,17 +9,48 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
+import nanovllm.config
+import nanovllm.engine
+import nanovllm.outputs
 import nanovllm.sampling_params
+from nanovllm.checks.vllm_refused import NameRefused, reason_for
+from nanovllm.features.beam_search.params import BeamSearchParams
+from nanovllm.features.callers.output_kind import RequestOutputKind
+from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.classes import VllmConfig
 
-PATHS = {
-    "nanovllm.inputs": "nanovllm.checks.vllm_inputs",
+HELPERS = "nanovllm.checks.vllm_helpers"
+PATHS = {  # vLLM's module, under our package's name -> ours
+    **dict.fromkeys(("nanovllm.inputs", "nanovllm.inputs.data"), "nanovllm.checks.vllm_inputs"),
+    "nanovllm.engine.arg_utils": "nanovllm.checks.flags",
+    "nanovllm.engine.llm_engine": "nanovllm.engine",
+    "nanovllm.engine.async_llm_engine": "nanovllm.serving.async_llm",
+    "nanovllm.engine.protocol": "nanovllm.serving.vllm_client",
+    "nanovllm.entrypoints.chat_utils": HELPERS,
+    "nanovllm.entrypoints.llm": "nanovllm.llm",
+    "nanovllm.exceptions": HELPERS,
+    "nanovllm.logger": HELPERS,
+    "nanovllm.logprobs": "nanovllm.outputs",
     "nanovllm.lora": "nanovllm.features.lora",
     "nanovllm.lora.request": "nanovllm.features.lora.request",
-    "nanovllm.utils": "nanovllm.checks.flexible_parser",
+    **dict.fromkeys(("nanovllm.distributed", "nanovllm.distributed.parallel_state", "nanovllm.platforms"), HELPERS),
+    **dict.fromkeys(("nanovllm.tokenizers", "nanovllm.transformers_utils.tokenizer"), HELPERS),
+    "nanovllm.utils": HELPERS,
     "nanovllm.utils.argparse_utils": "nanovllm.checks.flexible_parser",
+    "nanovllm.utils.network_utils": HELPERS,
+    "nanovllm.v1.engine.async_llm": "nanovllm.serving.async_llm",
+    "nanovllm.v1.engine.exceptions": "nanovllm.serving.vllm_client",
+    "nanovllm.v1.engine.llm_engine": "nanovllm.engine",
+    "nanovllm.v1.metrics.reader": "nanovllm.features.callers.metrics",
+    **dict.fromkeys(
+        (f"nanovllm.v1.sample.logits_processor{rest}" for rest in ("", ".interface", ".builtin")),
+        "nanovllm.features.logits_processors.classes",
+    ),
 }
+LAZY = {"AsyncLLM": "nanovllm.serving.async_llm", "AsyncLLMEngine": "nanovllm.serving.async_llm"}
 
 
 class VLLMPaths(MetaPathFinder, Loader):
@@ -25,12 +59,37 @@ class VLLMPaths(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name in PATHS else None
+        package, _, rest = name.partition(".")
+        if package != "nanovllm" or not (_is_ours(name) or reason_for(rest)):
+            return None
+        return ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        ours = vars(import_module(PATHS[module.__name__]))
-        vars(module).update({name: value for name, value in ours.items() if not name.startswith("__")})
+        name = module.__name__
+        if not _is_ours(name):
+            rest = name.partition(".")[2]
+            raise NameRefused(f"{rest} is vLLM's, and not here: {reason_for(rest)}", name=name)
+        ours = vars(import_module(PATHS[name])) if name in PATHS else {}
+        vars(module).update({key: value for key, value in ours.items() if not key.startswith("__")})
+
+
+def _is_ours(name: str) -> bool:
+    """Such a path, or a package above one."""
+    return any(path == name or path.startswith(f"{name}.") for path in PATHS)
+
+
+def load_lazily(name: str) -> Any:
+    """`nanovllm.__getattr__`: what is imported only when a script asks for it."""
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
+    raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
 
 
 sys.meta_path.append(VLLMPaths())
+for _module in (nanovllm.config, nanovllm.engine, nanovllm.outputs, nanovllm.sampling_params):
+    _module.__path__ = []  # vLLM has modules below, or more names in, what are single files here
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
+nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[misc]
+nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
+nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
+nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]

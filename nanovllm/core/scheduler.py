@@ -6,17 +6,22 @@ chunk of one, the tail after a prefix hit, a sequence resumed after preemption a
 only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orca, OSDI 2022).
 
 Invariants:
-- a sequence in `waiting` holds no blocks and has computed nothing; `running` is in order of admission;
-- at most one running sequence is mid-prompt, the last one: admission stops as soon as the budget cuts a prompt;
+- a sequence in `waiting` holds no blocks and has computed nothing;
+- both queues are in order of priority (the lowest number first); who has the same waits in order of arrival and runs in
+  order of admission. Without priorities all have 0;
+- at most one running sequence is mid-prompt, the last of its priority: admission stops as soon as the budget cuts a
+  prompt. Those with more than long_prefill_token_threshold tokens to compute are cut before that, in any number;
 - `seqs` holds the sequences of both, and nothing else: after a failure the queues are built anew from it;
-- the pool can hold one sequence of max_model_len tokens, so the oldest running sequence always makes progress.
+- the pool can hold one sequence of max_model_len tokens, so the first running sequence always makes progress.
 """
 
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nanovllm.core import integrity
@@ -25,6 +30,8 @@ from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from nanovllm.features.speculation.choose import Speculation
+
+by_priority = attrgetter("priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,7 @@ class Scheduler:
     max_num_batched_tokens  tokens computed in one step, over all sequences
     max_model_len           tokens of one sequence, prompt and output together
     eos_token_ids           end a sequence unless it ignores EOS
+    long_prefill_token_threshold    tokens of one prompt in a step, so that shorter ones get in beside it; 0: no limit
     speculation             guesses tokens, or None
     may_run                 may this sequence run beside those that do? (features/lora: adapters take memory)
     """
@@ -113,6 +121,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        long_prefill_token_threshold: int = 0,
         speculation: "Speculation | None" = None,
         may_run: Callable[[Sequence, list[Sequence]], bool] = lambda seq, running: True,
     ) -> None:
@@ -126,6 +135,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
+        self.long_prefill_token_threshold = long_prefill_token_threshold or max_model_len
         self.speculation, self.may_run = speculation, may_run
         self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
         self.waiting: deque[Sequence] = deque()
@@ -135,12 +145,12 @@ class Scheduler:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Put a sequence at the end of the queue. ValueError when no step could ever sample for it."""
+        """Put a sequence in the queue, behind all of its priority. ValueError when no step could ever sample for it."""
         if not 0 < len(seq.tokens) < self.max_model_len:
             bounds = f"1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
         self.seqs[seq.seq_id] = seq
-        self.waiting.append(seq)
+        insort_right(self.waiting, seq, key=by_priority)
 
     def abort(self, *seq_ids: int) -> None:
         """Drop sequences, waiting or running, in one pass. Ids that are unknown or have finished are ignored."""
@@ -169,14 +179,14 @@ class Scheduler:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step's chunks: running sequences first, oldest first, then admissions."""
+        """Choose the next step's chunks: running sequences first, in their order, then admissions."""
         chunks: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
         budget = self.max_num_batched_tokens
 
         while len(chunks) < len(self.running) and budget > 0:
             seq = self.running[len(chunks)]
-            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, self.long_prefill_token_threshold, budget)
             if not self.block_manager.append_slots(seq, num_tokens):
                 # The last of running may lose its blocks: it has no chunk yet, as chunks are made in this order.
                 preempted.append(self.preempt_last())
@@ -189,9 +199,9 @@ class Scheduler:
             seq = self.waiting[0]
             if not self.may_run(seq, self.running) or not self.block_manager.allocate_with_prefix(seq):
                 break
-            self.running.append(self.waiting.popleft())
+            insort_right(self.running, self.waiting.popleft(), key=by_priority)
             seq.status = SequenceStatus.PREFILL
-            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
+            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, self.long_prefill_token_threshold, budget)
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
@@ -225,7 +235,7 @@ class Scheduler:
             if chunk.reaches_end:
                 chunk.seq.cut(chunk.known_end, self.block_manager.block_size)
         self.block_manager.roll_back()
-        self.running, self.waiting = [], deque(self.seqs.values())
+        self.running, self.waiting = [], deque(sorted(self.seqs.values(), key=by_priority))
         for seq in self.waiting:
             seq.reset()
 
@@ -270,11 +280,14 @@ class Scheduler:
         return reason is not None
 
     def preempt_last(self) -> Sequence:
-        """Its blocks keep their names; admitted again, it starts from what is still cached of them."""
+        """Of the least important running sequences the youngest. It waits before all of its priority, who came later.
+
+        Its blocks keep their names; admitted again, it starts from what is still cached of them.
+        """
         seq = self.running.pop()
         self.block_manager.free(seq)
         seq.reset()
-        self.waiting.appendleft(seq)
+        insort_left(self.waiting, seq, key=by_priority)
         self.num_preemptions += 1
         return seq
 

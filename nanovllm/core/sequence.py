@@ -66,11 +66,13 @@ class Sequence:
         self.num_registered_blocks, self.hash_collision = 0, False
 
         # What the engine adds for some requests, each for one feature.
+        self.priority = 0  # the lowest number comes first
         self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.bad_word_ids: list[list[int]] = []  # sampling_params.bad_words as tokens
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
         self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)
         self.grammar: Any = None  # what the output must fit (features/grammar/grammar.py)
+        self.functions: Any = None  # the caller's, on its logits (features/logits_processors/functions.py)
 
         # A sample's noise depends on these and on the token's position in the output, on nothing else (sampler.py).
         self.seed = self.seq_id if sampling_params.seed is None else int(sampling_params.seed)

@@ -1,5 +1,6 @@
 """What an engine is assembled from, by its options and by what its requests ask for. Nothing is loaded before that."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from nanovllm.config import EngineConfig
 if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
+    from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.outputs import RequestOutput
+    from nanovllm.request import Request
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -21,6 +25,28 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     from nanovllm.worker.model_runner import ModelRunner
 
     return ModelRunner(config, model_config)
+
+
+class Adapters:
+    """Methods of an LLMEngine, for adapters that come and go while it runs (features/lora/registry.py)."""
+
+    features: "Features"
+
+    def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """Read an adapter before a request names it. False if it was there. Raises ValueError."""
+        return self.features.known_adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
+        return self.features.known_adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The lora_int_ids of all adapters that are known."""
+        return {request.lora_int_id for request in self.features.known_adapters.requests}
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in the CPU's memory, however many others are named. Raises ValueError for an unknown one."""
+        return self.features.known_adapters.pin(lora_id)
 
 
 class Features:
@@ -41,9 +67,30 @@ class Features:
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
+    def with_output_kind(self, request: "Request") -> "Request":
+        """The same; step() gives what its output_kind asks for."""
+        from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
+
+        request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
+            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+        return request
+
+    def as_asked(self, outputs: "list[RequestOutput]", requests: "list[Request]") -> "list[RequestOutput]":
+        """A step's outputs as their requests want them, once nothing can take the step back."""
+        filters = {r.request_id: r.output_filter for r in requests if r.output_filter is not None}
+        taken = ((f.take(o) if (f := filters.get(o.request_id)) else o) for o in outputs) if filters else outputs
+        return [output for output in taken if output is not None]
+
+    @cached_property
+    def beam_search(self) -> Callable[..., Any]:
+        from nanovllm.features.beam_search.search import beam_search
+
+        return beam_search
+
     def scheduler_options(self, directory: Path) -> dict[str, Any]:
         """What the scheduler is given for them. directory: the checkpoint's."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"long_prefill_token_threshold": self.config.long_prefill_token_threshold}
         if self.config.enable_lora:
             options["may_run"] = self.known_adapters.may_run
         if self.config.speculative_config is not None:

@@ -1,6 +1,5 @@
 """The files that hold a checkpoint's tensors, safetensors or GGUF, opened but not read."""
 
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,11 @@ from nanovllm.checks.values import shorten
 from nanovllm.features.quantization.formats import BYTES_PER_NUMBER, FORMATS
 from nanovllm.files.config_json import read_json
 from nanovllm.files.gguf_weights import GGUFWeights
+from nanovllm.files.system import installed_bytes
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
 WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
-PHYSICAL_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class WeightFiles:
@@ -56,7 +55,7 @@ class WeightFiles:
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
-        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type == "cuda" else PHYSICAL_MEMORY
+        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type == "cuda" else installed_bytes()
         plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
         numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
         needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())

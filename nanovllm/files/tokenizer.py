@@ -2,12 +2,17 @@
 
 import json
 import logging
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
-from nanovllm.files.config_json import read_json
+from nanovllm.files.config_json import check_eos, read_json
 
 logger = logging.getLogger("nanovllm")
 
@@ -30,6 +35,13 @@ def load_tokenizer(directory: Path) -> Any:
         if isinstance(error, Exception) or is_panic(error):
             raise ValueError(f"the tokenizer in {directory} cannot be used: {error}") from error
         raise
+
+
+def with_eos(config: ModelConfig, tokenizer: Any, path: Path) -> ModelConfig:
+    """The model's configuration; where its files name no EOS, with the tokenizer's."""
+    if config.eos_token_ids:
+        return config
+    return replace(config, eos_token_ids=check_eos(tokenizer.eos_token_id, config.vocab_size, path))
 
 
 def _make_repeatable(tokenizer: Any, directory: Path) -> None:
@@ -58,8 +70,12 @@ def _from_directory(directory: Path, class_name: Any) -> Any:
 def _from_gguf(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
 
-    with TemporaryDirectory() as folder:  # with nothing else in it: tokenizer files beside a GGUF file would come first
-        Path(folder, "model.gguf").symlink_to(path.absolute())
+    # With nothing else in it: tokenizer files beside a GGUF file would come first.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows removes no file that is mapped
+        for make in (os.symlink, os.link, shutil.copyfile):  # Windows lets few people make the first
+            with suppress(OSError):
+                make(path.absolute(), Path(folder, "model.gguf"))
+                break
         return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 

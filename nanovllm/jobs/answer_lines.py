@@ -183,7 +183,7 @@ class _Batch:
         prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
         seq = request.samples[0].seq
         named = seq.adapter and seq.adapter.request
-        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, named)
+        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, named, seq.priority)
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
@@ -224,7 +224,7 @@ def _read_line(
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
-        requests = [llm.engine.make_request(prompt, params, adapter) for prompt in prompts]
+        requests = [llm.engine.make_request(prompt, params, adapter, body.get("priority")) for prompt in prompts]
         shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
         shown.check_size(requests)
         return _Line(number, custom_id, url, model, shown, warning_of(left_out), requests)

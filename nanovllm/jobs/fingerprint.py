@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -103,20 +103,25 @@ def _hash_files(digest: Any, directory: Path, with_weights: bool = True) -> None
             if path.suffix not in WEIGHTS:
                 digest.update(file.read())
                 continue
-            for start, end in _parts(path, file.fileno(), stat.st_size):
+            for start, end in _parts(path, file, stat.st_size):
                 step = max((end - start) // TENSOR_SAMPLES, TENSOR_SAMPLE_BYTES)
                 for offset in (*range(start, end, step), max(start, end - TENSOR_SAMPLE_BYTES)):
-                    digest.update(os.pread(file.fileno(), min(TENSOR_SAMPLE_BYTES, end - offset), offset))
+                    digest.update(_read(file, min(TENSOR_SAMPLE_BYTES, end - offset), offset))
 
 
-def _parts(path: Path, fd: int, size: int) -> list[tuple[int, int]]:
+def _read(file: BinaryIO, num_bytes: int, offset: int) -> bytes:
+    file.seek(offset)
+    return file.read(num_bytes)
+
+
+def _parts(path: Path, file: BinaryIO, size: int) -> list[tuple[int, int]]:
     """Where a file of weights has its header and its tensors; the file as one part if its header can't be read."""
-    begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
+    begin = 8 + int.from_bytes(_read(file, 8, 0), "little")
     try:
         if path.suffix == ".gguf":
             tensors = sorted((t.start, t.start + t.num_bytes) for t in GGUFFile(path).tensors.values())
             return [(0, min(tensors)[0]), *tensors]
-        header = json.loads(os.pread(fd, min(begin, size) - 8, 8))
+        header = json.loads(_read(file, min(begin, size) - 8, 8))
         offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
         tensors = [(begin + start, begin + end) for start, end in sorted(offsets)]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):

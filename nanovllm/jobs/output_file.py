@@ -1,6 +1,5 @@
 """The answers of a batch job: the file that grows, and the ids that were seen."""
 
-import fcntl
 import json
 import os
 import re
@@ -10,11 +9,13 @@ from pathlib import Path
 
 import xxhash
 
+from nanovllm.files.system import lock_file
 from nanovllm.jobs.answer_lines import Answer
 from nanovllm.jobs.fingerprint import Job
 from nanovllm.serving.openai.json_lines import to_json
 
 READ_BYTES = 1_000_000
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would write \\r\\n
 SYNC_EVERY_S = 1.0  # at most this much work is lost to a power cut
 SUCCEEDED, FAILED = 1, 2
 
@@ -55,7 +56,7 @@ class OutputFile:
         self.path, self.job = path, job
         self.status, self.num_answered = bytearray(job.last_line + 1), 0
         self._digest = xxhash.xxh3_64()  # of the whole file
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o644)
         try:
             self._lock()
             self._size = self._scan()
@@ -91,10 +92,10 @@ class OutputFile:
         try:
             os.fsync(self._fd)
             self._check_size()
-            found, offset = xxhash.xxh3_64(), 0
-            while data := os.pread(self._fd, READ_BYTES, offset):
+            found = xxhash.xxh3_64()
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            while data := os.read(self._fd, READ_BYTES):
                 found.update(data)
-                offset += len(data)
             if found.digest() != self._digest.digest():
                 raise ValueError(f"{self.path} was written to by somebody else while the job ran")
         finally:
@@ -112,7 +113,7 @@ class OutputFile:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._fd, wait=False)
         except BlockingIOError as error:
             raise ValueError(f"{self.path} is being written by another run-batch") from error
 

@@ -5,16 +5,18 @@ async for output in llm.generate("The capital of France is", SamplingParams(max_
     print(output.outputs[0].text)
 llm.shutdown()
 
-The thread is in engine_thread.py; here is what a coroutine asks of it.
+The thread is in engine_thread.py; here is what a coroutine asks of it. More of vLLM's names: vllm_client.py.
 """
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
+from nanovllm.checks.vllm_names import accepted
+from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.llm import LLM
@@ -23,8 +25,10 @@ from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.serving.engine_thread import EngineThread, Reader
+from nanovllm.serving.vllm_client import EngineClient
 
 Result = TypeVar("Result")
+GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
 
 
@@ -32,7 +36,7 @@ class Overloaded(RuntimeError):
     """Too many sequences wait; this request was not taken."""
 
 
-class AsyncLLM:
+class AsyncLLM(EngineClient):
     """Options are LLM's. All methods are for one event loop, the one in which generate() is first used.
 
     max_waiting: a request with whose samples more sequences would wait is refused by Overloaded.
@@ -44,6 +48,7 @@ class AsyncLLM:
         self.thread = EngineThread(self.engine)
         weakref.finalize(self, self.thread.end)  # an AsyncLLM that nobody has any more gives its memory back
         self.max_waiting = max_waiting
+        self.readers: set[Reader] = set()  # of the requests that somebody waits for
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
@@ -58,23 +63,30 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
         *,
+        priority: int | None = None,
         timeout_s: float | None = None,
+        **neutral: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Growing outputs of one prompt, the last with finished=True.
+        """Growing outputs of one prompt, the last with finished=True; sampling_params.output_kind says what they hold.
 
         Leaving the loop, or cancelling the task, aborts the request: its blocks are free before the next step. Raises
         ValueError for what cannot be run, Overloaded, StepFailed, EngineDied, and TimeoutError after timeout_s.
         """
-        params = sampling_params or self.llm.get_default_sampling_params()
+        accepted(neutral, GENERATE_ARGUMENTS, "AsyncLLM.generate")
+        params = self.llm.get_default_sampling_params() if sampling_params is None else sampling_params
 
         def make() -> list[Request]:
-            options: dict[str, Any] = dict(request_id=request_id, stream=True, compile_grammar=False)
-            return [self.engine.make_request(prompt, params, lora_request, **options)]
+            stream = getattr(params, "output_kind", None) is not RequestOutputKind.FINAL_ONLY
+            options: dict[str, Any] = dict(request_id=request_id, stream=stream, compile_grammar=False)
+            return [self.engine.make_request(prompt, params, lora_request, priority, **options)]
 
+        shown: OutputFilter | None = None
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
+                shown = shown or OutputFilter(params.output_kind)
                 for output in outputs:
-                    yield output
+                    if (taken := shown.take(output)) is not None:
+                        yield taken
 
     async def run(
         self, make: Callable[[], list[Request]], timeout_s: float | None = None
@@ -103,6 +115,7 @@ class AsyncLLM:
 
         self._enter(num_samples)
         timer = loop.call_at(began + timeout_s, reader.fail, too_late) if timeout_s else None
+        self.readers.add(reader)
         try:
             await self.call(enqueue)
             while reader.num_unfinished or reader.newest:
@@ -117,13 +130,15 @@ class AsyncLLM:
                 timer.cancel()
             if reader.num_unfinished:
                 self.thread.ask(lambda: self.thread.forget(requests))
+            self.readers.discard(reader)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request: its reader gets what there is as its last output. Unknown ids are ignored."""
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests: their readers get what there is as their last output. Unknown ids are ignored."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
 
         def end() -> None:
-            if (output := self.engine.abort_request(request_id)) is not None:
-                self.thread.hand_out([output])
+            ended = [self.engine.abort_request(each) for each in request_ids]
+            self.thread.hand_out([output for output in ended if output is not None])
 
         await self.call(end)
 
@@ -170,6 +185,19 @@ class AsyncLLM:
         """See LLMEngine.reset_prefix_cache."""
         return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See LLMEngine.add_lora, as for the next three."""
+        return await self.prepare(lambda: self.engine.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.remove_lora(lora_id))  # may wait for one that is being read
+
+    async def list_loras(self) -> set[int]:
+        return self.engine.list_loras()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        return await self.prepare(lambda: self.engine.pin_lora(lora_id))
+
     async def check_health(self) -> None:
         """Raises EngineDied."""
         self.thread.check_usable()
@@ -195,6 +223,9 @@ class AsyncLLM:
             if limit is not None and num_waiting + num_samples > limit:
                 raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
             self._num_entering += num_samples
+
+
+AsyncLLMEngine = AsyncLLM  # vLLM's older name for it
 
 
 async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:

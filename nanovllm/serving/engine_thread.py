@@ -93,9 +93,13 @@ class EngineThread:
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def is_usable(self) -> bool:
+        return self.error is None and not self._is_closing
+
     def check_usable(self) -> None:
         """Raises EngineDied."""
-        if self.error is not None or self._is_closing:
+        if not self.is_usable:
             raise self.error or EngineDied("the engine has been shut down")
 
     def ask(self, function: Callable[[], None]) -> None:

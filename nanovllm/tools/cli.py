@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
             return status
         except BrokenPipeError:  # nobody reads on: what a shell says of a program that SIGPIPE ended
-            return 128 + signal.SIGPIPE
+            return 128 + getattr(signal, "SIGPIPE", 13)  # Windows has none
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except ERRORS as error:

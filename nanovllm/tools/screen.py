@@ -49,9 +49,9 @@ def standard_streams() -> Iterator[None]:
     text can be written to stdout, and messages that cannot be written to stderr are dropped."""
     before = sys.stdin, sys.stdout, sys.stderr
     # In this order each gets the number that the shell has left free; a file that is opened later must not.
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = cast(TextIO, Forgiving(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = cast(TextIO, Forgiving(sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

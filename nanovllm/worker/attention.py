@@ -33,7 +33,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
     else:
         out = _attention(q, k_cache, v_cache, batch)
     if not out.isfinite().all():
-        _row_by_row(out, q, k_cache, v_cache, batch, window)
+        from nanovllm.features.positions.windowed_attention import attention_row_by_row
+
+        attention_row_by_row(out, q, k_cache, v_cache, batch, window)
     return out
 
 
@@ -49,18 +51,6 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Ten
             _prefill(q[start : start + num_rows], k_cache, v_cache, batch, b, out[start : start + num_rows])
         start += num_rows
     return out
-
-
-def _row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:
-    """Each row with no other keys than those it sees. NaN in another key outlives the mask: 0 * NaN is NaN."""
-    row = 0
-    for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
-        k, v = (_gather(cache, batch.block_tables[b : b + 1])[0] for cache in (k_cache, v_cache))
-        for end in range(num_keys - num_rows + 1, num_keys + 1):
-            seen = slice(max(0, end - window) if window else 0, end)
-            query = q[row].view(k.shape[0], -1, q.shape[2])  # [num_kv_heads, group_size, head_dim]
-            out[row] = F.scaled_dot_product_attention(query, k[:, seen], v[:, seen]).view(q.shape[1:])
-            row += 1
 
 
 def _groups(by_length: list[int], key_lens: list[int]) -> list[list[int]]:

@@ -1,19 +1,13 @@
-"""The KV cache: one tensor for all layers, its size and its layout (chapter 3)."""
+"""The KV cache: one tensor for all layers, and its layout (chapter 3). How many blocks it gets: checks/pool.py."""
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.values import check_number
-from nanovllm.config import EngineConfig
 from nanovllm.core.snapshots.state import StateSlots
-from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.memory import lazy_zeros
-
-MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +42,3 @@ class KVCache:
         self.num_bytes = self.data.nbytes
         kv_layers: list = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
         self.layers = kv_layers if states is None else states.join(kv_layers)
-
-
-def num_blocks_for_pool(
-    config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype, max_model_len: int, free_bytes: int
-) -> int:
-    """Blocks of the pool. free_bytes: memory that may be used for it, as measured by the caller.
-
-    Raises ValueError when not one block fits, or more are asked for than any machine holds.
-    """
-    block_bytes = block_size * model.kv_bytes_per_token(dtype.itemsize)
-    pool_bytes = free_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    num_blocks = pool_bytes // block_bytes
-    if config.num_gpu_blocks_override is not None:
-        num_blocks = config.num_gpu_blocks_override
-    elif num_blocks < 1:
-        raise ValueError(
-            f"the KV pool gets {pool_bytes / 1e6:.1f} MB and one block of {block_size} tokens needs "
-            f"{block_bytes / 1e6:.1f} MB; free some memory or raise kv_cache_memory_bytes"
-        )
-    elif config.kv_cache_memory_bytes is None:
-        # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
-        num_blocks = min(num_blocks, config.max_num_seqs * cdiv(max_model_len, block_size))
-    check_number("the size of the KV pool in bytes", num_blocks * block_bytes, Integral)
-    return check_number("the size of the KV pool in blocks", num_blocks, Integral, 1, MAX_NUM_BLOCKS)

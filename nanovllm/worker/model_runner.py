@@ -3,7 +3,6 @@
 It owns everything that is a tensor: the weights, the KV pool, the batch. It never decides what to compute.
 """
 
-import logging
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.pool import check_pool
+from nanovllm.checks.pool import check_pool, log_pool, num_blocks_for_pool
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu import platform as cpu
 from nanovllm.worker.cuda import platform as cuda
-from nanovllm.worker.kv_cache import KVCache, KVPool, num_blocks_for_pool
+from nanovllm.worker.kv_cache import KVCache, KVPool
 from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.loader import load_model
 from nanovllm.worker.sampler import Sampled, SamplingBatch, sample
@@ -26,8 +25,6 @@ from nanovllm.worker.sampler import Sampled, SamplingBatch, sample
 if TYPE_CHECKING:
     from nanovllm.features.logprobs.scores import PromptLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
-
-logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
 Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
@@ -95,10 +92,7 @@ class ModelRunner:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
         self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
         self.same_bits = self.platform.same_bits(self)
-        size = f"{self.num_blocks * self.block_size} tokens, {self.kv_cache.num_bytes / 1e6:.1f} MB in {self.kv_dtype}"
-        blocks = f"{self.num_blocks} blocks of {self.block_size}"
-        logger.info("KV pool: %s = %s; max_model_len %d", blocks, size, self.max_model_len)
-        logger.info("The same bits in any company: %s", self.same_bits)
+        log_pool(self)
         kv_pool = self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes
         return KVPool(*kv_pool, self.states and self.states.slots)
 
@@ -148,6 +142,7 @@ class ModelRunner:
             self.states = StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
             free_bytes -= self.states.slots.num_bytes
         config, size, dtype = self.kv_config, self.block_size, self.kv_dtype
-        self.num_blocks = num_blocks_for_pool(self.config, config, size, dtype, self.max_model_len, free_bytes)
+        sizes = config, size, dtype.itemsize
+        self.num_blocks = num_blocks_for_pool(self.config, *sizes, self.max_model_len, free_bytes)
         self.max_model_len = check_pool(self.config, self.num_blocks, size, self.max_model_len)
         self.kv_cache = KVCache(config, self.num_blocks, size, dtype, self.device, self.states)

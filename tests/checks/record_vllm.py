@@ -73,6 +73,7 @@ def main() -> None:
     from vllm.config import SpeculativeConfig
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.utils.argparse_utils import human_readable_int_or_auto
+    from vllm.v1.engine.async_llm import AsyncLLM
 
     def public(cls: type) -> list[str]:
         return sorted(n for n, m in inspect.getmembers(cls) if callable(m) and not n.startswith("_"))
@@ -85,6 +86,8 @@ def main() -> None:
         "speculative_config": sorted(f.name for f in dataclasses.fields(SpeculativeConfig) if f.init),
         "llm": public(LLM),
         "llm_engine": public(LLMEngine),
+        "async_llm": public(AsyncLLM),
+        "async_generate": sorted(set(inspect.signature(AsyncLLM.generate).parameters) - {"self"}),
         **{
             name: sorted(set(inspect.signature(getattr(LLM, name)).parameters) - {"self"})
             for name in ("generate", "chat")

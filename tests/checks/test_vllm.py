@@ -9,12 +9,13 @@ import pytest
 
 import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
-from nanovllm.checks import vllm_names
+from nanovllm.checks import vllm_names, vllm_refused
 from nanovllm.checks.values import size_of
 from nanovllm.checks.vllm_options import PATHS, RESPONSE
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.request import READ_HERE
@@ -106,7 +107,7 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
     def parameters(method) -> set[str]:
         return set(inspect.signature(method).parameters)
 
-    reasons = {name: (reason, ()) for name, reason in vllm_names.METHODS.items()}
+    reasons = {name: (reason, ()) for name, reason in vllm_refused.METHODS.items()}
     flags = sorted({*RECORDED["serve_flags"]} - {*RECORDED["engine_args"], "model", "model_tag"})
     our_flags = {*ServeOptions.__dataclass_fields__, "disable_uvicorn_access_log"}
     paths = {path for path in RECORDED["paths"] if "{" not in path}
@@ -135,8 +136,14 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
             vllm_names.SPECULATIVE,
         ),
         "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
-        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), {}),
+        "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), reasons),
+        "Methods of `AsyncLLM`": (RECORDED["async_llm"], methods(AsyncLLM), reasons),
         "Parameters of `generate`": (RECORDED["generate"], parameters(LLM.generate), vllm_names.CALL),
+        "Parameters of `AsyncLLM.generate`": (
+            RECORDED["async_generate"],
+            parameters(AsyncLLM.generate),
+            vllm_names.ASYNC_CALL,
+        ),
         "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, vllm_names.TABLES["nanovllm serve"]),
         "Paths of the server": (sorted(paths | {*PATHS}), paths - {*PATHS}, instead),
         "Fields of a request's body": (RECORDED["body"], fields - {*no_template}, vllm_names.BODY | no_template),

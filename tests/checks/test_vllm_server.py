@@ -113,11 +113,8 @@ def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
         assert main(["serve", *words]) == 2
         assert "no model" in capsys.readouterr().err, "all were taken, and then the model was looked for"
     for words, reason in (
-        (["--trust_remote_code"], "trust_remote_code=True asks for running the checkpoint's own code"),
-        (
-            ["--no-enable-chunked-prefill"],
-            "enable_chunked_prefill=False asks for prompts that are always computed whole",
-        ),
+        (["--skip_tokenizer_init"], "skip_tokenizer_init=True asks for work without a tokenizer"),
+        (["--no-enable-mm-embeds", "--mm-encoder-only"], "mm_encoder_only=True asks for input that is not text"),
         (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' asks for TLS (put a proxy before the server)"),
         (["--middleware", "a.b", "c.d"], "middleware=['a.b', 'c.d'] asks for code of yours"),
         (["--max-num-queued-reqs=5"], "asks for limits of the queue (ours: `--max-waiting`"),

@@ -3,7 +3,6 @@
 import argparse
 import json
 from dataclasses import asdict
-from enum import Enum
 
 import pytest
 
@@ -11,7 +10,8 @@ from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, Tok
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.flexible_parser import FlexibleArgumentParser
 from nanovllm.checks.requests import bad_word_ids
-from nanovllm.checks.vllm_names import ANY, ENGINE, METHODS, TABLES, accepted
+from nanovllm.checks.vllm_names import ANY, ENGINE, TABLES, accepted
+from nanovllm.checks.vllm_refused import METHODS
 from nanovllm.config import EngineConfig
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import edit
@@ -91,10 +91,6 @@ def test_what_only_the_checkpoint_rules_out(llm, options, text):
     expect(text, llm.generate, [PROMPT], SamplingParams(**options))
 
 
-class Kind(Enum):
-    CUMULATIVE, DELTA = 0, 1
-
-
 def test_neutral_values():
     """Every name of every table is accepted at each of its neutral values and at None, and refused at another."""
     for what, table in TABLES.items():
@@ -107,8 +103,6 @@ def test_neutral_values():
         table = TABLES["LLM" if cls is EngineConfig else "SamplingParams"]
         given = {"model": "m"} if cls is EngineConfig else {}
         assert cls(**given, **dict.fromkeys(table)) == cls(**given)
-    assert SamplingParams(output_kind=Kind.CUMULATIVE) == SamplingParams()
-    expect("outputs that hold only what is new", SamplingParams, output_kind=Kind.DELTA)
     expect("pipeline_parallel_size=True", EngineConfig, model="m", pipeline_parallel_size=True)
 
 
@@ -125,7 +119,7 @@ def test_sizes_and_defaults(checkpoint):
     expect("max_model_len must be a whole number, or one like '8k'", EngineConfig, model="m", max_model_len="8 kB")
     expect("load_format must be one of auto, safetensors", EngineConfig, model="m", load_format="pt")
     expect("hf_overrides must be a dict", EngineConfig, model="m", hf_overrides=print)
-    expect("trust_remote_code=True asks for running the checkpoint's own code", EngineConfig, trust_remote_code=True)
+    expect("skip_tokenizer_init=True asks for work without a tokenizer", EngineConfig, skip_tokenizer_init=True)
 
 
 def test_overrides_of_the_configuration(checkpoint, tmp_path):
@@ -176,8 +170,8 @@ def test_engine_args_from_the_command_line():
     expected = EngineConfig("m", max_model_len=8000, enable_prefix_caching=False, seed=3, hf_overrides={"a": 1})
     assert asdict(EngineArgs.from_cli_args(args)) == asdict(expected)
     assert EngineArgs.from_cli_args(parser().parse_args([])).model == "Qwen/Qwen3-0.6B"
-    refused = parser().parse_args(["--trust-remote-code"])
-    expect("trust_remote_code=True asks for", EngineArgs.from_cli_args, refused)
+    refused = parser().parse_args(["--skip-tokenizer-init"])
+    expect("skip_tokenizer_init=True asks for", EngineArgs.from_cli_args, refused)
     assert {f"--{name.replace('_', '-')}" for name in ENGINE} <= set(parser()._option_string_actions)
 
 
@@ -245,9 +239,13 @@ def test_priorities(llm):
     assert len(llm.generate([PROMPT], params, priority=None)) == len(llm.chat(USER, params, priority=[0])) == 1
     expect("2 prompts need 2 priority (or one for all), found 0", llm.generate, [PROMPT] * 2, params, priority=[])
     expect("found 3", llm.generate, [PROMPT] * 2, params, priority=[0, 0, 0])
-    for priorities in ([0, 1], [0, [0]], [0, False], 1):
+    for priorities in ([0, 1], 1, [0, -2]):
         expect("asks for another order than first come", llm.generate, [PROMPT] * 2, params, priority=priorities)
+    for priorities in ([0, [0]], [0, False], [0, 0.5]):
+        expect("priority must be a whole number", llm.generate, [PROMPT] * 2, params, priority=priorities)
     expect("asks for another order than first come", llm.chat, USER, params, priority=[1])
+    expect("asks for another order than first come", llm.engine.add_request, "a", PROMPT, params, priority=1)
+    expect("scheduling_policy must be one of fcfs, priority", EngineConfig, model="m", scheduling_policy="lifo")
     expect("generate has no argument 'frobnicate'", llm.generate, [PROMPT], params, priority=[0], frobnicate=1)
 
 

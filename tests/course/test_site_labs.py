@@ -168,12 +168,13 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
     for scene in page.SCENES:
         player = Player(page, scene.link)
         phone.evaluate("link => location.hash = link", scene.link.replace(" ", "+"))
+        # Its first panels may be those that are there already.
+        phone.wait_for_function("title => document.querySelector('.scene-title').innerText === title", arg=scene.title)
         while player.ahead:
             assert_shows(phone, player)
             player.forward()
             phone.evaluate("document.querySelector('.forward').click()")
         assert_shows(phone, player)
-        assert phone.inner_text(".scene-title") == scene.title
     phone.evaluate("location.hash = '?'")
     phone.wait_for_function("document.querySelector('.said').textContent.startsWith('This link is broken')")
     phone.evaluate("location.hash = 'content'")  # a place on the page, which is no state

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
+from nanovllm.files import tokenizer as tokenizer_file
 from nanovllm.files.gguf_file import GGUFFile
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer
@@ -32,6 +33,19 @@ def test_tokenizer_is_the_checkpoints(checkpoint, tmp_path):
     messages = [{"role": "user", "content": "hi"}]
     assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(messages, tokenize=False)
     assert (ours.bos_token_id, ours.eos_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize("refused", [["symlink"], ["symlink", "link"]])
+def test_a_system_may_refuse_links(checkpoint, tmp_path, monkeypatch, refused):
+    """Windows does, to most people."""
+
+    def refuse(*paths: Path) -> None:
+        raise OSError("A required privilege is not held by the client")
+
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
+    for name in refused:
+        monkeypatch.setattr(tokenizer_file.os, name, refuse)
+    assert load_tokenizer(path)("the quick").input_ids == load_tokenizer(checkpoint())("the quick").input_ids
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])

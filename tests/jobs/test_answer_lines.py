@@ -159,6 +159,17 @@ def test_messages_are_translated_as_by_chat(llm):
     assert expected.prompt.startswith("<|im_start|>system\nBe\nbrief.<|im_end|>")
 
 
+def test_priorities(llm, checkpoint):
+    lines = [line(str(i), prompt=[i + 10, 5], max_tokens=2, priority=p) for i, p in enumerate((1, 0, -1))]
+    refused = {number for number, answer in answer_all(llm, lines).items() if "priority=" in (answer.error or "")}
+    assert refused == {1, 3}
+    policy = LLM(str(checkpoint()), max_num_seqs=1, scheduling_policy="priority")
+    order: list[int] = []
+    policy.engine.on_step = lambda output, progressed: order.extend(chunk.seq.tokens[0] - 10 for chunk in output.chunks)
+    answers = answer_all(policy, lines)
+    assert not any(answer.error for answer in answers.values()) and list(dict.fromkeys(order)) == [2, 1, 0]
+
+
 def test_several_prompts(llm):
     body = answer(llm, line(prompt=["the quick", [5, 6, 7]], n=2, max_tokens=3, temperature=0)).body
     expected = llm.generate(["the quick", [5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, n=2))

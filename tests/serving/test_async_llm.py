@@ -251,6 +251,27 @@ def test_a_sequence_waits_once(make, monkeypatch):
     finish(run())
 
 
+def test_priorities(make):
+    llm = make(max_num_seqs=1, scheduling_policy="priority")
+    order: list[int] = []
+    llm.engine.on_step = lambda output, progressed: order.extend(chunk.seq.tokens[0] for chunk in output.chunks)
+
+    async def ask() -> None:
+        await llm.stats()
+        llm.thread.set_pace(steps_left=0)
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        readers = [
+            asyncio.create_task(last_of(llm.generate([token, 5], params, priority=priority)))
+            for token, priority in ((11, 2), (12, None), (13, -1))
+        ]
+        await until(llm, "num_waiting", 3)
+        llm.thread.set_pace()
+        await asyncio.gather(*readers)
+
+    finish(ask())
+    assert list(dict.fromkeys(order)) == [13, 12, 11]
+
+
 @pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule"])
 def test_a_failing_step_ends_its_requests_and_no_others(make, monkeypatch, where):
     llm = make()

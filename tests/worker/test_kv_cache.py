@@ -5,8 +5,9 @@ import torch
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.pool import num_blocks_for_pool
 from nanovllm.config import EngineConfig
-from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
+from nanovllm.worker.kv_cache import KVCache
 from tests.errors import expect
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # K and V, layers, tokens, KV heads, head_dim, float32
@@ -24,7 +25,7 @@ BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # K and V, layers, tokens, KV heads, head
 )
 def test_num_blocks(checkpoint, options, num_blocks):
     """Of free memory for 10 blocks and a half."""
-    sizes = ModelConfig.from_directory(checkpoint()), 16, torch.float32, 40, BLOCK_BYTES * 21 // 2
+    sizes = ModelConfig.from_directory(checkpoint()), 16, 4, 40, BLOCK_BYTES * 21 // 2
     assert num_blocks_for_pool(EngineConfig(model="-", **options), *sizes) == num_blocks
 
 

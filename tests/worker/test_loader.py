@@ -102,7 +102,7 @@ def test_float16_weights_whose_sum_is_not_finite(broken):
 
 
 def test_weights_beyond_memory(broken, monkeypatch):
-    monkeypatch.setattr("nanovllm.files.tensor_files.PHYSICAL_MEMORY", 100_000)
+    monkeypatch.setattr("nanovllm.files.tensor_files.installed_bytes", lambda: 100_000)
     expect("need 0.0 GB of 0.0 GB of memory", LLM, str(broken), num_gpu_blocks_override=64)
 
 

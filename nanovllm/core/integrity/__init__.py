@@ -58,5 +58,15 @@ def check_scheduler(scheduler: "Scheduler") -> None:
         assert not seq.block_table and seq.num_computed_tokens == 0, f"{seq} waits and holds something"
     held = [block.ref_count for block in manager.blocks]
     assert refs == held, "reference counts differ from the block tables of the running sequences"
-    mid_prompt = [seq for seq in scheduler.running[:-1] if len(seq.tokens) - seq.num_computed_tokens > 1]
-    assert not mid_prompt, f"mid-prompt, but not the last of running: {mid_prompt}"
+    for queue in (scheduler.running, scheduler.waiting):
+        priorities = [seq.priority for seq in queue]
+        assert priorities == sorted(priorities), f"not in order of priority: {priorities}"
+    threshold = scheduler.long_prefill_token_threshold
+    mid_prompt = [seq for seq in scheduler.running if len(seq.tokens) - seq.num_computed_tokens > 1]
+    cut_by_budget = [seq for seq in mid_prompt if len(seq.tokens) - seq.num_cached_tokens <= threshold]
+    assert len(cut_by_budget) <= 1, f"more than one is mid-prompt: {cut_by_budget}"
+    for seq in cut_by_budget:  # nobody was admitted since: who stands behind it was there before, and is less important
+        behind = scheduler.running[scheduler.running.index(seq) + 1 :]
+        assert all(other.priority > seq.priority for other in behind), (
+            f"admitted behind one that is mid-prompt: {behind}"
+        )

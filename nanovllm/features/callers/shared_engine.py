@@ -1,28 +1,35 @@
 """SharedEngine: several threads use one LLM; whoever steps does it for all of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.fair_lock import FairLock
+from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.progress import ctrl_c_after_step, progress_bar
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
+from nanovllm.sampling_params import SamplingParams
 
 
 class SharedEngine:
-    """turns: one thread at a time; outputs: the newest of each request, until its caller takes it."""
+    """turns: one thread at a time; outputs: the newest of each request, until its caller takes it.
+
+    enqueued: requests that nobody waits for yet (LLM.enqueue).
+    """
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine, self.turns = engine, FairLock()
         self.outputs: dict[str, RequestOutput] = {}
+        self.enqueued: list[Request] = []
 
     def enqueue(self, requests: list[Request]) -> set[str]:
-        """Queue requests. Returns their ids."""
+        """Queue those that are not yet. Returns all their ids."""
         with self.turns:
-            return set(self.engine.enqueue(requests))
+            self.engine.enqueue([request for request in requests if not request.request_id])
+        return {request.request_id for request in requests}
 
     def step(self, ours: set[str]) -> list[RequestOutput]:
         """The newest outputs of these requests. If there are none, make a step, for all requests of all threads."""
@@ -30,6 +37,10 @@ class SharedEngine:
             if self.outputs.keys().isdisjoint(ours):
                 self.outputs.update((output.request_id, output) for output in self.engine.step())
             return [self.outputs.pop(request_id) for request_id in self.outputs.keys() & ours]
+
+    def in_kind(self, growing: Generator[RequestOutput, None, None], params: SamplingParams) -> Iterator[RequestOutput]:
+        """Outputs of one request in the form that its output_kind asks for."""
+        return OutputFilter(params.output_kind).through(growing)
 
     def stats(self) -> dict[str, Any]:
         """See LLM.stats."""

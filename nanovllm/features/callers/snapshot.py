@@ -1,15 +1,17 @@
 """The counters of all parts of an engine, gathered (chapter 11)."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.core.integrity.states import count_blocks
-from nanovllm.engine import LLMEngine
+
+if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
 
 CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate".split()
 
 
-def snapshot(engine: LLMEngine) -> dict[str, Any]:
+def snapshot(engine: "LLMEngine") -> dict[str, Any]:
     """See LLM.stats."""
     scheduler, manager = engine.scheduler, engine.block_manager
     now, states, num_blocks = manager.stats.snapshot(), count_blocks(manager), len(manager.blocks)
@@ -34,7 +36,7 @@ def snapshot(engine: LLMEngine) -> dict[str, Any]:
     }
 
 
-def state_counts(engine: LLMEngine) -> dict[str, int]:
+def state_counts(engine: "LLMEngine") -> dict[str, int]:
     """Of a hybrid model's states (core/snapshots)."""
     manager: Any = engine.block_manager
     return {

@@ -24,6 +24,7 @@ class LogitsProcessors:
     allowed        (row, the tokens that it may get)
     banned         (row, tokens that it must not get, unless it may get no other)
     bias           (row, tokens, what is added to their logits)
+    functions      (row, the sequence whose own functions change its logits)
     penalties      (row, tokens seen, their factor, tokens generated, what is subtracted from their logits)
     grammar_rows   those that have a grammar
     pending        to be waited for: the bits of the tokens that they may get [grammar_rows, vocab_size / 32]
@@ -32,6 +33,7 @@ class LogitsProcessors:
     allowed: list[tuple[int, Tensor]]
     banned: list[tuple[int, Tensor]]
     bias: list[tuple[int, Tensor, Tensor]]
+    functions: list[tuple[int, Sequence]]
     penalties: list[tuple[int, Tensor, float, Tensor, Tensor]]
     grammar_rows: list[int]
     pending: PendingBits | None = None
@@ -39,7 +41,7 @@ class LogitsProcessors:
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
-        made, grammars = cls([], [], [], [], []), []
+        made, grammars = cls([], [], [], [], [], []), []
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if seq.grammar is not None:
@@ -51,6 +53,8 @@ class LogitsProcessors:
                 made.banned.append((row, torch.tensor(last)))
             if p.logit_bias:
                 made.bias.append((row, torch.tensor(list(p.logit_bias)), torch.tensor(list(p.logit_bias.values()))))
+            if seq.functions is not None:
+                made.functions.append((row, seq))
             if seq.num_generated_tokens < p.min_tokens:  # this token must not end the sequence
                 stop_token_ids = [*p.stop_token_ids, *eos_token_ids]  # type: ignore[misc]
                 made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64)))
@@ -65,7 +69,7 @@ class LogitsProcessors:
 
     def __bool__(self) -> bool:
         """Does anything happen to any row?"""
-        return any((self.allowed, self.banned, self.bias, self.penalties, self.grammar_rows))
+        return any((self.allowed, self.banned, self.bias, self.functions, self.penalties, self.grammar_rows))
 
     def apply_grammars(self, logits: Tensor) -> None:
         """Let the rows' logits be -inf where the grammar allows no token. Changes them in place, as apply() does."""
@@ -89,6 +93,8 @@ class LogitsProcessors:
                 logits[row, token_ids] = values
         for row, token_ids, added in self.bias:
             logits[row, to_device(token_ids, logits.device)] += to_device(added, logits.device)
+        for row, seq in self.functions:
+            logits[row] = seq.functions.apply(seq, logits[row])
         for row, *numbers in self.penalties:
             seen, factor, generated, taken_off = (to_device(x, logits.device) for x in numbers)
             values = logits[row, seen]

@@ -38,6 +38,10 @@ OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 FLOATS = ("bfloat16", "float16", "float32")
 
 
+class MissingAdapter(ValueError):
+    """There is no adapter where one should be."""
+
+
 def linear_shapes(config: ModelConfig) -> dict[str, Shape]:
     """{path: (out, in)} of the layers that an adapter may change: all linear ones but experts and their gates."""
     hidden, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
@@ -72,17 +76,15 @@ def stored_linear_shapes(config: ModelConfig) -> dict[str, Shape]:
 class Adapter:
     """An adapter in the CPU's memory: its files may change or go while requests wait for it.
 
+    lora_id:  stands for these weights, in the names of blocks and in slots; the registry chooses it
     digest:   of all that it computes
     matrices: {path of a linear layer: (A [r, in], scale * B [out, r])}
     """
 
     request: LoRARequest
+    lora_id: int
     digest: str
     matrices: dict[str, tuple[Any, Any]]
-
-    @property
-    def lora_id(self) -> int:
-        return self.request.lora_int_id
 
     @classmethod
     def open(cls, request: LoRARequest, model: ModelConfig, config: EngineConfig) -> "Adapter":
@@ -143,7 +145,7 @@ class Adapter:
             from nanovllm.features.hybrid.adapters import split_matrices
 
             matrices = split_matrices(matrices, model)
-        return cls(request, digest, matrices)
+        return cls(request, request.lora_int_id, digest, matrices)
 
 
 def adapter_folder(request: LoRARequest) -> Path:
@@ -154,10 +156,10 @@ def adapter_folder(request: LoRARequest) -> Path:
             folder = resolve_checkpoint(request.lora_path)
         except FileNotFoundError as error:
             reason = f"{where}: {shorten(request.lora_path)} is neither a directory nor a hub id that can be downloaded"
-            raise ValueError(f"{reason} ({error})") from error
+            raise MissingAdapter(f"{reason} ({error})") from error
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
-            raise ValueError(f"{where}: {folder} has no {name}; PEFT's save_pretrained() writes it")
+            raise MissingAdapter(f"{where}: {folder} has no {name}; PEFT's save_pretrained() writes it")
     return folder
 
 

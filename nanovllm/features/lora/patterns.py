@@ -20,11 +20,13 @@ def layers_of(patterns: list[str], paths: list[str], where: str) -> dict[str, se
     """
     if not patterns:
         return {}
-    command = [sys.executable, "-I", "-S", __file__]
-    done = subprocess.run(command, input=json.dumps([patterns, paths]), capture_output=True, encoding="utf-8")
+    command, timeout = [sys.executable, "-I", "-S", __file__], 10 * LIMIT_S if sys.platform == "win32" else None
     try:
+        done = subprocess.run(
+            command, input=json.dumps([patterns, paths]), capture_output=True, encoding="utf-8", timeout=timeout
+        )
         found, problem = json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, subprocess.TimeoutExpired):
         limits = f"{LIMIT_S} s or {LIMIT_BYTES >> 30} GiB"
         problem = f"its regular expressions take more than {limits}; name the layers without repetitions"
     if problem:
@@ -44,9 +46,10 @@ def _match(patterns: list[str], paths: list[str]) -> tuple[list[list[str]], str]
 
 
 if __name__ == "__main__":
-    import resource
+    if sys.platform != "win32":  # there the caller waits only so long
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
     if sys.platform == "linux":  # macOS refuses it
         resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     print(json.dumps(_match(*json.load(sys.stdin))))

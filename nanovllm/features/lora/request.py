@@ -1,9 +1,9 @@
 """LoRARequest: which adapter a request chooses (chapter 15)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
-from nanovllm.checks.values import MAX_INT32, check_number, shorten
+from nanovllm.checks.values import MAX_INT32, check_field, check_number, shorten
 from nanovllm.checks.vllm_names import Named
 
 
@@ -14,17 +14,21 @@ class LoRARequest(metaclass=Named):
     lora_name:   what to call it
     lora_int_id: its number, from 1 on; a part of the name of every block of K/V that is computed with it
     lora_path:   its directory or hub id
+
+    load_inplace: its files are read anew, and what they hold takes the place of what the number has stood for.
     """
 
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
+    load_inplace: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        for field in ("lora_name", "lora_path"):
-            value = getattr(self, field)
-            if not value or not (isinstance(value, str) or (field == "lora_path" and hasattr(value, "__fspath__"))):
-                raise ValueError(f"{field} must be text that is not empty, found {shorten(value)}")
-            object.__setattr__(self, field, str(value))
+        for name in ("lora_name", "lora_path"):
+            value = getattr(self, name)
+            if not value or not (isinstance(value, str) or (name == "lora_path" and hasattr(value, "__fspath__"))):
+                raise ValueError(f"{name} must be text that is not empty, found {shorten(value)}")
+            object.__setattr__(self, name, str(value))
+        check_field("load_inplace", self.load_inplace, bool, {})
         lora_int_id = check_number("lora_int_id", self.lora_int_id, Integral, 1, MAX_INT32)
         object.__setattr__(self, "lora_int_id", lora_int_id)

@@ -42,6 +42,8 @@ class ParallelRunner:
     They are started without multiprocessing, which would run the caller's script once more in each of them.
     """
 
+    _store: Any  # torch.distributed's TCPStore: where the ranks find each other
+
     def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
         import torch
 
@@ -59,11 +61,13 @@ class ParallelRunner:
 
     def load(self, directory: Path) -> None:
         """Start the ranks and wait until all have loaded their shares."""
+        if sys.platform == "win32":
+            raise ValueError("tensor_parallel_size needs Linux or macOS: ranks inherit their connections; leave it out")
         from torch.distributed import TCPStore
 
         from nanovllm.worker.cpu.threads import num_threads
 
-        # Where the ranks find each other; the system chooses a free port.
+        # The system chooses a free port.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),

@@ -122,7 +122,8 @@ class Speculation:
         """How many guesses each chunk may have. None where a prompt is computed: arithmetic bounds such a step."""
         num_rows, plain_s = len(chunks), self.times.plain(len(chunks))
         max_guesses = min(budget, self.max_rows - num_rows, self.times.num_rows_to_try(num_rows) - num_rows)
-        if plain_s is None or max_guesses <= 0 or any(chunk.end - chunk.start > 1 for chunk in chunks):
+        has_prompts = any(chunk.end - chunk.start > 1 or not chunk.reaches_end for chunk in chunks)
+        if plain_s is None or max_guesses <= 0 or has_prompts:
             return [0] * num_rows
         seqs = [chunk.seq for chunk in chunks]
         limits = [min(self.num_speculative_tokens, scheduler.num_tokens_left(seq) - 1) for seq in seqs]

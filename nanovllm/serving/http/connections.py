@@ -7,7 +7,7 @@ loses their own, and a newcomer that sends a whole request is answered.
 
 import asyncio
 import os
-import resource
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -29,9 +29,7 @@ class Connections:
     """All that are open, and those among them that wait, the one that has waited longest first."""
 
     def __init__(self) -> None:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        free = limit - len(os.listdir("/dev/fd")) - RESERVED if limit != resource.RLIM_INFINITY else MAX_CONNECTIONS
-        self.most = min(max(free, 2 * SPARE), MAX_CONNECTIONS)
+        self.most = min(max(free_descriptors() - RESERVED, 2 * SPARE), MAX_CONNECTIONS)
         self.open: set[Connection] = set()
         self.waiting: dict[Connection, asyncio.TimerHandle] = {}
 
@@ -49,6 +47,16 @@ class Connections:
         self.open.discard(connection)
         if connection in self.waiting:
             self.waiting.pop(connection).cancel()
+
+
+def free_descriptors() -> int:
+    if sys.platform != "win32":  # where a socket is no descriptor
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            return limit - len(os.listdir("/dev/fd"))
+    return RESERVED + MAX_CONNECTIONS
 
 
 class Connection(H11Protocol):

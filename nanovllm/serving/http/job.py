@@ -100,7 +100,7 @@ class Job:
             if not is_wanted():
                 raise ClientDisconnect
             made: dict[str, Any] = dict(request_id=f"{unique_id}-{place}", stream=self.stream, compile_grammar=False)
-            self.requests.append(llm.engine.make_request(prompt, params, adapter, **made))
+            self.requests.append(llm.engine.make_request(prompt, params, adapter, body.get("priority"), **made))
         self.shown.check_size(self.requests)
         form.made(self)
 

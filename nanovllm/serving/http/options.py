@@ -22,7 +22,7 @@ BOUNDS: dict[str, Bounds] = {
 # The options by what they are for: `nanovllm serve --help` shows them so.
 GROUPS: dict[str, tuple[str, ...]] = {
     "where it listens, and for whom": ("host", "port", "api_key", "allowed_origins"),
-    "names": ("served_model_name", "lora_modules"),
+    "names": ("served_model_name", "lora_modules", "allow_runtime_lora_updating"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
     "calls of tools, and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
     "the chat template": ("default_chat_template_kwargs",),
@@ -48,6 +48,11 @@ class ServeOptions:
         "this machine, its folder's name)",
     )
     lora_modules: tuple[str, ...] = option((), "adapters, NAME=PATH, that requests may ask for by their names")
+    allow_runtime_lora_updating: bool = option(
+        False,
+        "who may ask may load adapters from any folder of this machine: /v1/load_lora_adapter, /v1/unload_lora_adapter "
+        "(also VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
+    )
     max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429")
     request_timeout: float | None = option(
         None, "seconds that a request may take, waiting included; then it is dropped, and answered by 504"

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.access import Access
+from nanovllm.serving.http.adapters import AdapterUpdates
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
 from nanovllm.serving.http.exposition import Exposition
@@ -94,6 +96,7 @@ def make_app(
     metrics, inside = Metrics(llm.engine), Inside(llm, options.classroom, closing)
     exposition = Exposition(llm, metrics, names[0])
     api, operation = Api(llm, names, options), Operation(llm, names, options, metrics)
+    updates = AdapterUpdates(llm, names, options)
 
     def on_step(output: SchedulerOutput, progressed: list[EngineRequest]) -> None:
         metrics.on_step(output, progressed)
@@ -125,7 +128,14 @@ def make_app(
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **cors))
     middleware = [Middleware(Access, metrics=metrics), Middleware(ReadToTheEnd), *middleware]
     app = Starlette(
-        routes=[*api.routes(), *ResponsesApi(api).routes(), *operation.routes(), *inside.routes(), *pages],
+        routes=[
+            *updates.routes(),
+            *api.routes(),
+            *ResponsesApi(api).routes(),
+            *operation.routes(),
+            *inside.routes(),
+            *pages,
+        ],
         middleware=middleware,
         exception_handlers={
             **dict.fromkeys((*ERRORS, Refused, HTTPException, Exception), answer_error),
@@ -178,7 +188,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":  # there it would let two servers have one port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         what = f"cannot listen at {host}:{port}: {error.strerror or error}"

@@ -20,8 +20,9 @@ from nanovllm.serving.openai.tools import Tools
 
 # Parameters handed on under their own names, and what else a body may hold.
 READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
-PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - {"detokenize"}
-KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format"}
+NOT_OVER_HTTP = {"detokenize", "logits_processors", "extra_args", "output_kind"}
+PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - NOT_OVER_HTTP
+KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format", "priority"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 OF_CHATS |= {"parallel_tool_calls", "reasoning_effort", "include_reasoning"}
 KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}

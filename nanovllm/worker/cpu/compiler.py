@@ -1,7 +1,8 @@
 """From a C source to a shared library: compiled at first use, then kept (chapter 10).
 
-The system's C compiler takes a few seconds. The library is kept in the user's cache folder under a name that is a hash
-of sources, flags and processor.
+The system's C compiler takes a few seconds. Where there is none, PyPI's package ziglang is one: clang, with all that it
+needs, for every system. The library is kept in the user's cache folder under a name that is a hash of sources, flags,
+compiler and processor.
 """
 
 import hashlib
@@ -10,8 +11,11 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from nanovllm.files.hub import cache_folder
@@ -20,10 +24,13 @@ SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 # -ffp-contract=off: a product and a sum are rounded one by one unless the source says otherwise, on every processor. No
 # -ffast-math: what it allows would change results, but for errno and traps.
 # -fno-tree-slp-vectorize: gcc 12 makes wrong code of short loops over _Float16 with it, and nothing gains from it.
-COMPILE = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-COMPILE += ["-fno-tree-slp-vectorize", "-fPIC", "-std=gnu11", "-pthread"]
-if platform.machine() == "x86_64":
-    COMPILE.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-slp-vectorize"]
+FLAGS += ["-fPIC", "-std=gnu11", "-pthread"]
+if platform.machine() in ("x86_64", "AMD64"):  # the latter on Windows
+    FLAGS.append("-mprefer-vector-width=512")  # where there are vectors of 512 bits, gcc is shy of them
+IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # there -march=native is an error to some compilers
+COMPILE = ["-mcpu=native" if IS_ARM else "-march=native", *FLAGS]
+SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 
 
 def compile_library(source: str, defines: list[str]) -> Path:
@@ -31,29 +38,53 @@ def compile_library(source: str, defines: list[str]) -> Path:
 
     A file with the library's hash stands beside it: loading a damaged library would end the process.
     """
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
-    if not compiler[0]:
-        raise OSError("there is no C compiler (cc): install gcc or clang")
-    texts = [path.read_text() for path in SOURCES]
-    key = [source, *texts, *compiler, *COMPILE, *defines, platform.machine(), _processor()]
-    path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.so"
+    compiler = find_compiler()
+    texts = [path.read_text("utf-8") for path in SOURCES]
+    key = [source, *texts, *compiler, _version(compiler), *COMPILE, *defines, platform.machine(), _processor()]
+    path = cache_folder() / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}{SUFFIX}"
     hash_path = path.with_suffix(".sha256")
     if path.is_file() and hash_path.is_file() and hash_path.read_bytes() == _hash(path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     source_path = str(Path(__file__).with_name(source))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target, made, hashed = (Path(folder, name) for name in ("kernels.o", "kernels.so", "kernels.sha256"))
+        target, made, hashed = (Path(folder, name) for name in ("kernels.o", f"kernels{SUFFIX}", "kernels.sha256"))
         compile_command = [*compiler, *COMPILE, *defines, "-c", source_path, "-o", str(target)]
         link_command = [*compiler, "-shared", "-pthread", str(target), "-o", str(made), "-lm"]
         for command in (compile_command, link_command):
-            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=120)
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=600)
         if not made.is_file():
             raise OSError(f"the C compiler {compiler[0]} made no library")
         hashed.write_bytes(_hash(made))
         os.replace(made, path)
         os.replace(hashed, hash_path)
     return path
+
+
+def find_compiler() -> list[str]:
+    """The command: CC's, the system's cc, or ziglang's clang. Raises OSError where there is none."""
+    if named := shlex.split(os.environ.get("CC", ""), posix=sys.platform != "win32"):  # there \\ is a folder's
+        return named
+    found = shutil.which("cc")
+    # A Mac without Apple's developer tools has a cc, too: it asks whether to install them.
+    if found and (sys.platform != "darwin" or found != "/usr/bin/cc" or _has_developer_tools()):
+        return [found]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise OSError('there is no C compiler (cc): install gcc or clang, or run  pip install "nanovllm[compiler]"')
+
+
+def _has_developer_tools() -> bool:
+    return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode == 0
+
+
+def _version(compiler: list[str]) -> str:
+    """What tells a compiler from an older one at the same place."""
+    with suppress(OSError, PackageNotFoundError):
+        if "ziglang" in compiler:
+            return version("ziglang")
+        return str(os.stat(shutil.which(compiler[0]) or "").st_mtime_ns)
+    return ""
 
 
 def pairs_pay() -> bool:
@@ -63,7 +94,7 @@ def pairs_pay() -> bool:
     takes 1.36 times as long with them.
     """
     with suppress(OSError):
-        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text("utf-8")
     return True
 
 
@@ -74,7 +105,7 @@ def _hash(path: Path) -> bytes:
 def _processor() -> str:
     """What -march=native depends on: a cache folder may be shared by machines that differ."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     except OSError:
         return platform.processor()

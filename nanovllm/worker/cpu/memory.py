@@ -7,12 +7,14 @@ and in a virtual machine the host does so once more.
 import ctypes
 import math
 import mmap
-import os
+import sys
 from contextlib import suppress
 from threading import Thread
 
 import torch
 from torch import Tensor
+
+from nanovllm.files.system import available_bytes
 
 MAX_POOL_BYTES = 4 << 30
 PREFAULTED_BYTES = 512 << 20  # of a pool, at start-up: about a second on an idle core
@@ -22,28 +24,22 @@ MAX_MMAP_THRESHOLD = 32 << 20
 
 def free_bytes(utilization: float) -> int:
     """What the KV pool may take on a CPU: half of the available memory times `utilization`, 4 GiB at most."""
-    return min(MAX_POOL_BYTES, int(_available_bytes() * 0.5 * utilization))
-
-
-def _available_bytes() -> int:
-    """Memory available without swapping; half of the installed memory where the system does not report it (macOS)."""
-    try:
-        with open("/proc/meminfo") as meminfo:
-            fields = dict(line.split(":") for line in meminfo)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return min(MAX_POOL_BYTES, int(available_bytes() * 0.5 * utilization))
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros whose pages the system provides at first use: a large pool costs nothing until it is filled."""
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if sys.platform == "win32":
+            memory = mmap.mmap(-1, num_bytes)
+        else:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ValueError(f"no {num_bytes / 1e9:.2f} GB of memory for the KV pool ({error}); lower its size") from error
-    with suppress(AttributeError, OSError):  # a hint: fewer page faults, where system and kernel know it
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # a hint: fewer page faults, where the kernel knows it
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
@@ -62,7 +58,7 @@ def prefault(parts: list[Tensor]) -> Thread:
 
 def keep_freed_memory() -> None:
     """Have malloc keep large buffers that are freed: the next step needs buffers of the same sizes (glibc only)."""
-    with suppress(AttributeError, OSError):
+    with suppress(AttributeError, OSError, TypeError):  # TypeError: Windows' libraries all have names
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         mallopt(M_TRIM_THRESHOLD, 1 << 30)

@@ -12,7 +12,9 @@
  * core is free for others: above all for the helper whose chunk is awaited.
  */
 #include <pthread.h>
+#ifndef _WIN32
 #include <signal.h>
+#endif
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
@@ -126,6 +128,7 @@ static void *help(void *index) {
     return NULL;
 }
 
+#ifndef _WIN32 /* where there is no fork */
 static void forget_helpers(void) { /* in the child of a fork: it has a copy of the memory, but not of the threads */
     pool.ticket = pool.caller_sleeps = pool.num_sleeping = pool.busy = pool.num_started = 0;
 #ifndef __linux__
@@ -135,11 +138,14 @@ static void forget_helpers(void) { /* in the child of a fork: it has a copy of t
 }
 
 __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+#endif
 
 static void start_helpers(void) {
+#ifndef _WIN32
     sigset_t all, before;
     sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
@@ -150,7 +156,9 @@ static void start_helpers(void) {
         else
             pool.num_threads = pool.num_started + 1; /* the system allows no more */
     pthread_attr_destroy(&attributes);
+#ifndef _WIN32
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
 }
 
 static void join_team(void *unused) { (void)unused, work_on_job(); }

@@ -52,7 +52,7 @@ def cgroup_quota(root: Path) -> int | None:
     """
     quotas = []
     with suppress(OSError):  # there are no cgroups
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
@@ -61,7 +61,7 @@ def cgroup_quota(root: Path) -> int | None:
             for depth in range(len(names) + 1):
                 folder = (root / "sys/fs/cgroup" / controllers).joinpath(*names[:depth])
                 with suppress(OSError, ValueError):  # no such file; "max"
-                    quota, period = (int(n) for file in files for n in (folder / file).read_text().split())
+                    quota, period = (int(n) for file in files for n in (folder / file).read_text("utf-8").split())
                     quotas += [-(-quota // period)] if quota > 0 else []  # -1: no limit
     return min(quotas, default=None)
 

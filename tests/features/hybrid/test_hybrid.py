@@ -336,7 +336,7 @@ def test_memory(checkpoint, caplog, monkeypatch):
     """States are counted with K/V, and where memory is short fewer sequences run at a time."""
     caplog.set_level("INFO", "nanovllm")
     folder = str(checkpoint("qwen3.5"))
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
     llm = LLM(folder, dtype="float32", gpu_memory_utilization=1.0, state_cache_bytes=150_000, max_num_seqs=64)
     pool = llm.engine.model_runner.states
     assert (

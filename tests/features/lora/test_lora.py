@@ -420,7 +420,9 @@ def test_requests_that_say_nothing(arguments, text):
 def test_vllms_names():
     lora = LoRARequest("a", 1, Path("p"), base_model_name="x", load_inplace=False, tensorizer_config_dict=None)
     assert lora == LoRARequest(lora_name="a", lora_int_id=1, lora_path="p")
-    expect("load_inplace=True asks for another adapter under the same id", LoRARequest, "a", 1, "p", load_inplace=True)
+    assert lora == LoRARequest("a", 1, "p", load_inplace=True), "it says when to read, not which adapter"
+    expect("load_inplace must be True or False", LoRARequest, "a", 1, "p", load_inplace=1)
+    expect("asks for an adapter in another format", LoRARequest, "a", 1, "p", is_3d_lora_weight=True)
 
 
 @pytest.fixture(scope="module", params=[["v_proj"], ["q_proj", "k_proj"], ["down_proj"]], ids=str)

@@ -21,7 +21,7 @@ from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker import model_runner, sampler
 from tests.checkpoints import BOS, EOS, SIZES, make_checkpoint
-from tests.core.by_hand import CacheModel, make, next_token, sequence
+from tests.core.by_hand import CacheModel, make, next_token, run, sequence
 from tests.faults import plant, run_to_end
 
 VOCAB_SIZE = SIZES["vocab_size"]
@@ -67,6 +67,30 @@ def let_guess(scheduler: Scheduler, proposer, rng: random.Random, most: int = 6)
 
     speculation.choose = choose
     return speculation
+
+
+def test_no_guesses_where_a_prompt_is_cut_to_one_token(monkeypatch):
+    """Such a chunk looks like a decode, and its next token is known."""
+    scheduler, model = make(long_prefill_token_threshold=1), CacheModel(4)
+    prompts = [list(range(n, n + 6)) for n in (10, 30)]
+    known = [list(prompt) for prompt in prompts]
+    for tokens in known:
+        while len(tokens) < 14:
+            tokens.append(next_token(tokens))
+    scheduler.speculation = Speculation(Hostile(known, random.Random(0)), 3, max_rows=100)
+    times = scheduler.speculation.times
+    monkeypatch.setattr(times, "plain", lambda num_rows: 1.0)
+    monkeypatch.setattr(times, "guessing", lambda: lambda num_rows: 1.0)
+    monkeypatch.setattr(times, "num_rows_to_try", lambda num_rows: 100)
+    seqs = [sequence(prompt, max_tokens=8) for prompt in prompts]
+    for seq in seqs:
+        scheduler.add(seq)
+    outputs = []
+    while scheduler.has_unfinished():
+        outputs.append(run(scheduler, model))
+    assert [seq.tokens for seq in seqs] == known
+    assert not any(chunk.guesses for output in outputs[:5] for chunk in output.chunks)
+    assert any(chunk.guesses for output in outputs[5:] for chunk in output.chunks)
 
 
 # -- the whole engine --------------------------------------------------------------------------------------------------

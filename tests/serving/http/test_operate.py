@@ -210,6 +210,19 @@ def test_what_asks_for_nothing_is_taken(server, caplog):
     assert not caplog.records
 
 
+def test_priorities(server, checkpoint):
+    bodies = (COMPLETIONS, {"prompt": FOX}), (CHAT, {"messages": USER}), ("/v1/responses", {"input": FOX})
+    for path, body in bodies:
+        status, raw, _ = ask(server, body | {"priority": 1}, path)
+        assert status == 400 and "scheduling_policy='priority'" in raw["error"]["message"]
+    with serving(checkpoint(), scheduling_policy="priority") as other:
+        priorities: list[int] = []
+        other.engine.on_step = lambda output, _: priorities.extend(chunk.seq.priority for chunk in output.chunks)
+        for number, (path, body) in enumerate(bodies, start=-1):
+            status, _, headers = ask(other, body | {"priority": number}, path)
+            assert status == 200 and "warning" not in headers and set(priorities) == {*range(-1, number + 1)}
+
+
 def test_an_unknown_field_is_named_in_a_header_and_once_in_the_log(server, caplog, monkeypatch):
     monkeypatch.setattr(fields, "_told", set())
     for stream in (False, True):

@@ -4,6 +4,10 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef _WIN32
+#include <malloc.h>
+#define aligned_alloc(alignment, bytes) _aligned_malloc(bytes, alignment)
+#endif
 
 static void in_this_thread(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {
     for (int64_t i = 0; i < num_items; i += min_chunk) /* in chunks, as the pool's threads claim them */

@@ -1,21 +1,20 @@
 """The kernels' results have the same bits on every processor, but for bf16 that is multiplied in pairs.
 
 digests.c computes with all kernels and prints digests. It is compiled here for vectors of each length that this machine
-has, and with PyPI's ziglang, a C compiler for every machine, for Arm (run by qemu-user) and WebAssembly (run by Node).
+has, and with PyPI's ziglang, a C compiler for every machine, for Arm (run by qemu-user), Windows (run by Wine) and
+WebAssembly (run by Node).
 A change that means to change results records new digests: run this file's commands and read what they print.
 """
 
-import importlib.util
 import platform
-import shutil
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from nanovllm.worker.cpu.compiler import COMPILE
+from tests.emulators import compile_for, runner
 from tests.processes import LIMIT_S
 
 SOURCE = Path(__file__).with_name("digests.c")
@@ -74,17 +73,19 @@ def test_this_machine(tmp_path, level, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "kind"), [("aarch64-linux-musl", "f32"), ("aarch64-linux-musl", "bf16"), ("wasm32-wasi", "f32")]
+    ("target", "kind"),
+    [
+        ("aarch64-linux-musl", "f32"),
+        ("aarch64-linux-musl", "bf16"),
+        ("x86_64-windows-gnu", "f32"),
+        ("x86_64-windows-gnu", "bf16"),
+        ("wasm32-wasi", "f32"),
+    ],
 )
 def test_other_machines(tmp_path, target, kind):
-    run = [shutil.which("qemu-aarch64" if "aarch64" in target else "node") or ""]
-    if importlib.util.find_spec("ziglang") is None or not run[0]:
-        pytest.skip("needs PyPI's ziglang, and Debian's qemu-user (for Arm) or Node (for WebAssembly)")
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+    run = runner(target, tmp_path)
     if "wasm" in target:
         script = tmp_path / "run.mjs"
-        script.write_text(RUN_WASM)
-        run, compiler = [*run, "--no-warnings", str(script)], [*compiler, "-msimd128"]
-    else:
-        compiler.append("-mcpu=neoverse_n1")  # with products of bytes, which the first 64-bit Arms lack
-    assert digests(compiler, run, tmp_path / "digests", kind) == recorded(kind)
+        script.write_text(RUN_WASM, "utf-8")
+        run = [*run, "--no-warnings", str(script)]
+    assert digests(compile_for(target), run, tmp_path / "digests", kind) == recorded(kind)

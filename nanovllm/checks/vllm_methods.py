@@ -1,0 +1,109 @@
+"""Methods that LLM and LLMEngine have because vLLM's do: what a script may call. Names and meanings are vLLM's."""
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nanovllm.checks.vllm_refused import refused_method
+
+if TYPE_CHECKING:
+    from nanovllm.config import EngineConfig
+    from nanovllm.engine import LLMEngine
+    from nanovllm.features.callers.metrics import Metric
+    from nanovllm.features.callers.shared_engine import SharedEngine
+    from nanovllm.outputs import RequestOutput
+    from nanovllm.request import Request
+
+Self = TypeVar("Self")
+
+
+class EngineMethods:
+    """A base of LLMEngine."""
+
+    requests: "dict[str, Request]"
+    tokenizer: Any
+
+    @classmethod
+    def from_engine_args(cls: type[Self], engine_args: "EngineConfig") -> Self:
+        return cls(engine_args)  # type: ignore[call-arg]
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.tokenizer
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.requests)
+
+    def get_metrics(self) -> "list[Metric]":
+        """Counters since the engine was built, under vLLM's names."""
+        from nanovllm.features.callers.metrics import metrics_of
+
+        return metrics_of(self)  # type: ignore[arg-type]
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
+        from nanovllm.features.callers.profile import Profile
+
+        self._profile = Profile.of(self, profile_prefix)  # type: ignore[arg-type]
+
+    def stop_profile(self) -> None:
+        """Write the trace. Nothing, if none was begun."""
+        if (profile := self.__dict__.pop("_profile", None)) is not None:
+            profile.stop()
+
+    def __getattr__(self, name: str) -> Any:
+        raise refused_method(type(self), name)
+
+
+class LLMMethods:
+    """A base of LLM."""
+
+    engine: "LLMEngine"
+    _shared: "SharedEngine"
+    _requests: Any
+    _complete: Any
+
+    @classmethod
+    def from_engine_args(cls: type[Self], engine_args: "EngineConfig") -> Self:
+        return cls(**vars(engine_args))
+
+    def enqueue(
+        self,
+        prompts: Any,
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        priority: Any = None,
+        use_tqdm: bool = True,
+        **neutral: Any,
+    ) -> list[str]:
+        """Queue prompts, given as to generate(), and compute nothing yet. Returns the requests' ids."""
+        requests = self._requests(prompts, sampling_params, lora_request, priority, **neutral)
+        self._shared.enqueue(requests)
+        self._shared.enqueued += requests
+        return [request.request_id for request in requests]
+
+    def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> "list[RequestOutput]":
+        """Compute what was enqueued. Outputs are in the order in which the prompts came.
+
+        output_type: the outputs' type, which is RequestOutput.
+        """
+        requests, self._shared.enqueued = self._shared.enqueued, []
+        return self._complete(requests, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.engine.tokenizer
+
+    def get_metrics(self) -> "list[Metric]":
+        """See LLMEngine.get_metrics; stats() has more, under our names."""
+        with self._shared.turns:
+            return self.engine.get_metrics()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See LLMEngine.start_profile."""
+        self.engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """See LLMEngine.stop_profile."""
+        self.engine.stop_profile()
+
+    def __getattr__(self, name: str) -> Any:
+        raise refused_method(type(self), name)

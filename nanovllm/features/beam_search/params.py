@@ -1,0 +1,61 @@
+"""What a beam search is asked for, and what it gives. Shaped like vLLM's classes of the same names."""
+
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from nanovllm.checks.values import MAX_INT32, Bounds, check_field
+from nanovllm.checks.vllm_names import Named
+from nanovllm.features.lora.request import LoRARequest
+from nanovllm.outputs import Logprob
+from nanovllm.sampling_params import option
+
+BOUNDS: dict[str, Bounds] = {
+    "beam_width": (Integral, 1, 16_384),  # vLLM's limit
+    "max_tokens": (Integral, 1, MAX_INT32),
+    "temperature": (Real, 0.0),
+    "length_penalty": (Real, -100.0, 100.0),
+}
+
+
+@dataclass
+class BeamSearchParams(metaclass=Named):
+    """Raises ValueError for an unknown name, a wrong type or a value out of range."""
+
+    beam_width: int = option(None, "continuations that are kept at a time, and given back")
+    max_tokens: int = option(None, "most tokens to generate")
+    ignore_eos: bool = option(False, "go on past EOS")
+    temperature: float = option(0.0, "above 0 one sampled token is a candidate beside the most likely ones, as in vLLM")
+    length_penalty: float = option(1.0, "a beam's score: its log probability / (prompt and output tokens ** this)")
+    skip_special_tokens: bool = option(True, "special tokens are not part of the text")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            setattr(self, f.name, check_field(f.name, getattr(self, f.name), f.type, BOUNDS))
+
+
+@dataclass
+class BeamSearchSequence:
+    """A prompt and one continuation of it.
+
+    tokens       of both
+    logprobs     for each generated token, those that were candidates in its place
+    cum_logprob  sum of the log probabilities of the generated tokens, under the raw logits
+    text         of all tokens; None while the search runs
+    """
+
+    orig_prompt: dict[str, Any]
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    lora_request: LoRARequest | None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None  # "error" or "abort" if that ended it, otherwise None, as in vLLM
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best continuations of one prompt, the best first: beam_width of them, fewer if there are no more."""
+
+    sequences: list[BeamSearchSequence]

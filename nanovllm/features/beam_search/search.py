@@ -1,0 +1,101 @@
+"""Beam search over ordinary requests of one token each. The prefix cache makes them cheap: a beam's K/V is there.
+
+As vLLM does it: each step asks for the 2 * beam_width most likely next tokens of each beam. Continuations by EOS are
+complete; of the others the beam_width with the best scores are the next beams. After max_tokens steps the best of all
+are the answer.
+"""
+
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.checks.calls import for_each, prompts_in
+from nanovllm.checks.values import check_number, make_all
+from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from nanovllm.outputs import RequestOutput
+from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanovllm.llm import LLM
+
+
+class Search:
+    """Of one prompt. beams have the same number of tokens and go on; completed ones do not."""
+
+    def __init__(self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_id: int | None) -> None:
+        self.beams, self.completed = [first], list[BeamSearchSequence]()
+        self.params, self.eos_token_id = params, eos_token_id
+
+    def score(self, beam: BeamSearchSequence) -> float:
+        """EOS does not count as a token of the text."""
+        num_tokens = len(beam.tokens) - (beam.tokens[-1] == self.eos_token_id)
+        return beam.cum_logprob / max(num_tokens, 1) ** self.params.length_penalty
+
+    def best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        return sorted(beams, key=self.score, reverse=True)[: self.params.beam_width]
+
+    def take_in(self, outputs: list[RequestOutput]) -> None:
+        """What may follow each of the beams."""
+        candidates = list[BeamSearchSequence]()
+        for beam, output in zip(self.beams, outputs, strict=True):
+            [sample] = output.outputs
+            if sample.finish_reason in ("error", "abort"):
+                beam.finish_reason = sample.finish_reason
+                self.completed.append(beam)
+                continue
+            [entries] = sample.logprobs  # type: ignore[misc]
+            for token_id, entry in entries.items():
+                about = beam.orig_prompt, [*beam.tokens, token_id], [*beam.logprobs, entries], beam.lora_request
+                longer = BeamSearchSequence(*about, cum_logprob=beam.cum_logprob + entry.logprob)
+                is_complete = token_id == self.eos_token_id and not self.params.ignore_eos
+                (self.completed if is_complete else candidates).append(longer)
+        self.beams = self.best(candidates)
+
+    def output(self, tokenizer: Any) -> BeamSearchOutput:
+        best = self.best(self.completed + self.beams)
+        for beam in best:
+            beam.text = tokenizer.decode(beam.tokens, skip_special_tokens=self.params.skip_special_tokens)
+        return BeamSearchOutput(best)
+
+
+def beam_search(
+    llm: "LLM",
+    prompts: Any,
+    params: BeamSearchParams,
+    lora_request: Any = None,
+    use_tqdm: bool = False,
+    concurrency_limit: int | None = None,
+) -> list[BeamSearchOutput]:
+    """See LLM.beam_search. max_model_len ends a search as max_tokens does."""
+    if not isinstance(params, BeamSearchParams):
+        raise ValueError(f"params must be BeamSearchParams, found {type(params).__name__}")
+    engine, tokenizer, given = llm.engine, llm.get_tokenizer(), prompts_in(prompts)
+    num_logprobs = min(2 * params.beam_width, engine.model_config.vocab_size)
+    how: dict[str, Any] = dict(max_tokens=1, temperature=params.temperature, logprobs=num_logprobs, detokenize=False)
+    one_token = SamplingParams(**how)
+    adapters = for_each("lora_request", lora_request, len(given))
+
+    def begin(each: tuple[Any, Any]) -> Search:
+        request = engine.make_request(each[0], one_token, each[1])
+        salt, tokens = request.samples[0].seq.cache_salt, request.prompt_token_ids
+        prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": salt}
+        first = BeamSearchSequence(prompt, tokens, [], each[1])
+        return Search(first, params, tokenizer.eos_token_id)
+
+    searches = make_all("prompts", list(zip(given, adapters, strict=True)), begin)
+    if concurrency_limit is not None:
+        check_number("concurrency_limit", concurrency_limit, Integral, 1)
+    num_at_a_time = concurrency_limit or max(len(searches), 1)
+    with llm._shared.progress(len(searches), use_tqdm) as advance:
+        for start in range(0, len(searches), num_at_a_time):
+            active = searches[start : start + num_at_a_time]
+            num_done = start + len(active)
+            for _ in range(params.max_tokens):
+                active = [s for s in active if s.beams and len(s.beams[0].tokens) < engine.scheduler.max_model_len]
+                advance(num_done - len(active))
+                beams = [beam for search in active for beam in search.beams]
+                asked = [beam.orig_prompt | {"prompt_token_ids": beam.tokens} for beam in beams]
+                outputs = llm.generate(asked, one_token, False, [beam.lora_request for beam in beams])
+                for search in active:
+                    search.take_in([outputs.pop(0) for _ in search.beams])
+            advance(num_done)
+    return [search.output(tokenizer) for search in searches]

@@ -1,0 +1,61 @@
+"""What outputs of a growing request hold: all so far, what is new, or nothing before its end (vLLM's output_kind)."""
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # checks/sampling.py imports this file before anything that makes a SamplingParams
+    from nanovllm.outputs import CompletionOutput, RequestOutput
+
+
+class RequestOutputKind(Enum):
+    """For AsyncLLM, LLM.stream() and LLMEngine.step(); generate() and chat() return whole answers whatever it is.
+
+    CUMULATIVE: each output holds all tokens and the whole text so far. DELTA: each holds what the one before had not,
+    and only samples that have something new; cumulative_logprob is of the whole sample, prompt_logprobs come once.
+    FINAL_ONLY: one output, at the end.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class OutputFilter:
+    """Of one request: from outputs that hold everything to those that its caller asked for, in their order."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self.kind = kind
+        self._seen: dict[int, CompletionOutput] = {}  # sample index -> what was handed out of it
+
+    def take(self, output: "RequestOutput") -> "RequestOutput | None":
+        """None: there is nothing to tell yet."""
+        if self.kind is RequestOutputKind.CUMULATIVE or (self.kind is RequestOutputKind.FINAL_ONLY and output.finished):
+            return output
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        prompt_logprobs = None if self._seen else output.prompt_logprobs
+        news = [new for sample in output.outputs if (new := self._news(sample)) is not None]
+        if not news and not output.finished:
+            return None
+        return replace(output, outputs=news, prompt_logprobs=prompt_logprobs)
+
+    def through(self, growing: "Generator[RequestOutput, None, None]") -> "Generator[RequestOutput, None, None]":
+        """Who leaves the loop leaves that of `growing`, too."""
+        with closing(growing):
+            for output in growing:
+                if (taken := self.take(output)) is not None:
+                    yield taken
+
+    def _news(self, sample: "CompletionOutput") -> "CompletionOutput | None":
+        if (before := self._seen.get(sample.index)) is None:
+            self._seen[sample.index] = sample
+            return sample if sample.token_ids or sample.finished() else None
+        num_tokens, num_chars = len(before.token_ids), len(before.text)
+        if before.finished() or (not sample.finished() and len(sample.token_ids) == num_tokens):
+            return None
+        self._seen[sample.index] = sample
+        logprobs = None if sample.logprobs is None else sample.logprobs[num_tokens:]
+        return replace(sample, text=sample.text[num_chars:], token_ids=sample.token_ids[num_tokens:], logprobs=logprobs)

@@ -1,0 +1,83 @@
+"""Functions of the caller's that change a request's logits: SamplingParams(logits_processors=[...]) (chapter 8)."""
+
+import inspect
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.checks.values import MAX_POSITIVE, shorten
+
+if TYPE_CHECKING:  # checks/sampling.py imports this file before a Sequence, which has SamplingParams, may be imported
+    from torch import Tensor
+
+    from nanovllm.core.sequence import Sequence
+
+FORMS = "f(generated_token_ids, logits_row) or f(prompt_token_ids, generated_token_ids, logits_row)"
+
+
+def functions_of(value: Any) -> list[Callable[..., Any]]:
+    """A list or tuple of such functions as a list; None is an empty one. Raises ValueError."""
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"logits_processors must be a list of functions, {FORMS}; found {shorten(value)}")
+    for function in value:
+        num_arguments(function)
+    return list(value)
+
+
+def num_arguments(function: Any) -> int:
+    """2 or 3; 2 if both work. Raises ValueError for what cannot be called so."""
+    if callable(function):
+        try:
+            signature = inspect.signature(function)
+        except (ValueError, TypeError):  # of some that are written in C nobody knows
+            return 2
+        for num in (2, 3):
+            with suppress(TypeError):
+                signature.bind(*range(num))
+                return num
+    raise ValueError(f"logits_processors holds {shorten(function)}, which cannot be called as {FORMS}")
+
+
+class CallersFunctions:
+    """Those of one sequence, called one after another.
+
+    A function gets a row of float32 [vocab_size] that it may change, and returns the row. What it returns should depend
+    on its arguments only: with guesses it is called for tokens that may come, after a step that failed once more.
+
+    error: what one of them has done wrong; "" if nothing. The sequence ends there.
+    """
+
+    def __init__(self, functions: list[Callable[..., Any]]) -> None:
+        self.functions = [(function, num_arguments(function)) for function in functions]
+        self.error = ""
+        self._failed_at = 0  # tokens of the sequence, or of a guess about it, when that happened
+
+    def apply(self, seq: "Sequence", logits: "Tensor") -> "Tensor":
+        """A sequence's row of logits as the functions leave it; NaN, so that no token is chosen, if one has failed.
+
+        What is -infinity before stays so: a grammar cannot be left. +infinity counts as 1e10.
+        """
+        import torch  # not at the top: `import nanovllm` stays light
+
+        row = logits.clone()  # a function may keep it, or fail half-way
+        num_tokens = len(seq.tokens)
+        if self.error and num_tokens > self._failed_at:
+            return row.fill_(torch.nan)  # behind a guess for which a function has failed
+        self.error, self._failed_at = "", num_tokens
+        for number, (function, num_given) in enumerate(self.functions):
+            given = [seq.tokens[: seq.num_prompt_tokens], seq.generated_token_ids][-(num_given - 1) :]
+            name = f"logits_processors[{number}] ({getattr(function, '__qualname__', None) or shorten(function)})"
+            try:
+                result = function(*given, row)
+                if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
+                    found = list(result.shape) if isinstance(result, torch.Tensor) else shorten(result)
+                    raise ValueError(f"it must return the row, {list(logits.shape)}, found {found}")
+                row = result.to(logits)
+            except Exception as error:
+                *_, place = traceback.extract_tb(error.__traceback__)
+                self.error = f"{name} failed: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+                return torch.full_like(logits, torch.nan)
+        return row.clamp(max=MAX_POSITIVE).masked_fill(logits == -torch.inf, -torch.inf)

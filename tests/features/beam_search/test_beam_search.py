@@ -1,0 +1,154 @@
+"""Beam search: against transformers' own, against all continuations, and against a slow twin of vLLM's rules."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanovllm import LLM
+from nanovllm.features.beam_search.params import BeamSearchSequence
+from nanovllm.features.beam_search.search import Search
+from nanovllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from nanovllm.sampling_params import BeamSearchParams, SamplingParams
+from tests.checkpoints import SIZES, SMALL, reference_logits, reference_model
+from tests.errors import expect
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41, 42], list(range(60, 80))]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(str(checkpoint()), **SMALL)
+
+
+def slow_beams(
+    folder: Path, prompt: list[int], params: BeamSearchParams, eos: int | None
+) -> list[tuple[list[int], float]]:
+    """The same rules in a few lines: the whole text of each beam is computed anew for each token."""
+
+    def score(beam: tuple[list[int], float]) -> float:
+        tokens, total = beam
+        return total / (len(tokens) - (tokens[-1] == eos)) ** params.length_penalty
+
+    beams, completed = [(prompt, 0.0)], []
+    for _ in range(params.max_tokens):
+        longer = []
+        for tokens, total in beams:
+            best = reference_logits(folder, tokens)[-1].log_softmax(-1).topk(2 * params.beam_width)
+            for logprob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                is_complete = token == eos and not params.ignore_eos
+                (completed if is_complete else longer).append(([*tokens, token], total + logprob))
+        beams = sorted(longer, key=score, reverse=True)[: params.beam_width]
+    return sorted(completed + beams, key=score, reverse=True)[: params.beam_width]
+
+
+def check(sequences: list[BeamSearchSequence], expected: list[tuple[list[int], float]]) -> None:
+    assert [beam.tokens for beam in sequences] == [tokens for tokens, _ in expected]
+    assert [beam.cum_logprob for beam in sequences] == pytest.approx([total for _, total in expected], abs=1e-3)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(length_penalty=0.0), dict(length_penalty=2.5), dict(ignore_eos=True)])
+def test_against_a_slow_twin(checkpoint, options):
+    """The most likely token after the prompt is EOS: some beams end early."""
+    llm, folder = LLM(str(checkpoint()), **SMALL), checkpoint()
+    for prompt in PROMPTS:
+        eos = int(reference_logits(folder, prompt)[-1].argmax())
+        llm.get_tokenizer().eos_token = llm.get_tokenizer().convert_ids_to_tokens(eos)
+        assert llm.get_tokenizer().eos_token_id == eos
+        params = BeamSearchParams(beam_width=3, max_tokens=6, **options)
+        [output] = llm.beam_search([prompt], params)
+        check(output.sequences, slow_beams(folder, prompt, params, eos))
+        lengths = {len(beam.tokens) for beam in output.sequences}
+        if params.ignore_eos:
+            assert lengths == {len(prompt) + 6}
+        elif params.length_penalty <= 1:  # more favours the long ones
+            assert len(prompt) + 1 in lengths
+        for beam in output.sequences:
+            assert len(beam.logprobs) == len(beam.tokens) - len(prompt)
+            chosen = zip(beam.logprobs, beam.tokens[len(prompt) :], strict=True)
+            assert beam.cum_logprob == sum(entries[token].logprob for entries, token in chosen)
+            assert beam.text == llm.get_tokenizer().decode(beam.tokens, skip_special_tokens=True)
+
+
+def test_against_transformers(llm, checkpoint):
+    """Without a length penalty: with one, a beam that happens to end in EOS counts a token less in vLLM's score."""
+    params = BeamSearchParams(4, 8, ignore_eos=True, length_penalty=0.0)
+    how = dict(num_beams=4, num_return_sequences=4, max_new_tokens=8, do_sample=False, length_penalty=0.0)
+    outputs = llm.beam_search([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        tokens = torch.tensor([prompt])
+        theirs = reference_model(checkpoint()).generate(tokens, eos_token_id=None, pad_token_id=0, **how)
+        assert [beam.tokens for beam in output.sequences] == theirs.tolist()
+
+
+def test_a_width_of_all_words_finds_the_best_of_all(llm, checkpoint):
+    vocab_size, prompt = SIZES["vocab_size"], PROMPTS[1]
+    [output] = llm.beam_search([prompt], BeamSearchParams(beam_width=vocab_size, max_tokens=2, ignore_eos=True))
+    first = reference_logits(checkpoint(), prompt)[-1].log_softmax(-1)
+    both = torch.tensor([[*prompt, token] for token in range(vocab_size)])
+    with torch.inference_mode():
+        second = reference_model(checkpoint())(both).logits[:, -1].log_softmax(-1)
+    best = (first[:, None] + second).flatten().topk(20)
+    pairs = [[*prompt, *divmod(index, vocab_size)] for index in best.indices.tolist()]
+    assert len(output.sequences) == vocab_size
+    check(output.sequences[:20], list(zip(pairs, best.values.tolist(), strict=True)))
+
+
+def test_company_salts_and_limits(checkpoint):
+    """Prompts together, a few at a time, in a tight pool: the same beams. What they share comes from the cache."""
+    params = BeamSearchParams(beam_width=3, max_tokens=9)
+    llm = LLM(str(checkpoint()), **SMALL)
+    alone = [llm.beam_search(prompt, params)[0] for prompt in PROMPTS]
+    assert llm.stats()["prefix_cache"]["hits"] > 20
+    tight = LLM(str(checkpoint()), **SMALL | dict(num_gpu_blocks_override=20, max_model_len=64))
+    salted = [{"prompt_token_ids": prompt, "cache_salt": "mine"} for prompt in PROMPTS]
+    for found in (
+        llm.beam_search(PROMPTS, params),
+        llm.beam_search(salted, params, concurrency_limit=2),
+        tight.beam_search(PROMPTS, params),
+    ):
+        for output, expected in zip(found, alone, strict=True):
+            assert [(b.tokens, b.cum_logprob) for b in output.sequences] == [
+                (b.tokens, b.cum_logprob) for b in expected.sequences
+            ]
+    short = LLM(str(checkpoint()), **SMALL | dict(max_model_len=24))
+    [first, *_, last] = short.beam_search(PROMPTS, BeamSearchParams(2, 1000, ignore_eos=True))
+    assert {len(beam.tokens) for output in (first, last) for beam in output.sequences} == {24}
+    assert llm.beam_search([], params) == []
+
+
+def test_a_text_as_a_prompt(llm):
+    [output] = llm.beam_search(["the quick"], BeamSearchParams(beam_width=2, max_tokens=3))
+    assert all(beam.text.startswith("the quick") for beam in output.sequences)
+    assert output.sequences[0].orig_prompt["prompt"] == "the quick" and output.sequences[0].finish_reason is None
+    [greedy] = llm.generate(["the quick"], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    [output] = llm.beam_search(["the quick"], BeamSearchParams(1, 3, ignore_eos=True, temperature=1.0))
+    assert output.sequences[0].tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
+
+
+def test_a_beam_that_fails_goes_no_further():
+    def output(reason: str, logprobs: list) -> RequestOutput:
+        return RequestOutput(
+            "", None, [5], [CompletionOutput(0, "", [], reason, None, 0.0, logprobs)], True, 0, METRICS
+        )
+
+    METRICS = RequestMetrics(0.0)
+    search = Search(BeamSearchSequence({}, [5], [], None, -1.0), BeamSearchParams(2, 3), eos_token_id=1)
+    search.take_in([output("error", [])])
+    [beam] = search.completed
+    assert beam.finish_reason == "error" and not search.beams and math.isclose(search.score(beam), -1.0)
+
+
+def test_what_is_refused(llm):
+    params = BeamSearchParams(2, 3)
+    expect("params must be BeamSearchParams, found SamplingParams", llm.beam_search, PROMPTS, SamplingParams())
+    expect("prompts[1]: token id 5000", llm.beam_search, [[5], [5000]], params)
+    expect("3 prompts need 3 lora_request", llm.beam_search, PROMPTS, params, lora_request=[None])
+    expect("concurrency_limit must be a whole number from 1", llm.beam_search, PROMPTS, params, concurrency_limit=0)
+    expect("beam_width must be a whole number between 1", BeamSearchParams, 0, 3)
+    expect("max_tokens must be a whole number", BeamSearchParams, beam_width=2)
+    expect("ignore_eos must be True or False", BeamSearchParams, 2, 3, ignore_eos=1)
+    expect("asks for beams that fit a form", BeamSearchParams, 2, 3, structured_outputs={"regex": "a"})
+    expect("did you mean 'beam_width'?", BeamSearchParams, beam_widths=2)
+    assert BeamSearchParams(2, 3, include_stop_str_in_output=True) == params
