@@ -30,9 +30,10 @@ def _parameters(given: Any) -> dict[str, Any]:
     close(schema)
     shared = {name: schema[name] for name in DEFINITIONS if name in schema}
     elements: list[dict[str, Any]] = [{"type": "const_string", "value": ""}]
+    required = schema.get("required")
     for name, value in properties_of(schema).items():
         tag = {"type": "tag", "begin": f"<parameter={name}>\n", **_value(value, shared)}
-        is_required = name in (schema.get("required") or ())
+        is_required = isinstance(required, list) and name in required
         elements.append(
             {"type": "tags_with_separator", "tags": [tag], "at_least_one": is_required, "stop_after_first": True}
         )

@@ -26,6 +26,7 @@ from nanovllm.serving.openai.shown import CHAT
 logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
+Working = tuple[asyncio.Task[None], Call, Recording]
 ABORT_AGAIN_S = 0.05  # who is not in the engine's queue yet is not aborted
 
 
@@ -96,9 +97,7 @@ class ResponsesApi:
     def __init__(self, api: Api) -> None:
         self.api = api
         self.stores: defaultdict[str, ResponseStore] = defaultdict(ResponseStore)
-        self.working: dict[
-            str, tuple[asyncio.Task[None], Call, Recording]
-        ] = {}  # in the background, by the response's id
+        self.working: dict[str, Working] = {}  # in the background, by the response's id
 
     def routes(self) -> list[Route]:
         one = f"{RESPONSES}/{{response_id}}"

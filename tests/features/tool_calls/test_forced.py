@@ -165,6 +165,8 @@ def test_strict_functions_of_qwen3_coder(compiler, before, behind, several):
     assert possible(f"{before}<function=now>\n</function>{behind}")
     assert possible(f"{before}<function=free>\n<parameter=x>\n5\n</parameter>\n</function>{behind}")
     assert not possible(f"{before}<function=now>\n<parameter")
+    for odd in ({"required": 5}, {"properties": {"x": True}, "required": "x"}, {"properties": []}):
+        assert may_call("qwen3_coder", {"odd": odd}, {"odd"}, several), "what is wrong is said by the grammar"
     assert possible("Two gulls <b> {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
 
 
