@@ -52,7 +52,7 @@ class LLM(PoolingCalls, LLMMethods):
 
         A prompt is a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
         "cache_salt". sampling_params is one for all or one for each; None takes the checkpoint's defaults. use_tqdm
-        shows a progress bar, if there is a terminal to show it on. lora_request: an adapter for all prompts, or a list
+        shows a progress bar, on a terminal or in a notebook. lora_request: an adapter for all prompts, or a list
         with one or None for each. priority: the same, with scheduling_policy="priority"; the lowest comes first.
 
         K/V is shared only if cache_salt is equal; None matches only None. So a fast first token never tells one tenant

@@ -5,7 +5,7 @@ import os
 import pytest
 
 # Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
-SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "empty_cache"}
+SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "kernel", "empty_cache"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

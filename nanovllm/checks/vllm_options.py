@@ -118,7 +118,6 @@ FLAGS: Table = {  # of `vllm serve`, beside an engine's options
     **asks("chat templates from whoever sends a request", trust_request_chat_template=False),
     **asks("input that is not text", trust_request_mm_kwargs=False),
     **asks("parts of content for the template", chat_template_content_format=("auto", "string")),
-    **asks("arguments for all chats (ours: a body's `chat_template_kwargs`)", default_chat_template_kwargs=({}, None)),
     **asks("another role than the assistant's", response_role="assistant"),
     **asks("tools that run on the server", tool_server=None),
     **switches("enable_auto_tool_choice"),

@@ -9,6 +9,7 @@ The thread is in engine_thread.py; here is what a coroutine asks of it. More of 
 """
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from threading import Lock, Thread
@@ -47,6 +48,7 @@ class AsyncLLM(EngineClient):
         self.llm = LLM(model, **options)
         self.engine = self.llm.engine
         self.thread = EngineThread(self.engine)
+        weakref.finalize(self, self.thread.end)  # an AsyncLLM that nobody has any more gives its memory back
         self.max_waiting = max_waiting
         self.readers: set[Reader] = set()  # of the requests that somebody waits for
         self._num_entering = 0  # sequences that are being prepared or on their way to the engine's queue

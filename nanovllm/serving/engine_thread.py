@@ -71,21 +71,26 @@ class EngineThread:
         self._asked: list[Callable[[], None]] = []
         self._wake = Condition()
         self._is_closing = self._is_over = False
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread: Thread | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, unless it has begun. loop: where readers live. RuntimeError in a child of fork: there is no thread."""
         check_process()
-        if self.loop is None:
+        if self._thread is None:
             self.loop = loop
+            self._thread = Thread(target=self._run, name="engine", daemon=True)
             self._thread.start()
         assert loop is self.loop, "an AsyncLLM belongs to one event loop"
 
-    def close(self) -> None:
-        """End the thread, after its step; readers hear of it. Safe to call twice."""
+    def end(self) -> None:
+        """Let the thread end after its step; readers hear of it."""
         self._is_closing = True
-        if self._thread.is_alive():
-            self.ask(lambda: None)
+        self.ask(lambda: None)
+
+    def close(self) -> None:
+        """End the thread, and wait until it has. Safe to call twice."""
+        self.end()
+        if self._thread is not None:
             self._thread.join()
 
     @property
@@ -175,8 +180,8 @@ class EngineThread:
                 if not self._asked and (seconds := self._seconds_to_step()) > 0:
                     self._wake.wait(min(seconds, TIMEOUT_MAX))
                 asked, self._asked = self._asked, []
-            for function in asked:
-                function()
+            while asked:
+                asked.pop(0)()  # and no variable keeps what it knows while the thread waits
             if not self._is_closing and self._seconds_to_step() <= 0:  # even if others go on asking
                 return True
         return False

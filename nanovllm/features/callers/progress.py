@@ -1,7 +1,8 @@
-"""What a person at a terminal meets: a progress bar, and what Ctrl-C does."""
+"""What a person at a terminal or in a notebook meets: a progress bar, and what Ctrl-C does."""
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,15 +11,21 @@ from typing import Any
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.stats import EngineStats
 
+# transformers imports tqdm, which asks for widgets in a notebook. The bar below needs none.
+warnings.filterwarnings("ignore", "IProgress not found")
+
 
 @contextmanager
 def ctrl_c_after_step() -> Iterator[None]:
     """Hold the first Ctrl-C back until the step is over, so that no structure is half changed; a second acts at once.
 
-    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone.
+    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone. A notebook's handler
+    for cells with `await` is held back, too: it cancels the cell, which is heard of where the cell next awaits.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    of_notebook = (getattr(before, "__module__", None) or "").startswith("ipykernel.")
+    if not in_main_thread or not (before is signal.default_int_handler or of_notebook):
         yield
         return
     interrupted = False
@@ -33,7 +40,7 @@ def ctrl_c_after_step() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
     if interrupted:
         raise KeyboardInterrupt
 
@@ -42,7 +49,7 @@ def ctrl_c_after_step() -> Iterator[None]:
 def progress_bar(
     stats: EngineStats, cache: PrefixCacheStats, total: int, show: bool
 ) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with the number of finished requests. It draws a bar if there is a terminal.
+    """Gives a function to call with the number of finished requests. It draws a bar on a terminal or in a notebook.
 
     stats, cache: the engine's counters, which go on counting; the bar shows what they gain while it is drawn.
     """
@@ -50,12 +57,17 @@ def progress_bar(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if not show or not console.is_terminal or total == 0:
+    if not show or not (console.is_terminal or console.is_jupyter) or total == 0:
         yield lambda num_done: None
         return
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    Bar, width = Progress, 40
+    if console.is_jupyter:
+        from nanovllm.features.callers.notebook import BarBelowCell as Bar
+
+        width = 20  # a cell is no wider than a hundred columns, and a notebook does not wrap the line
+    columns = (TextColumn("requests"), BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"))
     before, cache_before = replace(stats), cache.snapshot()
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with Bar(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("", total=total)
 
         def advance(num_done: int) -> None:

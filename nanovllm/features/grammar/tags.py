@@ -91,10 +91,18 @@ class Rules:
 
     def _tag(self, form: dict[str, Any], begin: str) -> str:
         content = form.get("content")
-        if isinstance(content, dict) and content.get("type") == "any_text":
-            raise ValueError("the content of a tag must say where it ends; any_text does not")
         end = _text(form, "end") if "end" in form else ""
+        if isinstance(content, dict) and content.get("type") == "any_text":
+            if not end:
+                raise ValueError("the content of a tag must say where it ends; any_text does not, without an end")
+            return f"{self._literal(begin)} {self._text_until(end)}"
         return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
+
+    def _text_until(self, end: str) -> str:
+        """Any text up to the first place where this end comes, and the end."""
+        head = self._tokens.split(end)[0]  # a token behind it, or in its place, ends a text by itself
+        begins = self._rule(f"TAGS_TEXT {_quoted(head)}", "[lazy]") if head else "TAGS_TEXT"
+        return self._rule(f"{begins} {self._literal(end[len(head) :])}")
 
     def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
         """One of the tags; of those that begin with a trigger, what follows it."""
@@ -116,9 +124,7 @@ class Rules:
             raise ValueError(f"a tag must begin with one of the triggers, found {shorten(lost[0])}")
         calls = []
         for trigger in triggers:
-            is_token = self._tokens.match(trigger) is not None  # which ends a text by itself
-            begins = self._rule(f"TAGS_TEXT {self._literal(trigger)}", "" if is_token else "[lazy]")
-            calls.append(self._rule(f"{begins} {self._tags(form, trigger)}"))
+            calls.append(self._rule(f"{self._text_until(trigger)} {self._tags(form, trigger)}"))
         call = self._rule(" | ".join(calls))
         if form.get("stop_after_first"):
             return call if form.get("at_least_one") else f"{call} | TAGS_TEXT"

@@ -8,15 +8,22 @@ from collections.abc import Set
 from typing import Any
 
 from nanovllm.features.grammar.schemas import checked_schema, close
-from nanovllm.features.tool_calls.json_formats import MISTRAL
+from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
+from nanovllm.features.tool_calls.strict_xml import xml_tags
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
 HERMES = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"
 LLAMA = '{"name": ', ', "parameters": ', "}", "; "
 LIST = '{"name": ', ', "arguments": ', "}", ", "
 FRAMES = {"hermes": HERMES, "llama3_json": LLAMA, "llama4_json": LLAMA}
-TRIGGERS = {"hermes": "<tool_call>", "llama3_json": '{"name": ', "llama4_json": '{"name": '}
+XML = ("qwen3_coder", "qwen3_xml")
+TRIGGERS = {  # what calls begin with in a text
+    "hermes": ("<tool_call>",),
+    **dict.fromkeys(("llama3_json", "llama4_json"), ('{"name": ',)),
+    **dict.fromkeys(XML, ("<tool_call>", "<function=")),
+    "mistral": (MISTRAL,),
+}
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write it
 
 
@@ -44,9 +51,29 @@ def may_call(
     if format_name not in TRIGGERS:
         return None
     schemas = {name: schema if name in strict else {"type": "object"} for name, schema in functions.items()}
-    tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
-    calls = {"type": "triggered_tags", "triggers": [TRIGGERS[format_name]], "tags": tags}
+    if format_name == "mistral":
+        tags = _tags_of_mistral(schemas, several)
+    elif format_name in XML:
+        tags = xml_tags(schemas)
+    else:
+        tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
+    calls: dict[str, Any] = {"type": "triggered_tags", "triggers": [*TRIGGERS[format_name]], "tags": tags}
     return calls | {"stop_after_first": not several}
+
+
+def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:
+    """A list behind the marker, as older models write it, or one call, as newer ones do."""
+    in_list = [_tag(LIST, name, schema) for name, schema in schemas.items()]
+    calls = {"type": "tags_with_separator", "tags": in_list, "separator": LIST[3], "at_least_one": True}
+    calls["stop_after_first"] = not several
+    lists = [{"type": "tag", "begin": f"{MISTRAL}{space}[", "content": calls, "end": "]"} for space in ("", " ")]
+    alone = [
+        {"type": "tag", "begin": f"{MISTRAL}{name}{between}", "content": tag["content"], "end": ""}
+        for name, tag in zip(schemas, in_list, strict=True)
+        if NAME.fullmatch(name)
+        for between in ("[ARGS]", "")
+    ]
+    return lists + alone
 
 
 def _tag(frame: tuple[str, str, str, str], name: str, given: Any) -> dict[str, Any]:

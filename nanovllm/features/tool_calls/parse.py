@@ -78,10 +78,13 @@ def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any
     return parsed([*stream.feed(text), *stream.end()])
 
 
-def parsed(events: Iterable[Event]) -> Parsed:
+def parsed(events: Iterable[Event], keep_cut: bool = False) -> Parsed:
+    """keep_cut: a call within which the answer ends is one, with the arguments that there are; else it is content."""
     content, calls, name, arguments = "", [], "", ""
     for event in events:
-        if event.kind in ("text", "broken"):
+        if event.kind == "cut" and keep_cut:
+            calls.append(ToolCall(name, arguments))
+        elif event.kind in ("text", "cut", "broken"):
             content += event.text
         elif event.kind == "begin":
             name, arguments = event.text, ""

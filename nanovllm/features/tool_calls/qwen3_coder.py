@@ -24,7 +24,7 @@ def _call(source: Source) -> Reading[None]:
     yield from source.expect("<function=")
     name = yield from _name(source)
     yield source.begin(name)
-    properties = _properties(source.functions.get(name))
+    properties = properties_of(source.functions.get(name))
     begins = "{"
     yield from source.skip_spaces()
     while (yield from source.skip("<parameter=")):
@@ -51,7 +51,7 @@ def _name(source: Source) -> Reading[str]:
 def _value(source: Source, schema: Any) -> Reading[None]:
     """A value as JSON. A text's goes out as it comes: it may be a file of many pages."""
     yield from source.skip("\n")
-    pieces, types = source.until(*(f"\n{end}" for end in ENDS), *ENDS), _types(schema)
+    pieces, types = source.until(*(f"\n{end}" for end in ENDS), *ENDS), types_of(schema)
     is_text = types == {"string"}
     if is_text:
         yield Event("arguments", '"')
@@ -74,13 +74,13 @@ def _value(source: Source, schema: Any) -> Reading[None]:
     yield from source.skip("</parameter>")
 
 
-def _properties(schema: Any) -> dict[str, Any]:
+def properties_of(schema: Any) -> dict[str, Any]:
     """What a function's schema says of its parameters."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     """What a value may be. Text, where nothing is said; "any" stands for what is not looked into."""
     if not isinstance(schema, dict) or not schema.keys() & SAYS_TYPE:
         return {"string"}
@@ -88,7 +88,7 @@ def _types(schema: Any) -> set[str]:
     types = {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
     for parts in (schema.get("anyOf"), schema.get("oneOf")):
         for part in parts if isinstance(parts, list) else ():
-            types |= _types(part)
+            types |= types_of(part)
     return types or {"any"}
 
 

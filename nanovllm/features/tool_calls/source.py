@@ -24,7 +24,8 @@ class Event:
     "begin"      a call of the function that text names
     "arguments"  a piece of that call's arguments, as JSON
     "end"        the call is whole
-    "broken"     it is not, and never will be; text is all that the model wrote of it
+    "cut"        the answer ends within it; text is all that the model wrote of it
+    "broken"     it is not whole, and never will be; text as for "cut"
     """
 
     kind: str
@@ -132,7 +133,7 @@ class Source:
         return Event("begin", name)
 
     def call(self, reading: Reading[Any]) -> Reading[bool]:
-        """Read one call. If it is malformed, what the model wrote of it is text; if it has begun, it is broken."""
+        """Read one call. If it is malformed, what the model wrote of it is text; if it has begun, broken or cut."""
         self.taken, self.is_in_call, self.has_begun = "", True, False
         try:
             yield from reading
@@ -140,5 +141,6 @@ class Source:
         except Malformed:
             is_whole = False
         self.is_in_call = False
-        yield Event("end") if is_whole else Event("broken" if self.has_begun else "text", self.taken)
+        end = "cut" if self.ended and not self.rest else "broken"
+        yield Event("end") if is_whole else Event(end if self.has_begun else "text", self.taken)
         return is_whole

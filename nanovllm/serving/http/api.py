@@ -69,7 +69,7 @@ class Api:
         finally:
             call.is_wanted = False  # if it is not made by now, the client has gone, or has been told that it is late
         if call.job.stream:
-            return Events(lambda put: self._stream(call, first, put), call.job.headers)
+            return Events(lambda put: self.stream(call, first, put), call.job.headers)
         return await unless_gone(request.receive, self.whole(call, first))
 
     def call(self, request: Request, make_form: Callable[[], Form]) -> Call:
@@ -87,7 +87,7 @@ class Api:
 
         return await self.llm.prepare(respond)  # logprobs can be many
 
-    async def _stream(self, call: Call, first: list[RequestOutput], put: Put) -> None:
+    async def stream(self, call: Call, first: list[RequestOutput], put: Put) -> None:
         """Chunks as the tokens come. An error that comes so late is an event, too: the status has been sent."""
         job = call.job
         always, asked, form = self.options.enable_force_include_usage, job.stream_options, job.form

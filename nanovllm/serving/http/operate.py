@@ -20,7 +20,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.request import check_model
+from nanovllm.serving.openai.request import chat_options, check_model
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)
@@ -87,7 +87,7 @@ class Operation:
         if "messages" in body:
             if "chat_template" in body:
                 raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
-            chat = {name: body[name] for name in CHAT_OPTIONS if name in body}
+            chat = chat_options(body, self.options.parsers.template_kwargs)
             prompt = render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **chat)
             text, is_special = prompt["prompt"], body.get("add_special_tokens", False)
         else:

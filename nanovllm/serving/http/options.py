@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from typing import Any
 
 from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
 from nanovllm.features.reasoning.think import OFF, TAGS
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "names": ("served_model_name", "lora_modules", "allow_runtime_lora_updating"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
     "calls of tools, and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
+    "the chat template": ("default_chat_template_kwargs",),
     "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
     "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
 }
@@ -69,6 +71,9 @@ class ServeOptions:
         None, f"how it writes what it thinks: {', '.join(TAGS)}, or {OFF} (default: what its chat template shows)"
     )
     exclude_tools_when_tool_choice_none: bool = option(False, "a request with tool_choice none shows no tools")
+    default_chat_template_kwargs: dict[str, Any] | None = option(
+        None, 'what the chat template asks for by name, such as {"enable_thinking": false}; a request may say otherwise'
+    )
     return_tokens_as_token_ids: bool = option(False, "tokens beside logprobs are shown as token_id:17, not as text")
     enable_force_include_usage: bool = option(False, "every chunk of a stream has usage, asked for or not")
     enable_tokenizer_info_endpoint: bool = option(False, "/tokenizer_info shows the tokenizer and the chat template")
@@ -85,13 +90,16 @@ class ServeOptions:
             object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
+        if not isinstance(kwargs := self.default_chat_template_kwargs, dict | None):
+            raise ValueError(f"--default-chat-template-kwargs must be a JSON object, found {shorten(kwargs)}")
         for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF))):
             if getattr(self, name):  # vLLM's reasoning parser is "" by default
                 check_choice(f"--{name.replace('_', '-')}", getattr(self, name), known)
 
     @property
     def parsers(self) -> Parsers:
-        return Parsers(self.tool_call_parser, self.reasoning_parser, self.exclude_tools_when_tool_choice_none)
+        kwargs = self.default_chat_template_kwargs or {}
+        return Parsers(self.tool_call_parser, self.reasoning_parser, self.exclude_tools_when_tool_choice_none, kwargs)
 
 
 def _origins(text: str) -> list[str]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -12,10 +13,12 @@ from starlette.routing import Route
 
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.job import Call, Form, Job
-from nanovllm.serving.http.responses import Refused, error_of, event, json_response, read_body
+from nanovllm.serving.http.recording import Recording
+from nanovllm.serving.http.responses import Events, Refused, error_of, event, json_response, read_body
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
 from nanovllm.serving.openai.responses.items import add_items
+from nanovllm.serving.openai.responses.listing import input_items, page
 from nanovllm.serving.openai.responses.request import Kept, translate
 from nanovllm.serving.openai.responses.store import ResponseStore, Stored
 from nanovllm.serving.openai.shown import CHAT
@@ -23,6 +26,7 @@ from nanovllm.serving.openai.shown import CHAT
 logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
+Working = tuple[asyncio.Task[None], Call, Recording]
 ABORT_AGAIN_S = 0.05  # who is not in the engine's queue yet is not aborted
 
 
@@ -34,7 +38,7 @@ class ResponseForm(Form):
     def __init__(self, body: dict[str, Any], store: ResponseStore) -> None:
         """Raises ValueError, and Refused for an answer that is not kept."""
         self.store = store
-        self.asked = translate(body, Kept(self._conversation, store.item))
+        self.asked = translate(body, Kept(self._conversation, store.items))
         self.usage: dict[str, Any] = {}
         super().__init__(CHAT, self.asked.chat, self.asked.unknown)
 
@@ -78,12 +82,13 @@ class ResponseForm(Form):
         self.keep()
         return _written(events)
 
-    def keep(self, status: str = "") -> None:
+    def keep(self, status: str = "", events: Iterable[str] = ()) -> None:
         """status: of an answer that has only begun."""
         if self.asked.store:
-            self.response.body["status"] = status or self.response.body["status"]
-            output = self.response.body["output"]
-            self.store.put(self.response.body, None if status else add_items(self.asked.messages, output))
+            body, items = self.response.body, input_items(self.asked.items, self.response.unique)
+            body["status"] = status or body["status"]
+            conversation = None if status else add_items(self.asked.messages, body["output"])
+            self.store.put(body, conversation, items, events)
 
 
 class ResponsesApi:
@@ -92,7 +97,7 @@ class ResponsesApi:
     def __init__(self, api: Api) -> None:
         self.api = api
         self.stores: defaultdict[str, ResponseStore] = defaultdict(ResponseStore)
-        self.working: dict[str, tuple[asyncio.Task[None], Call]] = {}  # in the background, by the response's id
+        self.working: dict[str, Working] = {}  # in the background, by the response's id
 
     def routes(self) -> list[Route]:
         one = f"{RESPONSES}/{{response_id}}"
@@ -101,6 +106,7 @@ class ResponsesApi:
             Route(one, self.show, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.list_input, methods=["GET"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -112,34 +118,60 @@ class ResponsesApi:
 
     async def _begin(self, request: Request, form: ResponseForm) -> Response:
         """In the background. What is wrong with the request is known before its job is made: it has a status then."""
-        call = self.api.call(request, lambda: form)
-        work, made = asyncio.create_task(self._work(call, form)), asyncio.create_task(call.is_made.wait())
+        call, recording = self.api.call(request, lambda: form), Recording()
+        work, made = asyncio.create_task(self._work(call, form, recording)), asyncio.create_task(call.is_made.wait())
         await asyncio.wait({work, made}, return_when=asyncio.FIRST_COMPLETED)
         made.cancel()
         if not call.is_made.is_set():
             work.result()  # raises
         response_id = form.response.body["id"]
-        self.working[response_id] = work, call
+        self.working[response_id] = work, call, recording
         work.add_done_callback(lambda _: self.working.pop(response_id))
+        if call.job.stream:
+            return Events(lambda put: recording.follow(0, put), call.job.headers)
         return _plain(self._find(request, response_id), call.job.headers)
 
-    async def _work(self, call: Call, form: ResponseForm) -> None:
+    async def _work(self, call: Call, form: ResponseForm, recording: Recording) -> None:
         try:
             first = await anext(call.steps)
             form.keep("in_progress")
-            await self.api.whole(call, first)
+            if call.job.stream:
+                await self.api.stream(call, first, recording.put)
+                await self.api.llm.prepare(lambda: form.keep(events=recording.events))
+            else:
+                await self.api.whole(call, first)
         except Exception as error:
             if not call.is_made.is_set():
                 raise
             status, body = error_of(error)
             if status == 500:
                 logger.exception("an answer in the background has failed")
-            form.failed(body["error"])
+            await recording.put(form.begin() + form.failed(body["error"]))
+            form.keep(events=recording.events if call.job.stream else ())
+        finally:
+            await recording.end()
 
     async def show(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise Refused(400, "a stream's events are not kept; ask for the response without stream")
-        return _plain(self._find(request))
+        """?stream=true&starting_after=N: the events of a stream in the background, those after number N."""
+        stored, asked = self._find(request), request.query_params
+        if asked.get("stream") != "true":
+            return _plain(stored)
+        number = asked.get("starting_after", "-1")
+        if number != "-1" and not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise Refused(400, f"starting_after must be the number of an event, found {number!r:.80}")
+        _, call, recording = self.working.get(
+            request.path_params["response_id"], (None, None, Recording(stored.events, True))
+        )
+        if not (call.job.stream if call else stored.events):
+            raise Refused(400, "events are kept of answers that were made with stream and background; leave out stream")
+        return Events(lambda put: recording.follow(int(number) + 1, put))
+
+    async def list_input(self, request: Request) -> Response:
+        """What an answer was made from, without what it has from previous_response_id."""
+        stored, query = self._find(request), request.query_params
+        return await self.api.llm.prepare(
+            lambda: json_response(page(parse_json(stored.inputs.encode())["items"], query))
+        )
 
     async def delete(self, request: Request) -> Response:
         self._find(request)
@@ -157,7 +189,7 @@ class ResponsesApi:
 
     async def _stop(self, response_id: str) -> None:
         while response_id in self.working:
-            work, call = self.working[response_id]
+            work, call, _ = self.working[response_id]
             for made in call.job.requests:
                 await self.api.llm.abort(made.request_id)
             await asyncio.wait({work}, timeout=ABORT_AGAIN_S)

@@ -13,14 +13,16 @@ Delta = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """Which formats a server's model writes; None: those of its chat template.
+    """What a server says of its chats. Which formats its model writes; None: those of its chat template.
 
     exclude_tools_when_none: with tool_choice "none" the model is not shown the tools.
+    template_kwargs: for the chat template, where a body's own chat_template_kwargs does not say otherwise.
     """
 
     tool_call: str | None = None
     reasoning: str | None = None
     exclude_tools_when_none: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,14 @@ class Reading:
         return not self.format and self.reasoning is None
 
     def message(self, text: str, has_nulls: bool = False) -> tuple[dict[str, Any], bool]:
-        """The fields of a whole answer's message beside its role, and whether it has calls."""
+        """The fields of a whole answer's message beside its role, and whether it has a whole call.
+
+        A call within which the answer ends is there as far as it goes, as in a stream, which has sent it by then.
+        """
         reader = Reader(self)
         events = reader.events(text, has_ended=True)
         thought = "".join(event.text for event in events if event.kind == "reasoning") or None
-        answer = parsed(event for event in events if event.kind != "reasoning")
+        answer = parsed((event for event in events if event.kind != "reasoning"), keep_cut=True)
         content = answer.content or (None if thought or answer.tool_calls else "")
         fields: dict[str, Any] = {"content": content, "refusal": None}
         if answer.tool_calls:
@@ -64,7 +69,7 @@ class Reading:
         thought = thought if self.shows_reasoning else None
         if thought or has_nulls:
             fields |= {"reasoning": thought, "reasoning_content": thought}
-        return fields, bool(answer.tool_calls)
+        return fields, any(event.kind == "end" for event in events)
 
 
 PLAIN = Reading()

@@ -99,7 +99,7 @@ def _chat(
     if not isinstance(shows_reasoning := body.get("include_reasoning", True), bool):
         raise ValueError(f"include_reasoning must be true or false, found {shorten(shows_reasoning)}")
     tools = Tools.of(body)
-    options = {name: body[name] for name in CHAT_OPTIONS if name in body} | _thinking(body)
+    options = chat_options(body, parsers.template_kwargs)
     if tools.choice == "none" and parsers.exclude_tools_when_none:
         options.pop("tools", None)
     messages: Any = body.get("messages")
@@ -123,16 +123,23 @@ def _chat(
     )
 
 
+def chat_options(body: dict[str, Any], template_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A body's options of a chat. template_kwargs: the server's, which yield to reasoning_effort and the body's own."""
+    options = {name: body[name] for name in CHAT_OPTIONS if name in body}
+    kwargs, own = template_kwargs | _thinking(body), body.get("chat_template_kwargs", {})
+    if kwargs and isinstance(own, dict):  # otherwise the template's check says what is wrong
+        options["chat_template_kwargs"] = kwargs | own
+    return options
+
+
 def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     """reasoning_effort, as templates ask for it. "none" asks for no reasoning at all."""
     if (effort := body.get("reasoning_effort")) is None:
         return {}
     if effort not in EFFORTS:
         raise ValueError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, found {shorten(effort)}")
-    if not isinstance(own := body.get("chat_template_kwargs", {}), dict):
-        return {}  # the template's check says what is wrong
     off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
-    return {"chat_template_kwargs": {"reasoning_effort": effort, **off, **own}}
+    return {"reasoning_effort": effort, **off}
 
 
 def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> LoRARequest | None:

@@ -100,7 +100,74 @@ def test_strict_functions(compiler, format_name, begin, several):
     end = "\n</tool_call>" if begin else ""
     call = f'{begin}{{"name": "now", "{key}": {{}}}}{end}'
     assert possible(f"{call}{call} so") == several
-    assert may_call("qwen3_coder", FUNCTIONS, {"now"}) is None
+    assert may_call("pythonic", FUNCTIONS, {"now"}) is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_strict_functions_of_mistral(compiler, several):
+    """A list behind the marker, or a call alone, with [ARGS] or without: each as some of its models write it."""
+    grammar = grammar_of(compiler, may_call("mistral", FUNCTIONS, {*FUNCTIONS}, several))
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in FUNCTIONS.items()]
+
+    def possible(text: str) -> bool:
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        return len(grammar.possible([], token_ids)) == len(token_ids)
+
+    oslo, rome = '{"city": "Oslo"}', '{"city": "Rome"}'
+    frames = ('[{"name": "weather", "arguments": %s}]', ' [{"name": "weather", "arguments": %s}]')
+    for frame in (*frames, "weather%s", "weather[ARGS]%s"):
+        call = "[TOOL_CALLS]" + frame % oslo
+        assert possible(f"Sure. {call}") and not possible("Sure. [TOOL_CALLS]" + frame % rome), frame
+        assert possible(call + call) == several
+        assert parse_tool_calls(call, "mistral", tools).tool_calls == [("weather", oslo)]
+    assert not possible("[TOOL_CALLS]unknown") and not possible("[TOOL_CALLS]so")
+    item = '{"name": "now", "arguments": {}}'
+    assert possible(f"[TOOL_CALLS][{item}, {item}]") == several
+    assert possible("Two gulls [b] {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
+
+
+WRITE = {
+    "properties": {
+        "path": {"type": "string"},
+        "mode": {"enum": ["new", "append"]},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["path", "mode"],
+    "$defs": {"line": {"type": "integer", "maximum": 9}},
+}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("before, behind", [("<tool_call>\n", "\n</tool_call>"), ("", "")])
+def test_strict_functions_of_qwen3_coder(compiler, before, behind, several):
+    """Texts as they are, up to the tag behind them; other values as JSON; parameters in their order."""
+    functions = {"write": WRITE, "now": None, "free": {"properties": {}}}
+    grammar = grammar_of(compiler, may_call("qwen3_coder", functions, {"write", "now"}, several))
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in functions.items()]
+
+    def possible(text: str) -> bool:
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        return len(grammar.possible([], token_ids)) == len(token_ids)
+
+    def call(**parameters: str) -> str:
+        shown = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items())
+        return f"{before}<function=write>\n{shown}</function>{behind}"
+
+    texts = dict(path='a "b"\n</b>\nc', mode="new", lines="[1, 2]", note="x")
+    assert possible("Sure. " + call(**texts)) and possible(call(path="", mode="append"))
+    [(name, arguments)] = parse_tool_calls(call(**texts), "qwen3_coder", tools).tool_calls
+    assert (name, json.loads(arguments)) == ("write", texts | {"lines": [1, 2]})
+    assert possible(call(**texts) * 2) == several
+    for wrong in (dict(path="x"), dict(mode="new", path="x"), dict(path="x", mode="old"), texts | {"lines": "[10]"}):
+        assert not possible(call(**wrong)), wrong
+    assert not possible(call(**texts, more="x")) and not possible(f"{before}<function=unknown>")
+    assert possible(f"{before}<function=now>\n</function>{behind}")
+    assert possible(f"{before}<function=free>\n<parameter=x>\n5\n</parameter>\n</function>{behind}")
+    assert not possible(f"{before}<function=now>\n<parameter")
+    for odd in ({"required": 5}, {"properties": {"x": True}, "required": "x"}, {"properties": []}):
+        assert may_call("qwen3_coder", {"odd": odd}, {"odd"}, several), "what is wrong is said by the grammar"
+    assert possible("Two gulls <b> {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
 
 
 def test_forms_that_are_none(compiler):
@@ -108,7 +175,7 @@ def test_forms_that_are_none(compiler):
         ({"type": "lists"}, "a format is an object with a type (const_string, json_schema"),
         ({"type": "sequence", "elements": []}, "elements must be a list of objects, not empty"),
         ({"type": "const_string", "value": 5}, "value must be a text"),
-        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ">"}, "must say where it ends"),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}, "must say where it ends"),
         (
             {"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": ["<g>"]},
             "must begin with one of the trig",

@@ -56,6 +56,21 @@ def test_a_call(client, choice):
     )
 
 
+def test_a_call_that_is_cut_short(client):
+    """An incomplete item with the arguments that there are, whole and streamed."""
+    given = GIVEN | dict(tool_choice="required", max_output_tokens=44)
+    found = client.responses.create(input=GULLS, **FORCED, **given)
+    [call] = found.output
+    assert (found.status, call.status, found.output_text) == ("incomplete", "incomplete", "")
+    assert call.arguments and '{"bird": "gull"}'.startswith(call.arguments[:8]) and not call.arguments.endswith("}")
+    [*_, last] = client.responses.create(input=GULLS, stream=True, **FORCED, **given)
+    [streamed] = last.response.output
+    assert (streamed.status, streamed.arguments) == ("incomplete", call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "cut short"}
+    for given in (dict(previous_response_id=found.id), dict(input=[call, result])):
+        assert client.responses.create(**{"input": [result]} | given, **FORCED, **GIVEN).output, "the next turn"
+
+
 def test_the_next_turn_has_the_result(client):
     """By the answer's id, and replayed; the model sees the same."""
     first = client.responses.create(input=GULLS, tool_choice="required", **FORCED, **GIVEN)

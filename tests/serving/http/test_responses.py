@@ -199,8 +199,37 @@ def test_what_is_kept(client):
         assert error.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="no item 'msg_x' is kept here"):
         client.responses.create(input=[{"type": "item_reference", "id": "msg_x"}], **SHORT)
-    with pytest.raises(openai.BadRequestError, match="events are not kept"):
+    with pytest.raises(openai.BadRequestError, match="made with stream and background"):
         client.responses.retrieve(client.responses.create(input=GULLS, **SHORT).id, stream=True)
+
+
+def test_what_an_answer_was_made_from(client):
+    """In pages, which the client asks for one after another; without what comes from earlier answers."""
+    first = client.responses.create(input=GULLS, **SHORT)
+    [item] = client.responses.input_items.list(first.id)
+    assert (item.type, item.role, item.content[0].type, item.content[0].text) == (
+        "message",
+        "user",
+        "input_text",
+        GULLS,
+    )
+    given = [{"role": "user", "content": f"gull {number}"} for number in range(4)]
+    given += [{"role": "assistant", "content": "a gull", "id": "mine"}, {"role": "user", "content": "?", "id": "mine"}]
+    made = client.responses.create(input=given, previous_response_id=first.id, **SHORT)
+    found = list(client.responses.input_items.list(made.id, limit=2, order="asc"))
+    texts = [item.content[0].text for item in found]
+    assert texts == [item["content"] for item in given] and len({item.id for item in found}) == 6
+    assert [item.content[0].text for item in client.responses.input_items.list(made.id, limit=4)] == texts[::-1]
+    assert client.responses.input_items.list(made.id, after=found[0].id).has_more is False
+    for query, message in (
+        (dict(limit=0), "from 1 to 100"),
+        (dict(order="up"), "asc or desc"),
+        (dict(after="x"), "id"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.responses.input_items.list(made.id, **query)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_x")
 
 
 def test_tenants(checkpoint):
@@ -249,12 +278,58 @@ def test_in_the_background(server, client):
         client.responses.cancel(whole.id)
 
 
+def test_a_stream_in_the_background(server, client):
+    """Its reader may leave and come back: the events after any number, of what works and of what has ended."""
+    whole = list(client.responses.create(input=GULLS, stream=True, **LONG))
+    server.llm.thread.set_pace(5)
+    stream = client.responses.create(input=GULLS, stream=True, background=True, **LONG)
+    begun = [next(stream) for _ in range(5)]  # up to the first text
+    stream.close()
+    response_id = begun[0].response.id
+    server.until(lambda: server.llm.thread.steps_left == 0)
+    assert client.responses.retrieve(response_id).status == "in_progress", "it goes on without a reader"
+    resumed = client.responses.retrieve(response_id, stream=True, starting_after=3)
+    assert next(resumed).sequence_number == 4
+    server.llm.thread.set_pace()
+    followed = list(resumed)
+    assert [event.sequence_number for event in followed] == list(range(5, len(followed) + 5))
+    kinds = [[event.type for event in events if "delta" not in event.type] for events in (begun + followed, whole)]
+    assert kinds[0] == kinds[1], "one delta may have the text of several steps"
+    ended = followed[-1].response
+    assert ended.output_text == whole[-1].response.output_text and client.responses.retrieve(response_id) == ended
+    again = list(client.responses.retrieve(response_id, stream=True))
+    assert again == begun + followed
+    assert list(client.responses.retrieve(response_id, stream=True, starting_after=9999)) == []
+    for number in ("x", "-2", "9" * 5000):
+        status, _ = server.send(f"{RESPONSES}/{response_id}?stream=true&starting_after={number}")
+        assert status == 400
+
+
+def test_a_stream_in_the_background_is_ended_or_fails(server, client, monkeypatch):
+    server.llm.thread.set_pace(5)
+    stream = client.responses.create(input=GULLS, stream=True, background=True, **LONG)
+    response_id = next(stream).response.id
+    assert client.responses.cancel(response_id).status == "cancelled"
+    events = list(stream)
+    assert events[-1].type == "response.cancelled" and events[-1].response["id"] == response_id
+    assert list(client.responses.retrieve(response_id, stream=True))[1:] == events
+    server.llm.thread.set_pace()
+    for num_steps in (1, 4):
+        plant(monkeypatch, server.engine.model_runner, "run", [num_steps], ArithmeticError("planted"))
+        events = list(client.responses.create(input=GULLS, stream=True, background=True, **LONG))
+        assert (events[0].type, events[-1].type) == ("response.created", "response.failed")
+        assert "planted" in events[-1].response.error.message
+        monkeypatch.undo()
+        assert list(client.responses.retrieve(events[0].response.id, stream=True)) == events
+
+
 @pytest.mark.parametrize("num_steps, delete", [(0, False), (3, False), (3, True)])
 def test_an_answer_in_the_background_is_ended(server, client, num_steps, delete):
     """Before its first token, and in its middle; its blocks are free then."""
     server.llm.thread.set_pace(num_steps)
     begun = client.responses.create(input=GULLS, background=True, **LONG)
-    server.until(lambda: server.engine.scheduler.seqs and server.llm.thread.steps_left == 0)
+    seqs = server.engine.scheduler.seqs
+    server.until(lambda: [seq.num_generated_tokens for seq in seqs.values()] == [num_steps])
     if delete:
         client.responses.delete(begun.id)
         with pytest.raises(openai.NotFoundError):
@@ -301,7 +376,8 @@ def test_fields(server, client):
         ({"input": GULLS, "temperature": "hot"}, "temperature must be a number"),
         ({"input": GULLS, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
         ({"input": GULLS, "stream_options": {"include_obfuscation": True}}, "stream_options needs stream: true"),
-        ({"input": [{"role": "user", "content": "x"}] * 4097}, "messages may have 4096 entries"),
+        ({"input": [{"role": "user", "content": "x"}] * 4097}, "input may have 4096 items, found 4097"),
+        ({"input": [{"id": "x"}] * 5_000}, "4096 items"),
         ({"input": "x" * 4000}, "tokens"),
         ({"input": "\ud800"}, "not valid Unicode"),
     ):

@@ -14,6 +14,9 @@ from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import SMALL
 from tests.servers import raw_post, serving
 
+SCHEMA = {"type": "object", "properties": {"bird": {"enum": ["gull", "crow"]}}, "required": ["bird"]}
+COUNT = {"name": "count", "parameters": SCHEMA}
+CALL = {"tool_choice": "required", "parallel_tool_calls": False}
 ENGINE = SMALL | dict(num_gpu_blocks_override=120, max_num_seqs=16)
 
 
@@ -44,6 +47,9 @@ def check_answer(what: str, content: bytes, n: int, expected: Expected) -> None:
         assert json.loads(content)["tokens"] == expected.token_ids
         return
     events = [line[6:] for line in content.split(b"\n") if line.startswith(b"data: {")] or [content]
+    if "call" in what:
+        check_call(list(map(json.loads, events)))
+        return
     if what == "response":
         [message] = json.loads(events[-1]).get("response", json.loads(events[-1]))["output"]
         assert message["content"][0]["text"] == expected.chat
@@ -61,21 +67,37 @@ def check_answer(what: str, content: bytes, n: int, expected: Expected) -> None:
         assert texts == [expected.chat if what == "chat" else expected.text] * n
 
 
+def check_call(events: list[dict]) -> None:
+    """Of a chat, or of a response, whole or the events of one: one call, and it fits its schema."""
+    if "object" in events[0] and events[0]["object"].startswith("chat"):
+        said = [choice.get("delta") or choice.get("message") or {} for e in events for choice in e["choices"]]
+        calls = [call["function"] for part in said for call in part.get("tool_calls") or []]
+        name, arguments = ("".join(call.get(key) or "" for call in calls) for key in ("name", "arguments"))
+    else:
+        [item] = events[-1].get("response", events[-1])["output"]
+        name, arguments = item["name"], item["arguments"]
+    assert name == "count" and json.loads(arguments)["bird"] in ("gull", "crow")
+
+
 async def client(port: int, rng: random.Random, expected: dict[str, Expected], counts: dict) -> None:
     """One request, and one of the things that clients do."""
-    prompt, what = rng.choice(list(expected)), rng.choice("text text text chat response score tokenize".split())
+    prompt, what = (
+        rng.choice(list(expected)),
+        rng.choice("text text text chat chat_call response response_call score tokenize".split()),
+    )
     kind = rng.choice("finish finish finish whole leave leave slow early half bad".split())
     counts[kind] = counts.get(kind, 0) + 1
     n = rng.choice([1, 1, 2]) if what in ("text", "chat") else 1
     body: dict = {"temperature": 0, "ignore_eos": True, "stream": kind != "whole", "n": n}
-    if what == "chat":
-        path, body = (
-            "/v1/chat/completions",
-            body | {"messages": [{"role": "user", "content": prompt}], "max_tokens": 40},
-        )
-    elif what == "response":
+    if what.startswith("chat"):
+        path, body = "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}
+        more = CALL | {"tools": [{"type": "function", "function": COUNT}], "max_tokens": 120, "ignore_eos": False}
+        body |= more if what == "chat_call" else {"max_tokens": 40}
+    elif what.startswith("response"):
         del body["n"]
-        path, body = "/v1/responses", body | {"input": prompt, "max_output_tokens": 40}
+        path, body = "/v1/responses", body | {"input": prompt}
+        more = CALL | {"tools": [{"type": "function"} | COUNT], "max_output_tokens": 120, "ignore_eos": False}
+        body |= more if what == "response_call" else {"max_output_tokens": 40}
     elif what == "score":
         path, body = "/v1/completions", body | {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 0}
     elif what == "tokenize":
@@ -140,7 +162,10 @@ def test_a_crowd_leaves_nothing(checkpoint, num_clients, num_requests):
     shared = "the quick brown fox "
     prompts = [shared * rng.randrange(3) + "dog gull fog red"[i:] for i in range(12)]
     expected = expectations(LLM(str(checkpoint()), **ENGINE), prompts)
+    pytest.importorskip("llguidance")
     with serving(checkpoint(), ServeOptions(max_waiting=150), **ENGINE) as server:
+        tokenizer = server.engine.tokenizer
+        tokenizer.chat_template += "{% if tools %}{{ tools|length }} tools{% endif %}"  # shown, and briefly
         asyncio.run(crowd(server.port, num_clients, num_requests // 2, expected))
         memory, num_objects = held(server)
         counts = asyncio.run(crowd(server.port, num_clients, num_requests, expected))

@@ -144,11 +144,15 @@ def test_none(server, stream):
 
 
 def test_an_answer_cut_in_a_call_says_so(server):
-    message, reason, _ = ask(server, False, tools=TOOLS, max_tokens=60, **says(TWICE))
-    assert reason == "length" and not message["tool_calls"] and message["content"].startswith("Sure. <tool_call>")
-    message, reason, _ = ask(server, True, tools=TOOLS, max_tokens=60, **says(TWICE))
-    [call] = message["tool_calls"]
-    assert reason == "length" and '{"city": "Oslo"'.startswith(call["function"]["arguments"])
+    """It has what there is of the call, whole and streamed."""
+    for max_tokens in (60, 61):
+        whole, reason, _ = ask(server, False, tools=TOOLS, max_tokens=max_tokens, **says(TWICE))
+        [call] = whole["tool_calls"]
+        assert reason == "length" and whole["content"] == "Sure. "
+        assert '{"city": "Oslo"'.startswith(call["function"]["arguments"])
+        streamed, reason, _ = ask(server, True, tools=TOOLS, max_tokens=max_tokens, **says(TWICE))
+        assert reason == "length" and streamed["content"] == whole["content"]
+        assert [call["function"] for call in streamed["tool_calls"]] == [call["function"]]
 
 
 def test_a_stream_begins_with_the_name(server):
@@ -324,10 +328,30 @@ def test_tools_that_are_not_shown(server):
     assert "weather" in shown and "weather" not in hidden
 
 
+def test_arguments_for_all_chats(server, template):
+    """They yield to those of a request, and to its reasoning_effort."""
+    template(THINKS)
+    off = Parsers(template_kwargs={"enable_thinking": False, "word": "gull"})
+
+    def prompt(**given) -> str:
+        return translate(server.llm.llm, CHAT, dict(messages=USER) | given, (), parsers=off)[0][0]["prompt"]
+
+    assert "<think>" in prompt() and "<think>" in prompt(chat_template_kwargs={"word": "crow"})
+    assert "<think>" not in prompt(chat_template_kwargs={"enable_thinking": True})
+    template("{{ word }} {{ reasoning_effort }} {{ enable_thinking }}")
+    assert prompt(reasoning_effort="low") == "gull low False"
+    assert prompt(chat_template_kwargs={"word": "crow"}, reasoning_effort="none") == "crow none False"
+    with pytest.raises(ValueError, match="chat_template_kwargs must be a dict, found 'x'"):
+        prompt(chat_template_kwargs="x")
+
+
 def test_flags():
     options = ServeOptions(tool_call_parser="mistral", reasoning_parser="deepseek_r1")
     assert options.parsers == Parsers("mistral", "deepseek_r1")
     assert ServeOptions(reasoning_parser="").parsers.reasoning == ""
+    kwargs = {"enable_thinking": False}
+    assert ServeOptions(default_chat_template_kwargs=kwargs).parsers.template_kwargs == kwargs
+    expect("--default-chat-template-kwargs must be a JSON object", ServeOptions, default_chat_template_kwargs=[1])
     expect("--tool-call-parser must be one of hermes", ServeOptions, tool_call_parser="glm45")
     expect("--reasoning-parser must be one of qwen3", ServeOptions, reasoning_parser="glm45")
 

@@ -88,8 +88,8 @@ MESSAGES = {
 }
 
 
-def find(item_id: str) -> dict | None:
-    return ANSWER if item_id == "msg_1" else None
+def find(item_id: str) -> dict[str, dict]:
+    return {"msg_1": ANSWER, "rs_1": THOUGHT} if item_id in ("msg_1", "rs_1") else {}
 
 
 def conversation(response_id: str) -> list[dict]:
@@ -106,6 +106,22 @@ def translated(**body: object):
 def test_items_as_messages(name):
     given, expected = MESSAGES[name]
     assert add_items([], read_input(given, find)) == expected
+
+
+def test_references_cost_little():
+    """An answer with many items is read once; an item stands in a conversation once."""
+    asked = []
+
+    def counted(item_id: str) -> dict[str, dict]:
+        asked.append(item_id)
+        return find(item_id)
+
+    references = [{"type": "item_reference", "id": item_id} for item_id in ("rs_1", "msg_1")]
+    assert read_input([*references, USER], counted) == [THOUGHT, ANSWER, USER] and asked == ["rs_1"]
+    with pytest.raises(ValueError, match="input item 2: 'rs_1' is referred to twice"):
+        read_input([*references, references[0]], counted)
+    with pytest.raises(ValueError, match="input may have 4096 items, found 30000"):
+        read_input(references * 15_000, counted)
 
 
 def test_a_conversation_goes_on():
@@ -206,7 +222,7 @@ REFUSED = [
     ({"conversation": "conv_1"}, "asks for a conversation by a name"),
     ({"n": 2}, "asks for several answers"),
     ({"background": True, "store": False}, "background can only be used when `store` is true"),
-    ({"background": True, "stream": True}, "and without stream"),
+    ({"background": True, "store": False}, "only be used when `store` is true"),
     ({"store": 1}, "store must be true or false"),
     ({"instructions": [USER]}, "instructions must be a text"),
     ({"metadata": {"a": 1}}, "metadata must be an object whose values are texts"),

@@ -28,14 +28,16 @@ def test_within_its_bounds_the_newest_are_there(steps):
             assert store.delete(name) == was_there
         else:
             made, conversation = answer(name, "x" * length), [{"role": "user", "content": "y" * length}]
-            store.put(made, conversation)
-            size = len(json.dumps(made)) + len(json.dumps({"messages": conversation}))
+            inputs, events = [{"role": "user"}] * (length % 3), ["data: x\n\n"] * (length % 2)
+            store.put(made, conversation, inputs, events)
+            texts = {"messages": conversation}, {"items": inputs}
+            size = len(json.dumps(made)) + sum(len(json.dumps(text)) for text in texts) + len("".join(events))
             kept += [(name, size)] if size <= 700 else []
         while len(kept) > 3 or sum(size for _, size in kept) > 700:
             kept.pop(0)
         assert store.num_bytes == sum(size for _, size in kept) and len(store) == len(kept)
         for number in range(6):
             name = str(number)
-            found, item = store.get(name), store.item(f"msg_{name}")
-            assert (found is not None) == (item is not None) == (name in dict(kept))
-            assert item is None or item["id"] == f"msg_{name}"
+            found, items = store.get(name), store.items(f"msg_{name}")
+            assert (found is not None) == bool(items) == (name in dict(kept))
+            assert items.keys() <= {f"msg_{name}"}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.serving.openai.request import MAX_ENTRIES
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part -> its key
@@ -11,26 +12,34 @@ OPEN = ("in_progress", "incomplete")  # statuses of a message that the answer go
 KINDS = "messages, function_call, function_call_output, reasoning and item_reference"
 
 
-def read_input(given: Any, find_item: Callable[[str], dict[str, Any] | None]) -> list[dict[str, Any]]:
+def read_input(given: Any, find_items: Callable[[str], dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """A body's input as items, references replaced by what they stand for. Raises ValueError.
 
-    find_item: an item of an answer that was kept, by its id.
+    find_items: of the answer that was kept and has this item, all items by their ids; empty if there is none. Each
+    answer is read once, and each item referred to once: a short body asks for no long work or conversation.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise ValueError(f"input must be a text, or a list of items, not empty; found {shorten(given)}")
+    if len(given) > MAX_ENTRIES["messages"]:
+        raise ValueError(f"input may have {MAX_ENTRIES['messages']} items, found {len(given)}")
     items = []
+    found: dict[str, dict[str, Any]] = {}
+    referred: set[str] = set()
     for index, item in enumerate(given):
         if not isinstance(item, dict):
             raise ValueError(f"input item {index} must be an object, found {shorten(item)}")
         if _type_of(item) == "item_reference":
-            found = find_item(item["id"]) if isinstance(item.get("id"), str) else None
-            if found is None:
-                raise ValueError(
-                    f"input item {index}: no item {shorten(item.get('id'))} is kept here; send the item itself"
-                )
-            item = found
+            item_id = item.get("id")
+            if isinstance(item_id, str) and item_id not in found:
+                found |= find_items(item_id)
+            if not isinstance(item_id, str) or item_id not in found:
+                raise ValueError(f"input item {index}: no item {shorten(item_id)} is kept here; send the item itself")
+            if item_id in referred:
+                raise ValueError(f"input item {index}: {shorten(item_id)} is referred to twice; once is enough")
+            referred.add(item_id)
+            item = found[item_id]
         items.append(item)
     return items
 

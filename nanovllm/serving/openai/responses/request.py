@@ -39,21 +39,23 @@ INCLUDABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Answers that are kept, by their ids: the conversation up to one of them (raises if it is not there), an item."""
+    """Answers that are kept: the conversation up to one, by its id (raises if it is not there); items (read_input)."""
 
     conversation: Callable[[str], list[dict[str, Any]]]
-    item: Callable[[str], dict[str, Any] | None]
+    items: Callable[[str], dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """chat: the body of a chat. messages: its messages, without instructions: they are of one answer only.
+    """chat: the body of a chat. messages: its messages, without instructions: they are of one answer only. items: the
+    input's, of which the last messages are made.
 
     echoed: what the answer repeats. unknown: fields left out, as a warning names them.
     """
 
     chat: dict[str, Any]
     messages: list[dict[str, Any]]
+    items: list[dict[str, Any]]
     echoed: dict[str, Any]
     unknown: list[str]
     store: bool
@@ -67,22 +69,22 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
         raise ValueError(f"{wrong} is a field of chats; here it is {RENAMED[wrong]}")
     body = accepted(body, sorted(KNOWN - TABLES[WHAT].keys()), WHAT)
     store, background = _switch(body, "store", True), _switch(body, "background", False)
-    if background and (not store or body.get("stream")):
-        raise ValueError("background can only be used when `store` is true, and without stream")
+    if background and not store:
+        raise ValueError("background can only be used when `store` is true")
     chat = {name: body[name] for name in PASSED_ON & body.keys()}
     chat |= _max_tokens(body) | _reasoning(body, unknown) | _response_format(body, unknown) | _logprobs(body, unknown)
     chat |= chat_tools(body)
     if chat.get("stream"):
         options = body.get("stream_options", {})
         chat["stream_options"] = options | {"include_usage": True} if isinstance(options, dict) else options
-    items = read_input(body.get("input"), kept.item)
+    items = read_input(body.get("input"), kept.items)
     before = kept.conversation(_string(body, "previous_response_id")) if "previous_response_id" in body else []
     messages = add_items(before, items)
     if is_open(items):
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     system = [{"role": "system", "content": _string(body, "instructions")}] if body.get("instructions") else []
     chat["messages"] = system + messages
-    return Asked(chat, messages, _echoed(body, store, background), unknown, store, background)
+    return Asked(chat, messages, items, _echoed(body, store, background), unknown, store, background)
 
 
 def _echoed(body: dict[str, Any], store: bool, background: bool) -> dict[str, Any]:

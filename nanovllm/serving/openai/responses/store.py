@@ -1,6 +1,7 @@
 """Answers that are kept for who asks again: in memory, within a bound, the oldest given up first."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -12,15 +13,21 @@ MAX_ANSWERS, MAX_BYTES = 1000, 64 << 20  # of each tenant
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """As JSON, so that bytes are counted. conversation: its messages, the answer's own included; None until it ends."""
+    """As JSON, so that bytes are counted. conversation: its messages, the answer's own included; None until it ends.
+
+    inputs: items that were asked with. events: of a stream in the background, as they travel.
+    """
 
     response: str
     conversation: str | None
     item_ids: tuple[str, ...]
+    inputs: str
+    events: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        return len(self.response) + len(self.conversation or "")  # ASCII
+        texts = (self.response, self.conversation or "", self.inputs, *self.events)
+        return sum(map(len, texts))  # ASCII
 
 
 class ResponseStore:
@@ -36,11 +43,17 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def put(self, response: dict[str, Any], conversation: list[dict[str, Any]] | None) -> None:
+    def put(
+        self,
+        response: dict[str, Any],
+        conversation: list[dict[str, Any]] | None,
+        inputs: Sequence[dict[str, Any]] = (),
+        events: Iterable[str] = (),
+    ) -> None:
         """In place of what had its id. One that is larger than the whole bound is not kept."""
         ids = tuple(item["id"] for item in response["output"])
         text = None if conversation is None else to_json({"messages": conversation})
-        stored = Stored(to_json(response), text, ids)
+        stored = Stored(to_json(response), text, ids, to_json({"items": list(inputs)}), tuple(events))
         with self._lock:
             self._drop(response["id"])
             if stored.num_bytes > self.max_bytes:
@@ -55,13 +68,11 @@ class ResponseStore:
         with self._lock:
             return self._stored.get(response_id)
 
-    def item(self, item_id: str) -> dict[str, Any] | None:
-        """An item of an answer."""
+    def items(self, item_id: str) -> dict[str, dict[str, Any]]:
+        """Of the answer that has this item, all items by their ids. Empty if there is none."""
         with self._lock:
             found = self._stored.get(self._where.get(item_id, ""))
-        if found is None:
-            return None
-        return next(item for item in json.loads(found.response)["output"] if item["id"] == item_id)
+        return {} if found is None else {item["id"]: item for item in json.loads(found.response)["output"]}
 
     def delete(self, response_id: str) -> bool:
         """Was it there?"""
