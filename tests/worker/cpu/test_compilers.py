@@ -21,7 +21,7 @@ SOURCES = Path(compiler.__file__).parent
 
 @needs_zig
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile_for_every_system(tmp_path, target, dtype):
     command = [*compile_for(target), *compiler.FLAGS, "-O0", "-Werror", f"-DTYPE_{dtype}"]
@@ -73,6 +73,8 @@ def test_without_cc_the_engine_computes_the_same_bits(checkpoint, tmp_path, monk
         hidden.setenv("XDG_CACHE_HOME", str(tmp_path))
         hidden.setenv("ZIG_GLOBAL_CACHE_DIR", os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(zig_cache())))
         hidden.delenv("CC", raising=False)
+        # -O3 takes clang twice as long, and the bits are the same.
+        hidden.setattr(compiler, "COMPILE", [flag.replace("-O3", "-O1") for flag in compiler.COMPILE])
         assert compiler.find_compiler() == ZIG
         llm = LLM(str(checkpoint()))
     assert "C kernels are off" not in caplog.text and list((tmp_path / "nanovllm/kernels").glob("*.so"))
