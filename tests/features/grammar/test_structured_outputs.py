@@ -73,7 +73,8 @@ def is_prefix_of_one_that_fits(compiler: GrammarCompiler, params: SamplingParams
     closing = [compiler.tokenizer.convert_tokens_to_ids(c) for c in '"}],:0']
     while not grammar.is_complete(tokens) and len(tokens) < 2000:
         grammar.write_mask(tokens, bits.data_ptr(), bits.nbytes)
-        allowed = [t for t in range(320) if int(bits[t // 32]) >> t % 32 & 1]
+        words = bits.tolist()  # a number of a tensor costs microseconds
+        allowed = [t for t in range(320) if words[t // 32] >> t % 32 & 1]
         if EOS[0] in allowed:
             break
         liked = [t for t in closing if t in allowed]
