@@ -20,7 +20,7 @@ from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.assembly import Adapters, Features, make_runner
+from nanovllm.features.assembly import Features, make_runner
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest
 
 
-class LLMEngine(Adapters, EngineMethods):
+class LLMEngine(EngineMethods):
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running

@@ -1,6 +1,7 @@
 """What each option of an LLM may be, as far as no checkpoint has to be asked."""
 
 import os
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +19,11 @@ CHOICES = {  # option -> what may be said -> what is meant
     "load_format": {name: name for name in ("auto", "safetensors", "gguf", "dummy")},
     "prefix_caching_hash_algo": {name: name for name in HASH_FUNCTIONS}  # and vLLM's names for the same purpose
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
+}
+CONFIGS = {  # option -> its class, imported when a value is given, and what a person may give
+    "speculative_config": ("nanovllm.features.speculation.config", "SpeculativeConfig", "a dict"),
+    "profiler_config": ("nanovllm.features.callers.profile", "ProfilerConfig", "a dict"),
+    "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
 PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
@@ -57,28 +63,16 @@ def check_option(name: str, value: Any, kind: Any) -> Any:
         return tuple(list_of(value, str, "names", name))
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
-    if name == "speculative_config" and value is not None:
-        from nanovllm.features.speculation.config import SpeculativeConfig
-
-        if not isinstance(value, SpeculativeConfig | dict):
-            raise ValueError(f"speculative_config must be a dict, found {shorten(value)}")
-        return SpeculativeConfig(**value) if isinstance(value, dict) else value
+    if name in CONFIGS and value is not None:
+        module, class_name, kinds = CONFIGS[name]
+        config = getattr(import_module(module), class_name)
+        if not isinstance(value, config | dict):
+            raise ValueError(f"{name} must be {kinds}, found {shorten(value)}")
+        return config(**value) if isinstance(value, dict) else value
     if name == "logits_processors":
         from nanovllm.features.logits_processors.classes import classes_of
 
         return classes_of(value)
-    if name == "profiler_config" and value is not None:
-        from nanovllm.features.callers.profile import ProfilerConfig
-
-        if not isinstance(value, ProfilerConfig | dict):
-            raise ValueError(f"profiler_config must be a dict, found {shorten(value)}")
-        return ProfilerConfig(**value) if isinstance(value, dict) else value
-    if name == "pooler_config" and value is not None:
-        from nanovllm.features.pooling.params import PoolerConfig
-
-        if not isinstance(value, PoolerConfig | dict):
-            raise ValueError(f"pooler_config must be a dict or a PoolerConfig, found {shorten(value)}")
-        return PoolerConfig(**value) if isinstance(value, dict) else value
     if name in PLACES and (value is not None or name == "model"):
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")

@@ -7,8 +7,10 @@ from nanovllm.checks.vllm_refused import refused_method
 if TYPE_CHECKING:
     from nanovllm.config import EngineConfig
     from nanovllm.engine import LLMEngine
+    from nanovllm.features.assembly import Features
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.callers.shared_engine import SharedEngine
+    from nanovllm.features.lora.request import LoRARequest
     from nanovllm.outputs import RequestOutput
     from nanovllm.request import Request
 
@@ -20,6 +22,7 @@ class EngineMethods:
 
     requests: "dict[str, Request]"
     tokenizer: Any
+    features: "Features"
 
     @classmethod
     def from_engine_args(cls: type[Self], engine_args: "EngineConfig") -> Self:
@@ -48,6 +51,22 @@ class EngineMethods:
         """Write the trace. Nothing, if none was begun."""
         if (profile := self.__dict__.pop("_profile", None)) is not None:
             profile.stop()
+
+    def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """Read an adapter before a request names it. False if it was there. Raises ValueError."""
+        return self.features.known_adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
+        return self.features.known_adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The lora_int_ids of all adapters that are known."""
+        return {request.lora_int_id for request in self.features.known_adapters.requests}
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in the CPU's memory, however many others are named. Raises ValueError for an unknown one."""
+        return self.features.known_adapters.pin(lora_id)
 
     def __getattr__(self, name: str) -> Any:
         raise refused_method(type(self), name)

@@ -11,7 +11,6 @@ from nanovllm.config import EngineConfig
 if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
-    from nanovllm.features.lora.request import LoRARequest
     from nanovllm.outputs import RequestOutput
     from nanovllm.request import Request
 
@@ -25,28 +24,6 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     from nanovllm.worker.model_runner import ModelRunner
 
     return ModelRunner(config, model_config)
-
-
-class Adapters:
-    """Methods of an LLMEngine, for adapters that come and go while it runs (features/lora/registry.py)."""
-
-    features: "Features"
-
-    def add_lora(self, lora_request: "LoRARequest") -> bool:
-        """Read an adapter before a request names it. False if it was there. Raises ValueError."""
-        return self.features.known_adapters.add(lora_request)
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
-        return self.features.known_adapters.remove(lora_id)
-
-    def list_loras(self) -> set[int]:
-        """The lora_int_ids of all adapters that are known."""
-        return {request.lora_int_id for request in self.features.known_adapters.requests}
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in the CPU's memory, however many others are named. Raises ValueError for an unknown one."""
-        return self.features.known_adapters.pin(lora_id)
 
 
 class Features:
