@@ -203,6 +203,8 @@ class Tiers(Watcher):
             self.hit_tokens[medium][not is_first] += num_tokens
         blocks = [self.manager.blocks[block_id] for block_id in seq.block_table[: seq.num_registered_blocks]]
         names = [self.name_in_tiers(block) for block in blocks]
+        if names and seq.state is not None:
+            names.append(self.names.name_of_state(names[-1]))  # it began with the state after its last hit
         for store in self.stores if names else ():
             store.touch(names)
 
