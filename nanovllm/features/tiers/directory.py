@@ -192,6 +192,11 @@ class CacheDirectory:
             self._holes.get(removed.space, set()).add(removed.slot)
         self.num_damaged += bool(gone)
 
+    @property
+    def own_bytes(self) -> int:
+        """Of the segments that this process reads."""
+        return sum(segment.path.stat().st_size for _, segment in self._own.values() if segment.path.exists())
+
     # -- room -----------------------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
