@@ -30,8 +30,8 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm bench                                  how fast is this machine?
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command but cache takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id such as
-Qwen/Qwen3-0.6B, and --help.
+Every command but cache takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id
+such as Qwen/Qwen3-0.6B; every one takes --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is

@@ -51,6 +51,5 @@ def state_counts(engine: "LLMEngine") -> dict[str, int]:
 
 def tier_counts(tiers: "Tiers") -> dict[str, dict[str, int]]:
     """Of each store below the pool, by its medium (core/tiers)."""
-    return {
-        store.medium: {"hit_tokens": sum(tiers.hit_tokens[store.medium]), **store.counts()} for store in tiers.stores
-    }
+    hits = {medium: {"hit_tokens": sum(tokens)} for medium, tokens in tiers.hit_tokens.items()}
+    return {store.medium: hits[store.medium] | store.counts() for store in tiers.stores}
