@@ -23,6 +23,7 @@ CHOICES = {  # option -> what may be said -> what is meant
 CONFIGS = {  # option -> its class, imported when a value is given, and what a person may give
     "speculative_config": ("nanovllm.features.speculation.config", "SpeculativeConfig", "a dict"),
     "profiler_config": ("nanovllm.features.callers.profile", "ProfilerConfig", "a dict"),
+    "kv_events_config": ("nanovllm.features.cache_reports.config", "KVEventsConfig", "a dict or a KVEventsConfig"),
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")

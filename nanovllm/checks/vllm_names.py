@@ -41,7 +41,7 @@ ENGINE: Table = {
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
-    **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
+    **_asks("a KV cache that is shared with other engines", kv_transfer_config=None),
     **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
@@ -154,9 +154,13 @@ PROFILER: Table = {
     **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
     **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
+KV_EVENTS: Table = {
+    **_any("endpoint replay_endpoint buffer_steps hwm max_queue_size topic")
+}  # of vLLM's other publisher
 TABLES |= vllm_pooling.TABLES
 TABLES |= {
     "ProfilerConfig": PROFILER,
+    "KVEventsConfig": KV_EVENTS,
     "SpeculativeConfig": SPECULATIVE,
     "LoRARequest": LORA,
     "generate": CALL,

@@ -37,6 +37,9 @@ class Watcher:
     def snapshot_removed(self, name: bytes) -> None:
         """The state after this block, which keeps its name, is about to be given up."""
 
+    def committed(self) -> None:
+        """A step has succeeded, and all that it has stored or removed was told."""
+
     def rolled_back(self) -> None:
         """Names that were given in a step that failed have gone. Nothing was told of them."""
 
@@ -68,6 +71,8 @@ class WatchedBlockManager(BlockManager):
         super().commit()
         for watcher in self.watchers if new else ():
             watcher.stored(new)
+        for watcher in self.watchers:
+            watcher.committed()
 
     def roll_back(self) -> None:
         super().roll_back()

@@ -44,6 +44,12 @@ class KnownAdapters:
     def named(self, name: Any) -> LoRARequest | None:
         return next((request for request in self.requests if request.lora_name == name), None)
 
+    def name_of(self, lora_id: int) -> str | None:
+        """lora_name of the adapter with these weights; None if it has been removed or replaced."""
+        known = list(self._known.values())
+        now = (request for request, digest in known if self._lora_ids[request.lora_int_id, digest] == lora_id)
+        return next((request.lora_name for request in now), None)
+
     def may_run(self, seq: Sequence, running: list[Sequence]) -> bool:
         """Is there a slot for this sequence's adapter beside those of the sequences that run?"""
         used = {other.lora_id for other in (*running, seq)} - {None}
