@@ -62,6 +62,10 @@ class Features:
 
         return KnownAdapters(self.model_config, self.config)
 
+    def adapter_digest(self, lora_id: int) -> str:
+        """Of the content of the adapter that has this number in this process."""
+        return self.known_adapters.digest_of(lora_id)
+
     @cached_property
     def grammars(self) -> "GrammarCompiler":
         from nanovllm.features.grammar.grammar import GrammarCompiler
