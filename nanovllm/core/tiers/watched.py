@@ -5,7 +5,6 @@ name is there to be read, and when it is about to go.
 """
 
 from typing import Any
-from weakref import WeakSet
 
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -53,17 +52,16 @@ class WatchedBlockManager(BlockManager):
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)
         self.watchers: list[Watcher] = []
-        self._were_admitted: WeakSet[Sequence] = WeakSet()
 
     def awaits(self, seq: Sequence) -> bool:
         return any(watcher.awaits(seq) for watcher in self.watchers)
 
     def allocate_with_prefix(self, seq: Sequence) -> bool:
+        is_first = not seq.was_admitted
         if not super().allocate_with_prefix(seq):
             return False
         for watcher in self.watchers:
-            watcher.admitted(seq, seq not in self._were_admitted)
-        self._were_admitted.add(seq)
+            watcher.admitted(seq, is_first)
         return True
 
     def commit(self) -> None:
