@@ -17,7 +17,7 @@ from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.cache_reports.kv_events import KVEvents
 from tests import test_interruptions as interruptions
 from tests.checkpoints import SMALL
-from tests.core.by_hand import CacheModel, sequence
+from tests.core.by_hand import CacheModel, admit, sequence
 from tests.errors import expect
 
 ON = {"enable_kv_cache_events": True, "publisher": "null"}
@@ -158,6 +158,27 @@ def test_what_a_follower_raises_undoes_the_step_and_is_told_again(checkpoint):
         llm.generate([list(range(20))], GREEDY, use_tqdm=False)
     llm.generate([[1, 2]], GREEDY, use_tqdm=False)
     assert holds(follower, llm.engine.block_manager) and len(follower.blocks) >= 5
+
+
+def test_what_is_evicted_in_the_step_that_named_it_is_not_told():
+    """Tiers bring blocks in for a sequence that waits; another one may take them before it is admitted."""
+    manager, follower = WatchedBlockManager(2, 2), Follower()
+    KVEvents(manager).on_batch = follower
+    seq = admit(manager, [1, 2])
+    manager.free(seq)
+    admit(manager, [7, 7, 7])
+    assert not manager.hash_to_block.keys() & {*seq.block_hashes}
+    manager.commit()
+    assert holds(follower, manager) and len(follower.blocks) == 1
+
+
+def test_adapters_have_their_names():
+    manager, batches = WatchedBlockManager(4, 2), []
+    KVEvents(manager, name_of_adapter={3: "sailor"}.get).on_batch = batches.append
+    admit(manager, [1, 2, 3, 4], lora_id=3, cache_salt="pepper")
+    manager.commit()
+    [stored] = batches[0].events
+    assert (stored.lora_id, stored.lora_name, stored.extra_keys) == (3, "sailor", [("salt",), None])
 
 
 def test_stores_tell_of_theirs():
