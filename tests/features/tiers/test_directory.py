@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from examples.bench_tiers import SPACE, chain, check_read, damages, with_data
 from nanovllm.core.tiers.names import TierNames
-from nanovllm.features.tiers.directory import SLACK_BYTES, CacheDirectory, prepared
-from nanovllm.features.tiers.index import FILE, NameSet
+from nanovllm.features.tiers.directory import SLACK_BYTES, CacheDirectory
+from nanovllm.features.tiers.index import FILE, NameSet, prepared
 from nanovllm.features.tiers.segment import Space
 
 ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
