@@ -48,9 +48,9 @@ class EngineMethods:
 
     @property
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
-        """Called after each step that changed which blocks can be found (features/cache_reports), in who makes the step.
+        """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
 
-        Raises ValueError, when it is set, without LLM(kv_events_config=...).
+        To set it raises ValueError without LLM(kv_events_config=...).
         """
         return None if self.features.kv_events is None else self.features.kv_events.on_batch
 
@@ -137,8 +137,7 @@ class LLMMethods:
 
     @on_kv_events.setter
     def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
-        with self._shared.turns:
-            self.engine.on_kv_events = follower
+        self.engine.on_kv_events = follower
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """See LLMEngine.start_profile."""

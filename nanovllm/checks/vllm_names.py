@@ -154,9 +154,7 @@ PROFILER: Table = {
     **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
     **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
-KV_EVENTS: Table = {
-    **_any("endpoint replay_endpoint buffer_steps hwm max_queue_size topic")
-}  # of vLLM's other publisher
+KV_EVENTS: Table = {**_any("endpoint replay_endpoint buffer_steps hwm max_queue_size topic")}  # of ZeroMQ
 TABLES |= vllm_pooling.TABLES
 TABLES |= {
     "ProfilerConfig": PROFILER,

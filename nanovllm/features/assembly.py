@@ -48,7 +48,8 @@ class Features:
             from nanovllm.features.tiers.assembly import check_options
 
             check_options(config)
-        self.has_kv_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+        events: Any = config.kv_events_config
+        self.has_kv_events = events is not None and events.enable_kv_cache_events
         if self.has_kv_events:
             from nanovllm.features.cache_reports.config import check_kv_events
 
@@ -60,6 +61,10 @@ class Features:
         from nanovllm.features.lora.registry import KnownAdapters
 
         return KnownAdapters(self.model_config, self.config)
+
+    def adapter_digest(self, lora_id: int) -> str:
+        """Of the content of the adapter that has this number in this process."""
+        return self.known_adapters.digest_of(lora_id)
 
     @cached_property
     def grammars(self) -> "GrammarCompiler":
@@ -107,7 +112,7 @@ class Features:
             from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
 
             kinds = WatchedBlockManager, WatchedHybridBlockManager
-        manager = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        manager: Any = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
         if self.has_kv_events:
             from nanovllm.features.cache_reports.kv_events import make_kv_events
 

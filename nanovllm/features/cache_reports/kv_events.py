@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from nanovllm.core.block_manager import Block
-from nanovllm.core.tiers.store import BLOCK, Record
 from nanovllm.core.tiers.names import NO_EXTRA
+from nanovllm.core.tiers.store import BLOCK, Record
 from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
 from nanovllm.features.cache_reports.config import open_for_owner
 from nanovllm.features.cache_reports.events import (
@@ -55,11 +54,10 @@ class KVEvents(Watcher):
         self.manager, self.name_of_adapter = manager, name_of_adapter
         self.on_batch: Callable[[KVEventBatch], None] | None = None
         self._names: set[bytes] = set()  # that a follower has of the pool, when it has heard all of _events
-        self._events: list[KVCacheEvent] = []  # not told yet
-        self._lock = Lock()  # stores have threads
+        self._events: list[KVCacheEvent] = []  # not told yet. Stores' threads extend it, in one call, without a lock
         self.path = path
         if path is not None:
-            self._add([AllBlocksCleared()])  # of an engine that has written to the file before
+            self._events.extend([AllBlocksCleared()])  # of an engine that has written to the file before
             self.publish()
         manager.watchers.append(self)
 
@@ -67,26 +65,26 @@ class KVEvents(Watcher):
 
     def stored(self, blocks: list[Block]) -> None:
         new = {block.block_hash: block for block in blocks if block.block_hash not in self._names}
-        self._add(self.stored_events(MEDIUM_GPU, map(_told, new.values())))
+        self._events.extend(self.stored_events(MEDIUM_GPU, map(_told, new.values())))
         self._names.update(new)  # type: ignore[arg-type]
 
     def removed(self, block: Block) -> None:
         name = block.block_hash
         if name in self._names and len(self.manager.hash_to_block[name]) == 1:
-            self._add([BlockRemoved([name], MEDIUM_GPU)])
-            self._names.discard(name)
+            self._names.discard(name)  # first: whatever comes between the two lines, the block still has its name
+            self._events.extend([BlockRemoved([name], MEDIUM_GPU)])
 
     def rolled_back(self) -> None:
         """An exception may have come in the middle of any change: compare all names."""
         here = self.manager.hash_to_block
         if gone := [name for name in self._names if name not in here]:
-            self._add([BlockRemoved(gone, MEDIUM_GPU)])
+            self._events.extend([BlockRemoved(gone, MEDIUM_GPU)])
             self._names.difference_update(gone)
         blocks = (next(iter(copies.values())) for name, copies in here.items() if name not in self._names)
         self.stored(sorted(blocks, key=lambda block: block.depth))
 
     def cleared(self) -> None:
-        self._add([AllBlocksCleared()])
+        self._events.extend([AllBlocksCleared()])
         self._names.clear()
         self.publish()
 
@@ -99,11 +97,11 @@ class KVEvents(Watcher):
         """A store has these now. Parents come first. Names are those of TierNames. It is told with the next step."""
         blocks = (record for record in records if record.kind == BLOCK)
         told = (Told(*r[:3], None, None if r.extra == NO_EXTRA else (r.extra.hex(),)) for r in blocks)
-        self._add(self.stored_events(medium, told))
+        self._events.extend(self.stored_events(medium, told))
 
     def tier_removed(self, medium: str, names: list[bytes]) -> None:
         """A store has forgotten these."""
-        self._add([BlockRemoved(list(names), medium)] if names else [])
+        self._events.extend([BlockRemoved(list(names), medium)] if names else [])
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -127,20 +125,13 @@ class KVEvents(Watcher):
         return events
 
     def publish(self) -> None:
-        with self._lock:
-            events = list(self._events)
-        if not events:
+        if not (events := self._events[:]):
             return
         batch = KVEventBatch(time.time(), list(_merged(events)))
         self._write(batch)
         if self.on_batch is not None:
             self.on_batch(batch)
-        with self._lock:
-            del self._events[: len(events)]
-
-    def _add(self, events: Iterable[KVCacheEvent]) -> None:
-        with self._lock:
-            self._events.extend(events)
+        del self._events[: len(events)]
 
     def _write(self, batch: KVEventBatch) -> None:
         if self.path is None:
