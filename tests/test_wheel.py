@@ -22,6 +22,7 @@ EXTRAS = {  # the modules that each of them brings
     "gguf": {"gguf"},
     "demo": {"gguf", "accelerate"},
     "ray": {"ray"},
+    "ray-serve": {"ray", "grpc", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "labs": {"textual", "textual_serve", "tomli"},
     "structured": {"llguidance"},
     "serve": {"starlette", "uvicorn", "prometheus_client"},

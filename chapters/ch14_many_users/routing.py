@@ -6,18 +6,7 @@ Each is told the names of the prompt's blocks, the replicas' loads in tokens, an
 from collections.abc import Callable
 
 from chapters.ch14_many_users.fleet import Router
-from nanovllm.serving.routing import Announced, soonest
-
-
-class RoundRobin:
-    """In turn."""
-
-    def __init__(self) -> None:
-        self.num_sent = -1
-
-    def __call__(self, names: list[bytes], loads: dict[int, int], announced: Announced) -> int:
-        self.num_sent += 1
-        return self.num_sent % len(loads)
+from nanovllm.serving.routing import Announced, InTurn, soonest
 
 
 def least_loaded(names: list[bytes], loads: dict[int, int], announced: Announced) -> int:
@@ -31,7 +20,7 @@ def by_prefix(names: list[bytes], loads: dict[int, int], announced: Announced) -
 
 
 POLICIES: dict[str, Callable[[], Router]] = {
-    "round robin": RoundRobin,
+    "round robin": InTurn,
     "least loaded": lambda: least_loaded,
     "by prefix": lambda: by_prefix,
     "cache-aware": lambda: soonest,

@@ -61,20 +61,32 @@ def soonest(names: Sequence[bytes], loads: Mapping[Engine, int], announced: Anno
     return min(loads, key=lambda engine: loads[engine] - announced.num_tokens(engine, names))
 
 
+class InTurn:
+    """What soonest is measured against: each engine gets as many requests as the others."""
+
+    def __init__(self) -> None:
+        self.num_sent = -1
+
+    def __call__(self, names: Sequence[bytes], loads: Mapping[Engine, int], announced: Announced) -> Engine:
+        self.num_sent += 1
+        return list(loads)[self.num_sent % len(loads)]
+
+
 class UnderWay(NamedTuple):
     engine: Hashable
     names: list[bytes]
 
 
 class Traffic:
-    """What a router knows: what engines have announced, and which requests are under way where.
+    """What a router knows: what engines have announced, and which requests are under way where."""
 
-    route: soonest, or another function with its arguments.
-    """
-
-    def __init__(self, block_size: int, route: Callable[..., Any] = soonest) -> None:
-        self.announced, self.route = Announced(block_size), route
+    def __init__(self, block_size: int) -> None:
+        self.announced, self.route = Announced(block_size), soonest
         self.under_way: dict[str, UnderWay] = {}  # by request id
+
+    def use(self, route: Callable[..., Any]) -> None:
+        """Another function than soonest, with the same arguments."""
+        self.route = route
 
     def take(self, engine: Hashable, events: list[KVCacheEvent]) -> None:
         """See Announced.take."""
@@ -96,6 +108,11 @@ class Traffic:
         """It has died."""
         self.announced.forget(engine)
         self.under_way = {name: request for name, request in self.under_way.items() if request.engine != engine}
+
+    def known(self) -> dict[Hashable, dict[str, int]]:
+        """Of each engine that has announced anything."""
+        engines = self.announced.names.items()
+        return {engine: {"num_blocks": len(names), "load": self.load(engine)} for engine, names in engines}
 
     def load(self, engine: Hashable) -> int:
         """Tokens that it has still to compute: of prompts what it has not announced, of an answer the next token."""
