@@ -51,6 +51,8 @@ class EngineConfig(metaclass=Named):
     speculative_config: dict[str, Any] | Any = option(None, 'who guesses tokens, such as {"method": "ngram"}')
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
     kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
+    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
+    kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured")
     profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
     seed: int = option(0, "requests without a seed of their own derive theirs from it")
 

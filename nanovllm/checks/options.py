@@ -44,6 +44,7 @@ OPTION_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
     "tensor_parallel_size": (Integral, 1, MAX_INT32),
     "gpu_memory_utilization": (Real, 0.01, 1.0),
+    "kv_cache_metrics_sample": (Real, 1e-9, 1.0),
     "seed": SEED,
 }
 

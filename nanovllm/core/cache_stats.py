@@ -24,9 +24,7 @@ class PrefixCacheStats:
     preempted_hits: int = 0
     seconds: float = field(default=0.0, compare=False)  # that the counters cover; set in snapshots
     # (queries, hits) of the last RECENT_ALLOCATIONS allocations since the cache was reset
-    recent: deque[tuple[int, int]] = field(
-        default_factory=lambda: deque(maxlen=RECENT_ALLOCATIONS), repr=False, compare=False
-    )
+    recent: deque = field(default_factory=lambda: deque(maxlen=RECENT_ALLOCATIONS), repr=False, compare=False)
     _started: float = field(default_factory=time.perf_counter, repr=False, compare=False)
 
     @property

@@ -44,7 +44,7 @@ class BlockRemoved:
 
 @dataclass
 class AllBlocksCleared:
-    """The pool has no names any more. What lies in tiers below it stays."""
+    """Nothing is known to be there any more. What stores below the pool have kept is told when it is stored again."""
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -15,9 +15,12 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.tiers.store import BLOCK, STATE, Record
 from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.cache_reports.kv_events import KVEvents
+from nanovllm.features.tiers.memory_store import MemoryStore
 from tests import test_interruptions as interruptions
 from tests.checkpoints import SMALL
-from tests.core.by_hand import CacheModel, sequence
+from tests.core.by_hand import CacheModel, admit, compute, sequence
+from tests.core.tiers.world import BLOCK as BLOCK_SIZE
+from tests.core.tiers.world import SlowStore, World
 from tests.errors import expect
 
 ON = {"enable_kv_cache_events": True, "publisher": "null"}
@@ -94,6 +97,25 @@ def test_a_follower_holds_the_names_in_the_pool(seed):
     assert all(seen.values()) and manager.stats.evictions > 0, seen
 
 
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_with_tiers_below_the_pool(is_hybrid):
+    """What tiers bring back gets its name as what is computed does, and may be evicted in the same step."""
+    rng = random.Random(7)
+    world = World(rng, MemoryStore(40 * BLOCK_SIZE), SlowStore(rng, 0.1), 20, is_hybrid, max_num_seqs=4)
+    follower = Follower()
+    KVEvents(world.manager).on_batch = follower
+    for _ in range(600):
+        if rng.random() < 0.3:
+            prompt = [*range(rng.choice((0, 20, 45))), *rng.sample(range(90, 94), rng.randint(1, 4))]
+            world.add(prompt, rng.randint(1, 12), cache_salt=rng.choice((None, "pepper")))
+        if rng.random() < 0.5:
+            world.tiers.disk.deliver()
+        fails = rng.choice((None,) * 8 + ("schedule", "compute"))
+        world.step(fails)
+        assert fails or holds(follower, world.manager)
+    assert world.tiers.hit_tokens["disk"] != [0, 0] and world.scheduler.num_preemptions > 0
+
+
 def test_after_an_exception_out_of_any_line(checkpoint, monkeypatch):
     files = (*interruptions.FILES, f"{nanovllm.__path__[0]}/features/cache_reports/")
     monkeypatch.setattr(interruptions, "FILES", files)
@@ -158,6 +180,42 @@ def test_what_a_follower_raises_undoes_the_step_and_is_told_again(checkpoint):
         llm.generate([list(range(20))], GREEDY, use_tqdm=False)
     llm.generate([[1, 2]], GREEDY, use_tqdm=False)
     assert holds(follower, llm.engine.block_manager) and len(follower.blocks) >= 5
+
+
+def test_what_is_evicted_in_the_step_that_named_it_is_not_told():
+    """Tiers bring blocks in for a sequence that waits; another one may take them before it is admitted."""
+    manager, follower = WatchedBlockManager(2, 2), Follower()
+    KVEvents(manager).on_batch = follower
+    seq = admit(manager, [1, 2])
+    manager.free(seq)
+    admit(manager, [7, 7, 7])
+    assert not manager.hash_to_block.keys() & {*seq.block_hashes}
+    manager.commit()
+    assert holds(follower, manager) and len(follower.blocks) == 1
+
+
+def test_a_copy_that_was_not_computed_is_no_copy():
+    manager, follower = WatchedBlockManager(2, 2), Follower()
+    KVEvents(manager).on_batch = follower
+    manager.free(admit(manager, [1, 2]))
+    manager.commit()
+    again = sequence([1, 2])
+    again.skips_cache = True
+    assert manager.allocate_with_prefix(again)
+    compute(manager, again)
+    admit(manager, [7])  # evicts the first block, while the second has the name, too
+    manager.roll_back()
+    manager.commit()
+    assert not manager.hash_to_block and not follower.blocks
+
+
+def test_adapters_have_their_names():
+    manager, batches = WatchedBlockManager(4, 2), []
+    KVEvents(manager, name_of_adapter={3: "sailor"}.get).on_batch = batches.append
+    admit(manager, [1, 2, 3, 4], lora_id=3, cache_salt="pepper")
+    manager.commit()
+    [stored] = batches[0].events
+    assert (stored.lora_id, stored.lora_name, stored.extra_keys) == (3, "sailor", [("salt",), None])
 
 
 def test_stores_tell_of_theirs():
