@@ -66,7 +66,7 @@ class WatchedBlockManager(BlockManager):
 
     def commit(self) -> None:
         named = (self.blocks[block_id] for block_id in self._uncommitted)
-        # Not those that tiers have brought in and that were evicted in the same step.
+        # What a tier has brought in for one sequence may have been evicted for another, in the same step.
         new = sorted((block for block in named if block.block_hash is not None), key=lambda block: block.depth)
         super().commit()
         for watcher in self.watchers if new else ():
