@@ -2,7 +2,7 @@
 
 from html import escape
 
-from chapters.ch07_prefix_caching.beyond import KEYS, SIGNS, SIZES, Conversations
+from chapters.ch07_prefix_caching.beyond import SIGNS, SIZES, Conversations
 from chapters.site.player import Scene
 from nanovllm.serving.http.html_pictures import draw_counters
 
@@ -17,19 +17,19 @@ MEANINGS = {
 SCENES = [
     Scene(
         "Beyond memory: a pool, memory and a disk",
-        "/c24",
-        "Four people, six turns each. The pool has room for 20 blocks, and their conversations grow to 59. Watch where "
-        "the blocks of each prompt are found.",
+        "c8/c8",
+        "Four people come in turn, and each sends all that was said before. The pool has room for 20 blocks, and soon "
+        "that is too little. Watch where the blocks of each prompt are found.",
     ),
     Scene(
         "Beyond memory: without tiers, and with them",
-        "h3d3c24/dddhhhppp",
-        "The same 24 requests. First without memory and disk; then the sliders move. After each move all requests come "
-        "again, and the last panel shows what was computed.",
+        "h3dc12/d3h",
+        "Twelve requests without memory and disk. Then the sliders move: the disk gets room, then memory. After each "
+        "move all requests come again, and the last panel shows what was computed.",
     ),
     Scene(
         "Beyond memory: the process ends",
-        "c12/kc12",
+        "c12/kc4",
         "After twelve requests the process ends, and another begins. Its pool is empty, and so is its memory. What was "
         "written to the disk is found.",
     ),
@@ -38,7 +38,7 @@ SCENES = [
 
 def panels(world: Conversations) -> list[tuple[str, str]]:
     return [
-        ("Sliders: room in blocks. Moved, they play all again", draw_sliders(world)),
+        ("Sliders p, h and d: room in blocks. Moved, they play all again", draw_sliders(world)),
         (f"Requests: {world.order}", draw_visits(world)),
         ("Blocks that are kept", draw_filled(world)),
         ("Prompt tokens, and where their K/V came from", draw_counters(dict(world.totals()))),
@@ -55,8 +55,7 @@ def draw_sliders(world: Conversations) -> str:
             else f'<li class="chip">{value}</li>'
             for value in values
         )
-        head = f'<span class="name"><kbd>{KEYS[tier]}</kbd> {tier}</span>'
-        rows += f'<li class="request">{head}<ol class="blocks">{chips}</ol></li>'
+        rows += f'<li class="request"><span class="name">{tier}</span><ol class="blocks">{chips}</ol></li>'
     return f'<ol class="requests">{rows}</ol>'
 
 
@@ -67,8 +66,8 @@ def draw_visits(world: Conversations, last: int = 8) -> str:
     rows = ""
     for number, visit in list(enumerate(world.visits))[-last:]:
         chips = "".join(chip(visit.place(index)) for index in range(visit.num_blocks))
-        began = "<em>a new process</em>" if number in world.restarts else ""
-        head = f'<span class="name">{escape(visit.name)} {began}</span>'
+        rows += '<li class="none">a new process</li>' if number in world.restarts else ""
+        head = f'<span class="name">{escape(visit.name)}</span>'
         rows += f'<li class="request">{head}<ol class="blocks">{chips}</ol></li>'
     legend = "".join(chip(place, f" {meaning}") for place, meaning in MEANINGS.items())
     return f'<ol class="requests">{rows}</ol><ul class="legend" aria-label="Legend">{legend}</ul>'

@@ -11,7 +11,7 @@ from chapters.grading import Bench, Task
 from chapters.patching import replaced
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import Record, Store
-from nanovllm.core.tiers.tiers import Awaited, Tiers
+from nanovllm.core.tiers.tiers import MAX_IN_VAIN, Awaited, Tiers
 
 OURS = Tiers.ask
 
@@ -20,12 +20,11 @@ OURS = Tiers.ask
 def use_next_run(function: Callable[..., Any]) -> Iterator[None]:
     def ask(tiers: Tiers, seq: Sequence, awaited: Awaited, num_hits: int) -> bool:
         names = [record.name for record in awaited.records]
-        last_start = awaited.num_asked - 1 if awaited.num_asked else None
-        answer = function([*names], num_hits, last_start, [*tiers.stores])
+        answer = function([*names], num_hits, awaited.num_in_vain, [*tiers.stores])
         if answer is None:
             return False
         awaited.store, count = understood(answer, tiers.stores)
-        awaited.num_asked, awaited.wanted = num_hits + 1, awaited.records[num_hits : num_hits + count]
+        awaited.wanted = awaited.records[num_hits : num_hits + count]
         awaited.fetch = awaited.store.fetch(awaited.wanted)
         return True
 
@@ -64,14 +63,14 @@ def compare(
     disk: str,
     expected: tuple[str, int] | None,
     why: str,
-    last_start: int | None = None,
+    num_in_vain: int = 0,
 ) -> None:
     stores: list[Any] = [Listed("memory", memory), Listed("disk", disk)]
-    answer = function([bytes([name]) for name in b"abcdefgh"], num_in_pool, last_start, stores)
+    answer = function([bytes([name]) for name in b"abcdefgh"], num_in_pool, num_in_vain, stores)
     if answer is not None:
         store, count = understood(answer, stores)
         answer = store.medium, count
-    after = "" if last_start is None else f", last_start={last_start}"
+    after = f", num_in_vain={num_in_vain}" if num_in_vain else ""
     asked = (
         f"chain a to h, num_in_pool={num_in_pool}{after}, memory has {memory or 'nothing'}, disk {disk or 'nothing'}"
     )
@@ -82,7 +81,8 @@ BEGINS = "the run begins with the first block that the pool lacks"
 ENDS = "a run ends before the first block that its store lacks; what is behind a gap cannot be used"
 ONE = "a run comes from one store; what comes behind it is asked for when it has been delivered"
 FIRST = "of two stores that have the run's first block, the one that is first in the list is faster"
-GONE = "the block at last_start was asked for and is not in the pool, so nothing is asked for any more"
+GONE = f"{MAX_IN_VAIN} answers brought nothing, so nothing is asked for any more"
+AGAIN = f"fewer than {MAX_IN_VAIN} answers brought nothing, so the stores are asked again"
 
 CHAINS = cases(
     compare,
@@ -107,11 +107,11 @@ CHAINS = cases(
             (8, "abcdefgh", "abcdefgh", None, "the pool has all of it"),
             (0, "", "", None, "no store has anything: all of it is computed"),
         ],
-        "what did not come is not asked for again": [
-            (2, "", "cdefgh", None, GONE, 2),
-            (1, "bc", "bcdefgh", None, GONE, 4),
-            (3, "", "cdefgh", ("disk", 5), "block c was asked for, and has come: the next run begins with d", 2),
-            (1, "", "bcdefgh", ("disk", 7), "block a was asked for, and has come: the next run begins with b", 0),
+        "who is answered in vain too often does not ask": [
+            (2, "", "cdefgh", None, GONE, MAX_IN_VAIN),
+            (0, "abcdefgh", "abcdefgh", None, GONE, MAX_IN_VAIN),
+            (2, "", "cdefgh", ("disk", 6), AGAIN, MAX_IN_VAIN - 1),
+            (1, "bc", "bcdefgh", ("memory", 2), AGAIN, 1),
         ],
     },
 )

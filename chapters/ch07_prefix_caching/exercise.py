@@ -167,9 +167,7 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     raise NotImplementedError
 
 
-def next_run(
-    names: list[bytes], num_in_pool: int, last_start: int | None, stores: list[Store]
-) -> tuple[Store, int] | None:
+def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
     """Which store is asked next for blocks of a waiting sequence, and for how many.
 
     This decides in Tiers.ask (nanovllm/core/tiers/tiers.py). Before a sequence is admitted, the engine calls it, asks
@@ -178,7 +176,7 @@ def next_run(
 
     names        of all full blocks of the sequence, in order; each block is the parent of the next
     num_in_pool  so many of them, from the first on, are in the pool now
-    last_start   index in names of the first block of the run that was asked for last; None if none was
+    num_in_vain  so many answers of stores have brought nothing for this sequence
     stores       the tiers below the pool, the fastest first: memory, then disk, or one of them alone
 
         store.may_have(name) -> bool       is the block likely to be there? To ask costs nothing, no disk is read.
@@ -191,11 +189,12 @@ def next_run(
     Return None
     - if the pool has all of them;
     - if no store has the first block that the pool lacks: what is behind it cannot be used without it;
-    - if the block at last_start is not in the pool now. It was asked for and did not come, and who asks again may ask
-      for ever. (may_have may be wrong, and a store may deliver fewer blocks than it was asked for.)
+    - if num_in_vain has reached MAX_IN_VAIN (import it from nanovllm.core.tiers.tiers). may_have may be wrong, a store
+      may deliver nothing, and what it delivers may come too late, when its parents have left the pool. Who asks again
+      each time may ask for ever.
 
     Example: the chain a b c d e f; the pool has a, memory has b and c, the disk a b c d f. num_in_pool is 1. The first
-    answer is (memory, 2). Then num_in_pool is 3 and last_start is 1, and the answer is (disk, 1), which brings d. Then
-    num_in_pool is 4, no store has e, and the answer is None: e and f are computed, though the disk has f.
+    answer is (memory, 2). Then num_in_pool is 3, and the answer is (disk, 1), which brings d. Then num_in_pool is 4, no
+    store has e, and the answer is None: e and f are computed, though the disk has f.
     """
     raise NotImplementedError

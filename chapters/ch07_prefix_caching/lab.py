@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from chapters.app import explorer
+from chapters.ch07_prefix_caching.beyond_story import tell_costs, tell_tiers
 from chapters.ch07_prefix_caching.drawing import (
     draw_chart,
     draw_counters,
@@ -66,6 +67,8 @@ def tell(story: Story) -> None:
         tell_salts(story, llm)
         tell_traps(story, llm)
         tell_cost(story, block_s)
+        tell_tiers(story)
+        tell_costs(story, llm)
 
 
 def ask(llm: LLM, prompt: str, salt: str | None = None) -> tuple[float, int, int, str]:

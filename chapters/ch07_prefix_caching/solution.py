@@ -8,6 +8,7 @@ from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import Store
+from nanovllm.core.tiers.tiers import MAX_IN_VAIN
 
 
 def name_block(
@@ -105,12 +106,9 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
         seq.block_table.append(block.block_id)
 
 
-def next_run(
-    names: list[bytes], num_in_pool: int, last_start: int | None, stores: list[Store]
-) -> tuple[Store, int] | None:
+def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
     wanted = names[num_in_pool:]
-    has_not_come = last_start is not None and num_in_pool <= last_start
-    if not wanted or has_not_come:
+    if not wanted or num_in_vain >= MAX_IN_VAIN:
         return None
     for store in stores:
         num_blocks = len(list(takewhile(store.may_have, wanted)))

@@ -78,8 +78,8 @@ WRONG = {
         Edit("the_slowest_first", "in stores", "in reversed(stores)", "the one that is first in the list is faster"),
         Edit("the_longest", "in stores:", f"in sorted(stores, key=lambda store: -{RUN}):", "memory has bc, disk bcd"),
         Edit("memory_alone", "in stores", "in stores[:1]", "num_in_pool=7, memory has nothing, disk h"),
-        Edit("asks_for_ever", "not wanted or has_not_come", "not wanted", "nothing is asked for any more"),
-        Edit("asks_once", "num_in_pool <= last_start", "True", "has come: the next run begins with d"),
+        Edit("asks_for_ever", " or num_in_vain >= MAX_IN_VAIN", "", "nothing is asked for any more"),
+        Edit("asks_once", "num_in_vain >= MAX_IN_VAIN", "num_in_vain", "so the stores are asked again"),
         Edit("an_empty_run", "if num_blocks:", "if True:", "one of the stores and a number of blocks, one at least"),
     ],
 }
