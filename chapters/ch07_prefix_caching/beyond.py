@@ -128,6 +128,10 @@ class DictStore:
     def reset(self) -> None:
         self.kept.clear()
 
+    def counts(self) -> dict[str, int]:
+        """Of those that a Store may have, what the lab shows."""
+        return {"num_records": len(self.kept)}
+
 
 class NotedTiers(Tiers):
     """The engine's; notes where the blocks of the sequence that is being admitted were found, in order."""
@@ -259,8 +263,8 @@ class Conversations:
     def filled(self) -> dict[str, tuple[int, int]]:
         """{tier: (blocks that are kept there, room)}."""
         named = sum(block.block_hash is not None for block in self.manager.blocks)
-        in_memory, on_disk = self.memory.used_bytes if self.memory else 0, len(self.disk.kept) if self.disk else 0
-        kept = {"pool": named, "memory": in_memory, "disk": on_disk}
+        kept = {"pool": named, "memory": 0, "disk": 0}
+        kept |= {store.medium: store.counts()["num_records"] for store in self.tiers.stores}
         return {tier: (kept[tier], self.sizes[tier]) for tier in kept}
 
     # -- helpers --------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def first_token(llm: LLM, token_ids: list[int]) -> float:
 
 def costs_of(tiers: Tiers, store: Any, prompt: list[int], folder: Path) -> Costs:
     """Of a chain that the store has, from there into blocks of the pool."""
-    records = tiers.records_of(Sequence(prompt))
+    records = tiers.names.records_of(Sequence(prompt))
 
     def read(num_blocks: int) -> float:
         drop_from_memory(folder)

@@ -119,7 +119,19 @@ CHAINS = cases(
 
 # -- in the real Tiers ------------------------------------------------------------------------------------------------
 
-TRIED = ({}, {"disk": 0}, {"memory": 0}, {"memory": 40, "disk": 20}, {"pool": 40, "memory": 0, "disk": 40})
+TRIED: list[dict[str, int]] = [
+    {},
+    {"disk": 0},
+    {"memory": 0},
+    {"memory": 40, "disk": 20},
+    {"pool": 40, "memory": 0, "disk": 40},
+]
+    {},
+    {"disk": 0},
+    {"memory": 0},
+    {"memory": 40, "disk": 20},
+    {"pool": 40, "memory": 0, "disk": 40},
+)
 
 
 class Losing(DictStore):
