@@ -126,12 +126,6 @@ TRIED: list[dict[str, int]] = [
     {"memory": 40, "disk": 20},
     {"pool": 40, "memory": 0, "disk": 40},
 ]
-    {},
-    {"disk": 0},
-    {"memory": 0},
-    {"memory": 40, "disk": 20},
-    {"pool": 40, "memory": 0, "disk": 40},
-)
 
 
 class Losing(DictStore):
@@ -162,8 +156,9 @@ def compare_worlds(make: Callable[[], Conversations], what: str) -> None:
 
 def answers_conversations(function: Any, bench: Bench) -> None:
     """the real Tiers: four people talk in turn, with tiers of several sizes"""
+    order = next(iter(ORDERS))
     for sizes in TRIED:
-        compare_worlds(lambda: Conversations(**sizes), f"sizes {sizes or 'of the lab'}")  # noqa: B023
+        compare_worlds(lambda: Conversations(order, **sizes), f"sizes {sizes or 'of the lab'}")  # noqa: B023
 
 
 def answers_with_a_losing_disk(function: Any, bench: Bench) -> None:
