@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from chapters.ch07_prefix_caching.checks_of_names import NAMES, use_name
+from chapters.ch07_prefix_caching.checks_of_tiers import TIERS
 from chapters.ch07_prefix_caching.trials import (
     TRIALS,
     admit,
@@ -461,4 +462,5 @@ TASKS = [
     ),
     task("register_prefix", CALLS_SECTION, *REGISTERS, registers_on_collision, worked_example),
     task("take_fresh", "What is forgotten first", *TAKES, worked_example),
+    TIERS,
 ]

@@ -6,7 +6,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from chapters.ch07_prefix_caching import beyond_drawing
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
+from chapters.ch07_prefix_caching.world import World
 from chapters.draw import draw_free_queue, pool_cells
 
 LINE = 74  # characters of a request's picture in a row: a terminal of 80, less frame and scroll bar
@@ -18,7 +20,11 @@ KINDS = {
 }
 
 
-def panels(world: Simulator) -> list[tuple[str, RenderableType]]:
+def panels(world: World) -> list[tuple[str, RenderableType]]:
+    return panels_of_pool(world.pool) if world.shows == "pool" else beyond_drawing.panels(world.tiers)
+
+
+def panels_of_pool(world: Simulator) -> list[tuple[str, RenderableType]]:
     num_blocks, salt = len(world.manager.blocks), f", salt {world.salt}" if world.salt else ""
     fault = f", FAULT: {world.fault}" if world.fault else ""
     return [

@@ -1,4 +1,4 @@
-"""Exercises of chapter 7: the four functions that make a prefix cache out of a pool of blocks.
+"""Exercises of chapter 7: the four functions that make a prefix cache out of a pool of blocks, and a look beyond it.
 
 Edit this file, then
 
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.tiers.store import Store
 
 
 def name_block(
@@ -162,5 +163,38 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
 
     Example: queue 4 3 2, blocks 3 and 2 have names, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
     and one eviction; the queue is 2, which can still be found.
+    """
+    raise NotImplementedError
+
+
+def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
+    """Which store is asked next for blocks of a waiting sequence, and for how many.
+
+    This decides in Tiers.ask (nanovllm/core/tiers/tiers.py). Before a sequence is admitted, the engine calls it, asks
+    that store, puts what comes into the pool, and calls it again, until the answer is None. What the pool lacks then is
+    computed.
+
+    names        of all full blocks of the sequence, in order; each block is the parent of the next
+    num_in_pool  so many of them, from the first on, are in the pool now
+    num_in_vain  so many answers of stores have brought nothing for this sequence
+    stores       the tiers below the pool, the fastest first: memory, then disk, or one of them alone
+
+        store.may_have(name) -> bool       is the block likely to be there? To ask costs nothing, no disk is read.
+
+    A run is a row of blocks without a gap that one store has. It begins with the first block that the pool lacks, and
+    goes as far as the store has each next block. Return the store and the number of blocks in the run. If several
+    stores have the run's first block, the first of them in the list is asked. A run is not cut short where a faster
+    store has one of its later blocks.
+
+    Return None
+    - if the pool has all of them;
+    - if no store has the first block that the pool lacks: what is behind it cannot be used without it;
+    - if num_in_vain has reached MAX_IN_VAIN (import it from nanovllm.core.tiers.tiers). may_have may be wrong, a store
+      may deliver nothing, and what it delivers may come too late, when its parents have left the pool. Who asks again
+      each time may ask for ever.
+
+    Example: the chain a b c d e f; the pool has a, memory has b and c, the disk a b c d f. num_in_pool is 1. The first
+    answer is (memory, 2). Then num_in_pool is 3, and the answer is (disk, 1), which brings d. Then num_in_pool is 4, no
+    store has e, and the answer is None: e and f are computed, though the disk has f.
     """
     raise NotImplementedError

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from chapters.app import explorer
+from chapters.ch07_prefix_caching.beyond_story import tell_costs, tell_tiers
 from chapters.ch07_prefix_caching.drawing import (
     draw_chart,
     draw_counters,
@@ -17,9 +18,10 @@ from chapters.ch07_prefix_caching.drawing import (
     panels,
 )
 from chapters.ch07_prefix_caching.policies import POLICIES, POOL_TOKENS, bursts, num_hits, play_conversations
-from chapters.ch07_prefix_caching.simulator import ACTIONS, Simulator
+from chapters.ch07_prefix_caching.simulator import Simulator
 from chapters.ch07_prefix_caching.traps import BLOCK_SIZE, tell_traps
 from chapters.ch07_prefix_caching.workloads import SYSTEM, WORKLOADS
+from chapters.ch07_prefix_caching.world import ACTIONS, World
 from chapters.stage import compute
 from chapters.story import Story, one_core
 from nanovllm import LLM, SamplingParams
@@ -29,7 +31,7 @@ from nanovllm.core.sequence import Sequence
 
 def make_app(model: str | None = None) -> Any:
     title = "7. Prefix caching: = found, + now cached, · its own, ! wrong"
-    return explorer(title, Simulator(), panels, ACTIONS, ask="a prompt of yours")
+    return explorer(title, World(), panels, ACTIONS, ask="a prompt of yours")
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
@@ -65,6 +67,8 @@ def tell(story: Story) -> None:
         tell_salts(story, llm)
         tell_traps(story, llm)
         tell_cost(story, block_s)
+        tell_tiers(story)
+        tell_costs(story, llm)
 
 
 def ask(llm: LLM, prompt: str, salt: str | None = None) -> tuple[float, int, int, str]:

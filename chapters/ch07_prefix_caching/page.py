@@ -2,8 +2,10 @@
 
 from html import escape
 
-from chapters.ch07_prefix_caching.scenes import SCENES
-from chapters.ch07_prefix_caching.simulator import ACTIONS, BLOCK_SIZE, Simulator
+from chapters.ch07_prefix_caching import beyond_page
+from chapters.ch07_prefix_caching.scenes import SCENES as OF_POOL
+from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
+from chapters.ch07_prefix_caching.world import ACTIONS, World
 from nanovllm.core.block_manager import Block
 from nanovllm.serving.http import html_pictures
 from nanovllm.serving.http.html_pictures import color, draw_counters, draw_events, draw_queue, holders, label, marks
@@ -15,10 +17,15 @@ ASK = "a prompt of yours"
 KINDS = {"hit": "=", "miss": "+", "own": "·", "wrong": "!"}
 LEGEND = {"hit": "found", "miss": "computed, now findable", "own": "not full, its own", "wrong": "K/V of another text"}
 NUM_BARS = 24
-new_world = Simulator
+SCENES = [*OF_POOL, *beyond_page.SCENES]
+new_world = World
 
 
-def panels(world: Simulator) -> list[tuple[str, str]]:
+def panels(world: World) -> list[tuple[str, str]]:
+    return panels_of_pool(world.pool) if world.shows == "pool" else beyond_page.panels(world.tiers)
+
+
+def panels_of_pool(world: Simulator) -> list[tuple[str, str]]:
     held = holders((request.seq for request in world.running), world.names)
     salt = f", salt {world.salt}" if world.salt else ""
     fault = f", fault: {world.fault}" if world.fault else ""

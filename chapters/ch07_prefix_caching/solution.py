@@ -2,10 +2,13 @@
 
 import struct
 from collections.abc import Callable
+from itertools import takewhile
 
 from nanovllm.core.block_hash import MMSpan
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.tiers.store import Store
+from nanovllm.core.tiers.tiers import MAX_IN_VAIN
 
 
 def name_block(
@@ -101,3 +104,14 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
             manager.stats.evictions += 1
         block.ref_count = 1
         seq.block_table.append(block.block_id)
+
+
+def next_run(names: list[bytes], num_in_pool: int, num_in_vain: int, stores: list[Store]) -> tuple[Store, int] | None:
+    wanted = names[num_in_pool:]
+    if not wanted or num_in_vain >= MAX_IN_VAIN:
+        return None
+    for store in stores:
+        num_blocks = len(list(takewhile(store.may_have, wanted)))
+        if num_blocks:
+            return store, num_blocks
+    return None

@@ -14,7 +14,7 @@ from rich.console import Console
 from textual.widgets import Button, Input, Static
 
 from chapters.__main__ import main
-from chapters.ch07_prefix_caching import drawing, simulator
+from chapters.ch07_prefix_caching import beyond, drawing, simulator
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
@@ -32,7 +32,7 @@ PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16)  # the labs that are apps
 MEASURING = {
     3: ("time_generation", "time_contexts"),
     6: ("tell_one_request", "tell_rates", "tell_budgets"),
-    7: ("tell_salts",),
+    7: ("tell_salts", "tell_costs"),
     10: ("tell_same_bits", "tell_shares", "tell_workload"),
     13: ("tell_rows", "tell_engine"),
     15: ("tell_cost",),
@@ -206,6 +206,28 @@ def test_simulator_keeps_salts_apart():
         world.typed("how far does the light reach from here")
         hits.append(world.requests[-1].num_hits)
     assert hits == [0, 0, 2, 0]
+
+
+def test_with_room_below_the_pool_nothing_is_computed_twice():
+    """A disk that holds all of it; a smaller one has whole chains, whatever it had to forget."""
+    for order in beyond.ORDERS:
+        alone, below = (beyond.played(order, 10, **sizes).totals() for sizes in ({"memory": 0, "disk": 0}, {}))
+        assert sum(alone.values()) == sum(below.values())
+        assert below["computed"] == beyond.played(order, pool=80, memory=0, disk=0).totals()["computed"]
+        assert alone["computed"] > below["computed"]
+        disk = beyond.played(order, memory=0, disk=20).disk
+        assert len(disk.kept) == 20
+        assert all(kept.record.parent is None or kept.record.parent in disk.kept for kept in disk.kept.values())
+
+
+def test_a_slider_plays_all_again():
+    world = beyond.Conversations(memory=0, disk=0)
+    for act in (world.come_back, world.restart, world.come_back):
+        act()
+    said = world.next_disk(), world.next_memory()
+    assert all("has room for 20 blocks" in each for each in said)
+    assert [visit.name for visit in world.visits] == ["Ada 1", "Ben 1"] and world.restarts == [1]
+    assert world.visits[1].tokens()["disk"] == 12, "Ben finds what Ada's process has written"
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in HYBRIDS])

@@ -6,6 +6,7 @@ IDS = 'struct.pack(f"<{len(token_ids)}I", *token_ids)'
 CACHED = "min(len(hits) * manager.block_size, len(seq.tokens) - 1)"
 COMPUTED = "seq.num_computed_tokens //"
 FREE = "(manager.blocks[i] for i in manager.free_blocks)"
+RUN = "len(list(takewhile(store.may_have, wanted)))"
 POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block)"
 
 WRONG = {
@@ -69,5 +70,16 @@ WRONG = {
         Edit("counts_no_evictions", "manager.stats.evictions += 1", "pass", "that is one eviction"),
         Edit("evicts_all_copies", "if not copies:", "if True:", "only 0 leaves the dict under that name"),
         Edit("unnamed_first", POP, f"min({FREE}, key=lambda b: b.block_hash is not None)\n{REMOVE}", "worked example"),
+    ],
+    "next_run": [
+        Edit("from_the_first_block", "names[num_in_pool:]", "names", "begins with the first block that the pool lacks"),
+        Edit("over_gaps", RUN, "sum(map(store.may_have, wanted))", "ends before the first block that its store lacks"),
+        Edit("all_the_rest", "return store, num_blocks", "return store, len(wanted)", "ends before the first block"),
+        Edit("the_slowest_first", "in stores", "in reversed(stores)", "the one that is first in the list is faster"),
+        Edit("the_longest", "in stores:", f"in sorted(stores, key=lambda store: -{RUN}):", "memory has bc, disk bcd"),
+        Edit("memory_alone", "in stores", "in stores[:1]", "num_in_pool=7, memory has nothing, disk h"),
+        Edit("asks_for_ever", " or num_in_vain >= MAX_IN_VAIN", "", "nothing is asked for any more"),
+        Edit("asks_once", "num_in_vain >= MAX_IN_VAIN", "num_in_vain", "so the stores are asked again"),
+        Edit("an_empty_run", "if num_blocks:", "if True:", "one of the stores and a number of blocks, one at least"),
     ],
 }
