@@ -94,7 +94,7 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
 def lab_text(chapter: Chapter) -> Text:
     """The lab that runs on the page, or its recorded story, or both."""
     living, text = labs.lab_section(chapter), Text(chapter.title)
-    if (chapter.folder / "story.txt").exists():
+    if (chapter.folder / "story.json").exists():
         text = story_of(chapter)
     heading = ""
     if living and text.body:  # the lab needs the page's whole width: no list beside it

@@ -28,6 +28,7 @@ def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles
         return relative(f"assets/{name}", path)
 
     head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in ("theme.css", "style.css", *styles)]
+    head += ["<noscript><style>.frame[hidden] { display: block; }</style></noscript>"]
     head += [f'<script defer src="{asset("site.js")}"></script>']  # no module: those do not load from file://
     head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
     return f"""<!doctype html>

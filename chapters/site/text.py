@@ -1,20 +1,22 @@
 """A README.md as HTML: the text as it stands, with links into the site, highlighted code and drawn diagrams."""
 
-import html
 import posixpath
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from chapters.recording import Recording
 from chapters.site.diagrams import figure
+from chapters.site.figures import picture_of
 from chapters.site.pages import relative
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
+from chapters.site.tables import LONG, printed, quoted
 
 FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
-CAPTIONS = {"text output": "what it prints", "text lab": "from the lab"}
 
 
 @dataclass
@@ -60,17 +62,39 @@ def render(place: Place) -> Text:
 
 def render_text(markdown: str, place: Place) -> Text:
     tokens, text = MARKDOWN.parse(markdown), Text("")
+    name_cells(tokens)
     for at, token in enumerate(tokens):
         if token.type == "heading_open":
             inline = tokens[at + 1]
             token.attrSet("id", place.name(plain(inline)))
             if token.tag == "h2":
                 text.headings.append((str(token.attrs["id"]), MARKDOWN.renderer.render([inline], MARKDOWN.options, {})))
+        elif token.type == "inline" and (drawn := picture_of(token, (ROOT / place.source).parent)):
+            nothing = Token("text", "", 0)
+            tokens[at - 1 : at + 2] = [Token("html_block", "", 0, content=drawn), nothing, nothing]
         elif token.type == "inline":
             link_files(token, place)
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
-    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, {})
+    env = {"told": Recording((ROOT / place.source).parent).told}
+    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, env)
     return text
+
+
+def name_cells(tokens: list[Token]) -> None:
+    """Each cell of a table knows its heading, and a table of long texts that a phone stacks it."""
+    table, names, cells = Token("table_open", "table", 1), list[str](), list[str]()
+    for token, inside in pairwise(tokens):
+        if token.type == "table_open":
+            table, names, cells = token, [], []
+        elif token.type == "th_open":
+            names.append(plain(inside))
+        elif token.type == "td_open":
+            token.attrSet("data-name", names[len(cells) % len(names)])
+            cells.append(plain(inside))
+        elif token.type == "table_close":
+            columns = [cells[at :: len(names)] for at in range(len(names))]
+            if sum(max(map(len, column), default=0) > LONG for column in columns) > 2:
+                table.attrSet("class", "stack")
 
 
 def inline_html(markdown: str) -> str:
@@ -107,23 +131,21 @@ def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> st
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
         return figure(code)
-    if info in CAPTIONS:
-        block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
-        return f"<figure>{block}<figcaption>{CAPTIONS[info]}</figcaption></figure>\n"
+    if info == "text lab":
+        return f"<figure>{quoted(code, env['told'])}<figcaption>from the lab</figcaption></figure>\n"
+    if info == "text output":
+        return f"<figure>{printed(code)}<figcaption>what it prints</figcaption></figure>\n"
     if info in ("", "text"):
-        return f'<pre class="printed" tabindex="0">{html.escape(code)}</pre>\n'
+        return printed(code)
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
-
-
-def marked(printed: str) -> str:
-    """What a lab printed, with the lines marked that were measured."""
-    lines = (html.escape(line) for line in printed.rstrip("\n").split("\n"))
-    return "\n".join(f'<span class="measured">{line}</span>' if "(measured)" in line else line for line in lines)
 
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("fence", fence)
 MARKDOWN.add_render_rule(
-    "table_open", lambda *_: '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>\n'
+    "table_open",
+    lambda self, tokens, at, *_: (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Table"><table{self.renderAttrs(tokens[at])}>\n'
+    ),
 )
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")

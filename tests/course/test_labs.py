@@ -19,7 +19,9 @@ from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
 from chapters.patching import replaced
-from chapters.story import WIDTH
+from chapters.recording import Recording, Told
+from chapters.sheet import MEASURED
+from chapters.story import WIDTH, Story
 from nanovllm import LLM
 from nanovllm.worker import model
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
@@ -79,10 +81,22 @@ def without_numbers(text: str) -> str:
     return re.sub(r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+", "#", text.strip())
 
 
-def unmeasured(story: str) -> list[str]:
-    """The words of the paragraphs and pictures in which nothing is measured."""
-    paragraphs = re.split(r"\n\s*\n", story.strip())
-    return [without_numbers(paragraph) for paragraph in paragraphs if "(measured)" not in paragraph]
+def unmeasured(told: list[Told]) -> set[str]:
+    """The words of the paragraphs, tables and pictures in which nothing is measured."""
+    return {without_numbers(f"{kind} {what}") for kind, what in told if MEASURED not in str(what)}
+
+
+def bare(printed: str) -> str:
+    """Words and numbers without the lines that draw a table, on one line; measured numbers without their digits."""
+    words = " ".join(re.sub("[─-╿]", " ", printed).split())
+    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in printed else words
+
+
+def as_lines(told: list[Told]) -> str:
+    """All that was told, each text and each row of a table on a line."""
+    texts = [what for kind, what in told if kind in ("say", "print")]
+    texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
+    return "\n".join(bare(text) for text in texts)
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +111,23 @@ def test_lab(chapter, demo_checkpoint, short_demo, any_model, capsys, monkeypatc
     # Apart from measurements lab 11 prints the same whatever the model, lab 14 whatever its weights.
     checkpoint = {11: any_model, 14: short_demo}.get(chapter.number, demo_checkpoint)
     measure_little(chapter, monkeypatch)
+    stories: list[Story] = []
+    monkeypatch.setattr("chapters.__main__.Story", lambda *options: stories.append(Story(*options)) or stories[0])
     assert main(["lab", str(chapter.number), "--plain", "--model", str(checkpoint)]) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 30
     assert all(len(line) <= WIDTH for line in printed.splitlines())
     plain = without_numbers if chapter.number in ROUNDED_BY_THE_PROCESSOR else without_measurements
     lines = {plain(line.rstrip()) for line in printed.splitlines()}
-    recorded = (chapter.folder / "story.txt").read_text("utf-8")
-    stale = set(unmeasured(recorded)) ^ set(unmeasured(printed))
+    recorded = Recording(chapter.folder).told
+    stale = unmeasured(recorded) ^ unmeasured(stories[0].told)
     assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
-    lines_shown = {without_measurements(line) for line in recorded.splitlines()}
+    was_told = as_lines(recorded)
     quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
     assert quoted, "no number without the lab's output"
     for line in "".join(quoted).splitlines():
         assert plain(line.rstrip()) in lines, f"the lab does not print: {line}"
-        assert without_measurements(line.rstrip()) in lines_shown, f"the recorded story does not have: {line}"
+        assert bare(line) in was_told, f"the recorded story does not have: {line}"
 
 
 def shown(app) -> str:

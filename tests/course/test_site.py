@@ -11,13 +11,15 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
+from chapters.recording import Recording
+from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams
 from chapters.site.runtime import MissingRuntime
 from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
+from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
-from chapters.story import WIDTH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible
 
@@ -26,10 +28,13 @@ PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # 
 PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
 COLOURS = ["index.html", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
 COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
+TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure"}
 BUILD = """
 import sys
 sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
 from chapters.__main__ import main
+from chapters.recording import Recording
+from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams
 sys.exit(main(["site", "--out", sys.argv[1]]))
 """
@@ -136,17 +141,29 @@ def words(picture: Path) -> set[str]:
 
 @for_each_chapter
 def test_stories(chapter):
-    """Whole paragraphs, pictures as they were printed, and what was measured is marked."""
-    if not (chapter.folder / "story.txt").exists():
-        assert chapter.number in (4, 5, 7)
-        return
-    printed, text = (chapter.folder / "story.txt").read_text("utf-8"), story_of(chapter)
-    assert all(len(line) <= WIDTH for line in printed.splitlines())
-    assert len(text.headings) == len(re.findall(r"^\d+\. .* ─+$", printed, re.MULTILINE)) >= 3
-    assert text.body.count("(measured)") - 1 >= printed.count("(measured)") > 0 or chapter.number in (4, 5, 7, 12)
-    for line in text.body.splitlines():
-        if "(measured)" in line:
-            assert 'class="measured"' in line or line.startswith("<p class="), line
+    """All that was told is there, in its order; tables are tables, and what was measured is marked."""
+    told, text = Recording(chapter.folder).told, story_of(chapter)
+    kinds = [kind for kind, _ in told]
+    assert len(text.headings) == kinds.count("part") >= 3
+    assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
+    pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if kind != "histogram"]
+    num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
+    assert text.body.count('class="measured"') - 1 == num_measured
+    assert num_measured or chapter.number in (4, 5)
+    assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
+
+
+def test_a_quote_is_drawn_as_the_lab_draws_it():
+    """A table without headings gets the lab's; a paragraph is one again; a picture stays as it was printed."""
+    rows = [["1", "a", "2.5", MEASURED], ["2", "b", "9", MEASURED]]
+    table = {"title": "", "columns": ["step", "", "ms", ""], "rows": rows}
+    told = [("say", f"It took 4 ms. {MEASURED}"), ("print", "A  +0 x  ·1 y"), ("table", table)]
+    drawn = quoted(f" 1 │ a │ 3.1 │ {MEASURED}\n\nIt took\n5 ms. {MEASURED}\n\nA  +0 x\n", told)
+    assert re.findall("<th .*?>(.*?)</th>", drawn) == ["step", "ms", "1"] and MEASURED not in re.sub("<p.*", "", drawn)
+    assert re.findall("<tr(.*?)>", drawn) == ["", ' class="measured"']
+    assert f'<p class="measured">It took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
+    assert read(" a ┃ b\n━━━╇━━━\n 1 │ 2\n") == Sheet(["a", "b"], [["1", "2"]])
+    assert read("a\n├── b │ c\n") is read("one line") is read(" 1 │ 2\n 1 │ 2 │ 3\n") is None
 
 
 # -- pages in a browser -----------------------------------------------------------------------------------------------

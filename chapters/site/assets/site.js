@@ -40,6 +40,24 @@ for (const folded of document.querySelectorAll("details.toc")) {
   folded.addEventListener("click", (event) => event.target.closest("a") && folded.removeAttribute("open"));
 }
 
+// -- pictures with something to move -----------------------------------------------------------------------------------
+
+for (const moved of document.querySelectorAll(".moved")) {
+  const frames = [...moved.querySelectorAll(".frame")];
+  const range = moved.querySelector("input");
+  const show = (at) => {
+    range.value = at;
+    const { setting } = frames[range.value].dataset;
+    for (const frame of frames) frame.hidden = frame !== frames[range.value];
+    moved.querySelector("output").textContent = setting;
+    range.setAttribute("aria-valuetext", setting);
+  };
+  range.addEventListener("input", () => show(range.value));
+  moved.querySelector(".less").addEventListener("click", () => show(Number(range.value) - 1));
+  moved.querySelector(".more").addEventListener("click", () => show(Number(range.value) + 1));
+  moved.querySelector(".mover").hidden = false;
+}
+
 // -- the quiz ---------------------------------------------------------------------------------------------------------
 
 for (const quiz of document.querySelectorAll(".quiz")) {
