@@ -1,0 +1,83 @@
+"""The pictures of chapter 6: the roofline, with the steps that the text's lab has measured."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from chapters.ch06_prefill_decode.roofline import decode_chunks
+from chapters.ch06_prefill_decode.solution import step_cost
+from chapters.recording import quoted_sheet, quotes
+from chapters.svg import Axis, Chart, Frame, Moved
+from nanovllm.checkpoint import ModelConfig
+
+HERE = Path(__file__).parent
+SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)
+CONTEXT = 64  # tokens of a sequence, as in the lab
+DEMO = """{
+"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_act": "silu",
+"tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 100000.0
+}"""
+
+
+def demo_config() -> ModelConfig:
+    """The demo model's sizes: the checkpoint itself need not be there."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(DEMO, "utf-8")
+        return ModelConfig.from_directory(Path(folder))
+
+
+def rates() -> tuple[float, float, float]:
+    """GB/s, GFLOP/s and FLOPs a byte of the machine whose figures the text quotes."""
+    found = re.search(r"Reads ([\d.,]+) GB/s, does ([\d.,]+) GFLOP/s.*?: ([\d.,]+) FLOPs", "\n".join(quotes(HERE)))
+    assert found is not None
+    gigabytes, gflops, corner = (float(each.replace(",", "")) for each in found.groups())
+    return gigabytes, gflops, corner
+
+
+def measured() -> dict[str, tuple[float, float]]:
+    """Step -> FLOPs a byte, and the GFLOP/s at which it was done: its FLOPs take `FLOPs, ms` at the machine's rate."""
+    sheet, (_, gflops, _) = quoted_sheet(HERE, "FLOPs a byte", "took, ms"), rates()
+    columns = zip(*(sheet.column(name) for name in ("FLOPs a byte", "FLOPs, ms", "took, ms")), strict=True)
+    return {
+        row[0]: (intensity, gflops * flops_ms / took_ms)
+        for row, (intensity, flops_ms, took_ms) in zip(sheet.rows, columns, strict=True)
+    }
+
+
+def roofline() -> Moved:
+    """A step of n decodes on the machine's roof; dots are the steps that were measured there."""
+    config, (gigabytes, gflops, corner) = demo_config(), rates()
+    frames = []
+    for n in SEQUENCES:
+        cost = step_cost(config, 2, decode_chunks(n, CONTEXT))
+        bytes_ms, flops_ms = cost.read_bytes / gigabytes / 1e6, cost.flops / gflops / 1e6
+        limit = "bytes" if bytes_ms > flops_ms else "FLOPs"
+        text = (
+            f"{cost.flops / 1e9:.2f} GFLOP and {cost.read_bytes / 1e6:.0f} MB, {cost.intensity:.1f} FLOPs a byte. The "
+            f"bytes take {bytes_ms:.1f} ms, the FLOPs {flops_ms:.1f} ms: the step waits for its {limit}, and a token "
+            f"costs {max(bytes_ms, flops_ms) / n:.2f} ms at least."
+        )
+        chart = base_chart(gigabytes, gflops, corner)
+        at = cost.intensity, min(cost.intensity * gigabytes, gflops)
+        chart.curve([(at[0], chart.y.low), at], "four dashed")
+        chart.dots([at], "four", 5)
+        title = f"Roofline, a step of {n} decodes"
+        frames.append(Frame(str(n), chart.draw(title, f"A machine with {gigabytes:g} GB/s. {text}"), text))
+    return Moved("sequences that decode in one step", frames, SEQUENCES.index(8))
+
+
+def base_chart(gigabytes: float, gflops: float, corner: float) -> Chart:
+    x = Axis("FLOPs a byte of the step", (1, 10, 100, 1000), 0.6, 1500, is_log=True)
+    chart = Chart(x, Axis("GFLOP/s", (10, 100, 1000), 10, 1500, is_log=True), 230)
+    chart.curve([(x.low, x.low * gigabytes), (gflops / gigabytes, gflops), (x.high, gflops)], "gone")
+    chart.curve([(corner, chart.y.low), (corner, gflops)], "gone thin dashed")
+    chart.note(corner, chart.y.low, f"{corner:.0f}", "gone", by=(4, -5))
+    chart.note(3, 3 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -8))
+    chart.note(x.high, gflops, f"{gflops:g} GFLOP/s", "gone", "end", (0, -7))
+    steps = measured()
+    for kind, word in (("one", "decode"), ("two", "prompt")):
+        chart.dots((point for name, point in steps.items() if word in name), f"{kind} open")
+    chart.note(*steps["4 x decode"], "measured: decodes", "one", by=(10, 12))
+    chart.note(*steps["prompt of 64"], "prompts", "two", by=(4, 16))
+    return chart
