@@ -83,7 +83,8 @@ def without_numbers(text: str) -> str:
 
 def unmeasured(told: list[Told]) -> set[str]:
     """The words of the paragraphs, tables and pictures in which nothing is measured."""
-    return {without_numbers(f"{kind} {what}") for kind, what in told if MEASURED not in str(what)}
+    texts = [what if isinstance(what, str) else str(sorted(what.items())) for _, what in told]
+    return {without_numbers(text) for text in texts if MEASURED not in text}
 
 
 def bare(printed: str) -> str:
