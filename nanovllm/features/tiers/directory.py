@@ -117,7 +117,7 @@ class CacheDirectory:
         added: list[bytes] = []
         gone: list[Place] = []
         with self.index.writing():
-            room = self.num_bytes - self.used_bytes()
+            room = self.num_bytes - SLACK_BYTES - self.used_bytes()
             for record, data in items:
                 room = self._put(record, data, room, added, gone)
         for place in gone:
@@ -192,12 +192,17 @@ class CacheDirectory:
             self._holes.get(removed.space, set()).add(removed.slot)
         self.num_damaged += bool(gone)
 
+    @property
+    def own_bytes(self) -> int:
+        """Of the segments that this process reads."""
+        paths = (self.path / space.file_name for space in self.spaces.values())
+        return sum(path.stat().st_size for path in paths if path.exists())
+
     # -- room -----------------------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
-        """Of the budget: segments, the index, and what the index may need."""
-        files = sum(path.stat().st_size for path in self.path.glob("*.seg"))
-        return files + (self.path / FILE).stat().st_size + SLACK_BYTES
+        """Of segments and index."""
+        return sum(path.stat().st_size for path in [*self.path.glob("*.seg"), self.path / FILE])
 
     def _hole(self, space: int, segment: Segment) -> int | None:
         assert self.index is not None
