@@ -37,7 +37,7 @@ def figure(source: str) -> str:
     if not (picture := picture_of(source)).exists():
         return f'<pre class="printed" tabindex="0">{html.escape(source)}</pre>\n'
     drawing = picture.read_text("utf-8")
-    return f'<div class="diagram" tabindex="0" role="region" aria-label="diagram">{drawing}</div>\n'
+    return f'<div class="diagram" tabindex="0" role="group" aria-label="diagram">{drawing}</div>\n'
 
 
 def wanted() -> dict[Path, str]:

@@ -176,7 +176,7 @@ def test_every_page(site, address, phone):
             continue  # pages of Python are all of one kind
         path = page.relative_to(site).as_posix()
         phone.goto(f"{address}/{path}")
-        width, pictures, clipped = phone.evaluate(
+        width, pictures, clipped, outside = phone.evaluate(
             """() => [document.documentElement.scrollWidth,
                 [...document.images].filter(picture => !picture.naturalWidth).map(picture => picture.src),
                 [...document.querySelectorAll('.diagram .name')].filter(text => {
@@ -184,10 +184,15 @@ def test_every_page(site, address, phone):
                     const { left, right, top, bottom } = text.getBoundingClientRect();
                     return !boxes.map(box => box.getBoundingClientRect()).some(box =>
                         box.left <= left && right <= box.right && box.top <= top && bottom <= box.bottom);
+                }).map(text => text.textContent),
+                [...document.querySelectorAll('.picture text')].filter(text => text.checkVisibility()).filter(text => {
+                    const picture = text.ownerSVGElement.getBoundingClientRect();
+                    const { left, right, top, bottom } = text.getBoundingClientRect();
+                    return left < picture.left - 4 || right > picture.right + 4 || bottom > picture.bottom + 4;
                 }).map(text => text.textContent)]"""
         )
         assert width <= 360, f"{path} is {width} pixels wide on a phone"
-        assert not pictures and not clipped, path
+        assert not pictures and not clipped and not outside, (path, outside)
         assert phone.title() and phone.locator("h1").count() == 1, path
 
 
@@ -202,6 +207,21 @@ def test_accessible(address, phone):
         assert_accessible(phone, **options)
 
 
+def test_what_is_moved(address, phone):
+    """A slider shows the picture of its value, by finger and by key; every picture says what it shows."""
+    phone.goto(f"{address}/ch06_prefill_decode/index.html")
+    moved = phone.locator(".moved").first
+    frames, output = moved.locator(".frame:visible"), moved.locator("output")
+    before = output.inner_text(), frames.inner_html()
+    moved.get_by_role("button", name="on").click()
+    after = output.inner_text(), frames.inner_html()
+    assert frames.count() == 1 and float(after[0]) > float(before[0]) and before[1] != after[1]
+    moved.get_by_role("slider").press("ArrowLeft")
+    assert (output.inner_text(), frames.inner_html()) == before
+    assert moved.get_by_role("slider").get_attribute("aria-valuetext") == before[0]
+    assert frames.get_by_role("img").evaluate("picture => picture.textContent").startswith("Roofline, a step of")
+
+
 def test_without_script(site, browser):
     """From a folder, with scripts switched off: the text, and the way to the quiz."""
     context = browser.new_context(java_script_enabled=False)
@@ -210,6 +230,7 @@ def test_without_script(site, browser):
     assert tab.get_by_text("The rules were computed once.").is_visible()
     assert tab.get_by_text("python -m chapters quiz 7").last.is_visible()
     assert not tab.locator(".question").first.is_visible()
+    assert tab.locator(".moved .frame:visible").count() == 9 and not tab.locator(".mover").first.is_visible()
     tab.emulate_media(media="print")
     assert tab.get_by_text("The rules were computed once.").is_visible()
     assert not tab.locator("nav.toc").is_visible() and not tab.locator(".quiz").is_visible()
