@@ -104,7 +104,7 @@ class Progress:
             self.problem = str(error)
 
     def get(self, chapter: Chapter) -> dict[str, Any]:
-        """read (bool), quiz ([right, of]) and solved (names of exercises); each may be missing."""
+        """read (bool), quiz ([right, of]), solved (names of exercises), machine (its speeds); each may be missing."""
         return self._chapters.get(str(chapter.number), {})
 
     def note(self, chapter: Chapter, **what: Any) -> None:
@@ -145,6 +145,9 @@ def _known(entry: dict[str, Any]) -> dict[str, Any]:
         kept["quiz"] = quiz
     if isinstance(solved, list) and all(isinstance(name, str) for name in solved):
         kept["solved"] = solved
+    machine = entry.get("machine")
+    if isinstance(machine, dict) and machine and all(type(speed) is float and speed > 0 for speed in machine.values()):
+        kept["machine"] = machine
     return kept
 
 

@@ -29,6 +29,7 @@ class Story:
         self._model, self._plain = model, plain
         self._console = Console(width=WIDTH, highlight=False)
         self.told: list[Told] = []
+        self.machine: dict[str, float] = {}  # what a lab has measured of it; pictures built here show it
 
     @property
     def model(self) -> str:

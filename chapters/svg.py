@@ -67,6 +67,13 @@ def arrow(x1: float, y1: float, x2: float, y2: float, kind: str = "") -> str:
     return f'<path class="wire {kind}" d="M{x1:.1f},{y1:.1f}{bend}"/><path class="tip" d="M{x2:.1f},{y2:.1f}{tip}"/>'
 
 
+def short(value: float) -> str:
+    """A number at an axis."""
+    if abs(value) < 10_000:
+        return f"{value:,g}"
+    return f"{value / 1e3:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
+
+
 @dataclass(frozen=True)
 class Axis:
     """What it measures, with its unit, and the numbers that are written at it."""
@@ -92,11 +99,11 @@ class Chart:
         self.parts = [f'<path class="axis" d="M{LEFT},{TOP}V{bottom}H{right}"/>', words(2, 11, y.name, "name")]
         self.parts += [words(right, height - 4, x.name, "name", "end")]
         for value in x.ticks:
-            self.parts.append(words(self.at(value, y.low)[0], bottom + 14, f"{value:,g}", "tick", "middle"))
+            self.parts.append(words(self.at(value, y.low)[0], bottom + 14, short(value), "tick", "middle"))
         for value in y.ticks:
             at = self.at(x.low, value)[1]
             self.parts.append(f'<path class="grid" d="M{LEFT},{at:.1f}H{right}"/>')
-            self.parts.append(words(LEFT - 5, at + 4, f"{value:,g}", "tick", "end"))
+            self.parts.append(words(LEFT - 5, at + 4, short(value), "tick", "end"))
 
     def at(self, x: float, y: float) -> Point:
         across = LEFT + (WIDTH - RIGHT - LEFT) * self.x.share(x)

@@ -295,6 +295,7 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
     story.part("Bytes and FLOPs on this machine")
     runner = world.engine.model_runner
     bytes_per_s, flops_per_s = read_rate(runner.device), compute_rate(runner.device, runner.dtype)
+    story.machine = {"GB/s": bytes_per_s / 1e9, "GFLOP/s": flops_per_s / 1e9}
     story.say(
         f"Reads {bytes_per_s / 1e9:.0f} GB/s, does {flops_per_s / 1e9:,.0f} GFLOP/s in matrix products: "
         f"{flops_per_s / bytes_per_s:.0f} FLOPs a byte.",

@@ -4,8 +4,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.roofline import decode_chunks
+from chapters.ch06_prefill_decode.roofline import StepCost, decode_chunks
 from chapters.ch06_prefill_decode.solution import step_cost
+from chapters.course import Progress, find_chapter
 from chapters.recording import quoted_sheet, quotes
 from chapters.svg import Axis, Chart, Frame, Moved
 from nanovllm.checkpoint import ModelConfig
@@ -45,39 +46,64 @@ def measured() -> dict[str, tuple[float, float]]:
     }
 
 
+def readers_machine() -> tuple[float, float] | None:
+    """GB/s and GFLOP/s, where the lab has measured them in a terminal of this computer."""
+    found = Progress().get(find_chapter(6)).get("machine", {})
+    return (found["GB/s"], found["GFLOP/s"]) if {"GB/s", "GFLOP/s"} <= found.keys() else None
+
+
 def roofline() -> Moved:
-    """A step of n decodes on the machine's roof; dots are the steps that were measured there."""
-    config, (gigabytes, gflops, corner) = demo_config(), rates()
+    """A step of n decodes on the roof of the text's machine, and on that of the reader's where it is known."""
+    config, (gigabytes, gflops, corner), theirs = demo_config(), rates(), readers_machine()
     frames = []
     for n in SEQUENCES:
         cost = step_cost(config, 2, decode_chunks(n, CONTEXT))
-        bytes_ms, flops_ms = cost.read_bytes / gigabytes / 1e6, cost.flops / gflops / 1e6
-        limit = "bytes" if bytes_ms > flops_ms else "FLOPs"
         text = (
-            f"{cost.flops / 1e9:.2f} GFLOP and {cost.read_bytes / 1e6:.0f} MB, {cost.intensity:.1f} FLOPs a byte. The "
-            f"bytes take {bytes_ms:.1f} ms, the FLOPs {flops_ms:.1f} ms: the step waits for its {limit}, and a token "
-            f"costs {max(bytes_ms, flops_ms) / n:.2f} ms at least."
+            f"{cost.flops / 1e9:.2f} GFLOP and {cost.read_bytes / 1e6:.0f} MB, {cost.intensity:.1f} FLOPs a byte. "
+            f"{floors(cost, n, gigabytes, gflops)}"
         )
-        chart = base_chart(gigabytes, gflops, corner)
-        at = cost.intensity, min(cost.intensity * gigabytes, gflops)
-        chart.curve([(at[0], chart.y.low), at], "four dashed")
-        chart.dots([at], "four", 5)
+        chart = base_chart(gigabytes, gflops, corner, theirs)
+        points = [(cost.intensity, min(cost.intensity * gigabytes, gflops))]
+        if theirs is not None:
+            text += f" On your machine: {floors(cost, n, *theirs)}"
+            points.append((cost.intensity, min(cost.intensity * theirs[0], theirs[1])))
+        chart.curve([(cost.intensity, chart.y.low), max(points)], "four dashed")
+        chart.dots(points, "four", 5)
         title = f"Roofline, a step of {n} decodes"
         frames.append(Frame(str(n), chart.draw(title, f"A machine with {gigabytes:g} GB/s. {text}"), text))
     return Moved("sequences that decode in one step", frames, SEQUENCES.index(8))
 
 
-def base_chart(gigabytes: float, gflops: float, corner: float) -> Chart:
-    x = Axis("FLOPs a byte of the step", (1, 10, 100, 1000), 0.6, 1500, is_log=True)
-    chart = Chart(x, Axis("GFLOP/s", (10, 100, 1000), 10, 1500, is_log=True), 230)
-    chart.curve([(x.low, x.low * gigabytes), (gflops / gigabytes, gflops), (x.high, gflops)], "gone")
+def floors(cost: StepCost, num_tokens: int, gigabytes: float, gflops: float) -> str:
+    bytes_ms, flops_ms = cost.read_bytes / gigabytes / 1e6, cost.flops / gflops / 1e6
+    limit = "bytes" if bytes_ms > flops_ms else "FLOPs"
+    return (
+        f"The bytes take {bytes_ms:.3g} ms, the FLOPs {flops_ms:.3g} ms: the step waits for its {limit}, and a token "
+        f"costs {max(bytes_ms, flops_ms) / num_tokens:.3g} ms at least."
+    )
+
+
+def base_chart(gigabytes: float, gflops: float, corner: float, theirs: tuple[float, float] | None) -> Chart:
+    """Two roofs at most, and the measured steps."""
+    highest = 1.8 * max(gflops, theirs[1] if theirs else 0)
+    farthest = max(1500, 3 * theirs[1] / theirs[0] if theirs else 0)
+    x = Axis("FLOPs a byte of the step", powers_of_ten(1, farthest), 0.6, farthest, is_log=True)
+    chart = Chart(x, Axis("GFLOP/s", powers_of_ten(10, highest), 10, highest, is_log=True), 230)
+    for rates_of, kind, whose in ((theirs, "three", "your machine: "), ((gigabytes, gflops), "gone", "")):
+        if rates_of is not None:
+            slope, roof = rates_of
+            chart.curve([(x.low, max(x.low * slope, 10)), (roof / slope, roof), (x.high, roof)], kind)
+            chart.note(x.high, roof, f"{whose}{roof:,.0f} GFLOP/s", kind, "end", (0, -7))
     chart.curve([(corner, chart.y.low), (corner, gflops)], "gone thin dashed")
     chart.note(corner, chart.y.low, f"{corner:.0f}", "gone", by=(4, -5))
     chart.note(3, 3 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -8))
-    chart.note(x.high, gflops, f"{gflops:g} GFLOP/s", "gone", "end", (0, -7))
     steps = measured()
     for kind, word in (("one", "decode"), ("two", "prompt")):
         chart.dots((point for name, point in steps.items() if word in name), f"{kind} open")
     chart.note(*steps["4 x decode"], "measured: decodes", "one", by=(10, 12))
     chart.note(*steps["prompt of 64"], "prompts", "two", by=(4, 16))
     return chart
+
+
+def powers_of_ten(low: int, high: float) -> list[int]:
+    return [power for power in (10**n for n in range(9)) if low <= power <= high]
