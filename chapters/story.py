@@ -54,7 +54,8 @@ class Story:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
         self._console.print(f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}\n")
         said = plain(text).strip("\n") + f" {MEASURED}" * measured
-        self.told.append(("print" if said.startswith(" ") else "say", said))
+        for paragraph in said.split("\n\n"):
+            self.told.append(("print" if paragraph.startswith(" ") or "\n" in paragraph else "say", paragraph))
 
     def log(self, *lines: str) -> None:
         """What happened, a line each."""

@@ -6,7 +6,6 @@ rows below each other, each cell behind its heading.
 
 import html
 import re
-from itertools import groupby
 
 from chapters.recording import Told
 from chapters.sheet import MEASURED, Sheet, read
@@ -46,23 +45,14 @@ def heading(text: str, scope: str, is_number: bool = False) -> str:
     return f"<th{kind} scope={scope}>{text}</th>" if text else "<td></td>"
 
 
+Kind = tuple[str, int]  # table, and the number of its cells; say, and the number of the paragraph; or nothing of both
+
+
 def quoted(quote: str, told: list[Told]) -> str:
     """A quote from a lab, drawn as the lab's own page draws it. Headings that were not quoted come from the lab."""
-    says = [bare(what) for kind, what in told if kind == "say"]
-
-    def kind_of(line: str) -> tuple[str, int]:
-        """A line of a table with so many cells, of the paragraph with this number, or of something drawn."""
-        if re.search("[┃│━]", line):
-            return "table", 0 if "━" in line else len(re.findall("[┃│]", line))
-        words = bare(line).strip()
-        return next((("say", at) for at, said in enumerate(says) if words and words in said), ("", 0))
-
     drawn = ""
     for block in re.split(r"\n\s*\n", quote.strip("\n")):
-        lines = block.split("\n")
-        pieces = [(("", 0), lines)] if "├" in block else [(kind, [*each]) for kind, each in groupby(lines, kind_of)]
-        for (kind, _), piece in join_rules(pieces):
-            text = "\n".join(piece)
+        for kind, text in pieces(block, [bare(what) for each, what in told if each == "say"]):
             if (sheet := read(text) if kind == "table" else None) is not None:
                 sheet.columns = sheet.columns or columns_of(sheet, told)
                 drawn += draw(sheet)
@@ -71,19 +61,29 @@ def quoted(quote: str, told: list[Told]) -> str:
     return drawn
 
 
-Piece = tuple[tuple[str, int], list[str]]
-
-
-def join_rules(pieces: list[Piece]) -> list[Piece]:
-    """The line below a table's headings, and the one between its sections, belong to the rows around them."""
-    joined: list[Piece] = []
-    for kind, lines in pieces:
-        before = joined[-1] if joined else (("", 0), [])
-        if kind[0] == before[0][0] == "table" and 0 in (kind[1], before[0][1], kind[1] - before[0][1]):
-            joined[-1] = (max(kind, before[0]), before[1] + lines)
+def pieces(block: str, says: list[str]) -> list[tuple[str, str]]:
+    """Its tables, its paragraphs, and what else was printed, in their order."""
+    if "├" in block:  # a tree
+        return [("", block)]
+    found: list[tuple[Kind, str]] = []
+    for line in block.split("\n"):
+        before, text = found[-1] if found else (("", 0), "")
+        kind = kind_of(line, says)
+        is_table = kind[0] == before[0] == "table" and 0 in (kind[1], before[1], kind[1] - before[1])
+        if is_table or (before[0] == "say" and bare(f"{text} {line}") in says[before[1]]) or (found and kind == before):
+            found[-1] = (before if before[0] == "say" else max(kind, before)), f"{text}\n{line}"
         else:
-            joined.append((kind, lines))
-    return joined
+            found.append((kind, line))
+    return [(kind, text) for (kind, _), text in found]
+
+
+def kind_of(line: str, says: list[str]) -> Kind:
+    """The line below a table's headings, or between its sections, belongs to rows of any number of cells."""
+    if re.search("[┃│━]", line):
+        return "table", 0 if "━" in line else len(re.findall("[┃│]", line))
+    words = bare(line)
+    is_long = len(re.findall(r"[^\W\d_]{2,}", words)) > 2  # "none." may be in any paragraph
+    return next((("say", at) for at, said in enumerate(says) if is_long and words in said), ("", 0))
 
 
 def columns_of(quote: Sheet, told: list[Told]) -> list[str]:
@@ -97,7 +97,7 @@ def columns_of(quote: Sheet, told: list[Told]) -> list[str]:
 
 def bare(text: str) -> str:
     """The words, whatever was measured."""
-    return re.sub(r"[-+\d.,%]+|\s+", " ", text)
+    return " ".join(re.sub(r"[-+\d.,%]+", " ", text).split())
 
 
 def paragraph(text: str) -> str:

@@ -157,11 +157,11 @@ def test_a_quote_is_drawn_as_the_lab_draws_it():
     """A table without headings gets the lab's; a paragraph is one again; a picture stays as it was printed."""
     rows = [["1", "a", "2.5", MEASURED], ["2", "b", "9", MEASURED]]
     table = {"title": "", "columns": ["step", "", "ms", ""], "rows": rows}
-    told = [("say", f"It took 4 ms. {MEASURED}"), ("print", "A  +0 x  ·1 y"), ("table", table)]
-    drawn = quoted(f" 1 │ a │ 3.1 │ {MEASURED}\n\nIt took\n5 ms. {MEASURED}\n\nA  +0 x\n", told)
+    told = [("say", f"The first one took 4 ms. {MEASURED}"), ("print", "A  +0 x  ·1 y"), ("table", table)]
+    drawn = quoted(f" 1 │ a │ 3.1 │ {MEASURED}\n\nThe first one took\n5 ms. {MEASURED}\n\nA  +0 x\n", told)
     assert re.findall("<th .*?>(.*?)</th>", drawn) == ["step", "ms", "1"] and MEASURED not in re.sub("<p.*", "", drawn)
     assert re.findall("<tr(.*?)>", drawn) == ["", ' class="measured"']
-    assert f'<p class="measured">It took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
+    assert f'<p class="measured">The first one took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
     assert read(" a ┃ b\n━━━╇━━━\n 1 │ 2\n") == Sheet(["a", "b"], [["1", "2"]])
     assert read("a\n├── b │ c\n") is read("one line") is read(" 1 │ 2\n 1 │ 2 │ 3\n") is None
 
