@@ -14,6 +14,7 @@ from nanovllm.checkpoint import ModelConfig
 HERE = Path(__file__).parent
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)
 CONTEXT = 64  # tokens of a sequence, as in the lab
+H100 = 3350, 989_000  # GB/s and GFLOP/s, by NVIDIA's data sheet: SXM, bf16 without sparsity
 DEMO = """{
 "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
 "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_act": "silu",
@@ -44,6 +45,33 @@ def measured() -> dict[str, tuple[float, float]]:
         row[0]: (intensity, gflops * flops_ms / took_ms)
         for row, (intensity, flops_ms, took_ms) in zip(sheet.rows, columns, strict=True)
     }
+
+
+def h100() -> str:
+    """The data sheet's roof, and steps of the demo model as far along as the text's count puts them."""
+    gigabytes, gflops = H100
+    x, y = Axis("FLOPs a byte of the step", (1, 10, 100, 1000), 0.6, 3000, is_log=True), (1, 10, 100, 1000)
+    chart = Chart(x, Axis("TFLOP/s", y, 1, 2000, is_log=True), 230)
+    corner, roof = gflops / gigabytes, gflops / 1e3
+    chart.curve([(x.low, x.low * gigabytes / 1e3), (corner, roof), (x.high, roof)], "gone")
+    chart.curve([(corner, 1), (corner, roof)], "gone thin dashed")
+    chart.note(corner, 1, f"{corner:.0f}", "gone", by=(4, -5))
+    chart.note(x.high, roof, f"{roof:.0f} TFLOP/s", "gone", "end", (0, -7))
+    chart.note(20, 20 * gigabytes / 1e3, f"{gigabytes / 1e3:g} TB/s", "gone", "end", (-8, -6))
+    sheet = quoted_sheet(HERE, "FLOPs a byte", "K/V MB")
+    intensity = dict(zip((row[0] for row in sheet.rows), sheet.column("FLOPs a byte"), strict=True))
+    said = []
+    for step, kind in (
+        ("1 x decode, context 64", "one"),
+        ("16 x decode, context 64", "one"),
+        ("prompt of 1,024", "two"),
+    ):
+        point = intensity[step], min(intensity[step] * gigabytes / 1e3, roof)
+        chart.dots([point], kind, 4.5)
+        anchor, by = ("start", (9, 9)) if kind == "one" else ("end", (38, 18))
+        chart.note(*point, step.split(",")[0] if kind == "one" else step, kind, anchor, by)
+        said.append(f"{step}: {intensity[step]:g} FLOPs a byte, {point[1]:.1f} TFLOP/s")
+    return chart.draw("The roofline of an H100", f"{'; '.join(said)} at most.")
 
 
 def readers_machine() -> tuple[float, float] | None:

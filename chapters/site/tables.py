@@ -8,7 +8,7 @@ import html
 import re
 
 from chapters.recording import Told
-from chapters.sheet import MEASURED, Sheet, read
+from chapters.sheet import MEASURED, RULE, Sheet, read
 
 LONG = 20  # letters of a cell of text
 
@@ -50,9 +50,10 @@ Kind = tuple[str, int]  # table, and the number of its cells; say, and the numbe
 
 def quoted(quote: str, told: list[Told]) -> str:
     """A quote from a lab, drawn as the lab's own page draws it. Headings that were not quoted come from the lab."""
-    drawn = ""
+    drawn, says = "", [bare(what) for kind, what in told if kind == "say"]
+    says += [bare(what["title"]) for kind, what in told if kind == "histogram"]
     for block in re.split(r"\n\s*\n", quote.strip("\n")):
-        for kind, text in pieces(block, [bare(what) for each, what in told if each == "say"]):
+        for kind, text in pieces(block, says):
             if (sheet := read(text) if kind == "table" else None) is not None:
                 sheet.columns = sheet.columns or columns_of(sheet, told)
                 drawn += draw(sheet)
@@ -79,8 +80,8 @@ def pieces(block: str, says: list[str]) -> list[tuple[str, str]]:
 
 def kind_of(line: str, says: list[str]) -> Kind:
     """The line below a table's headings, or between its sections, belongs to rows of any number of cells."""
-    if re.search("[┃│━]", line):
-        return "table", 0 if "━" in line else len(re.findall("[┃│]", line))
+    if re.search("[┃│━─]", line):
+        return "table", 0 if RULE.fullmatch(line) else len(re.findall("[┃│]", line))
     words = bare(line)
     is_long = len(re.findall(r"[^\W\d_]{2,}", words)) > 2  # "none." may be in any paragraph
     return next((("say", at) for at, said in enumerate(says) if is_long and words in said), ("", 0))
