@@ -30,8 +30,9 @@ TITLES = {
     12: "Fewer bits",
     13: "Guess and check",
     14: "Many users",
-    15: "Which weights does a token meet?",
+    15: "Which weights does a request meet?",
     16: "Memory that does not grow",
+    17: "Which experts does a token meet?",
 }
 EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
@@ -48,8 +49,9 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     12: "quantize restore group_dot quantized_linear".split(),
     13: "guess accept_tokens share_guesses".split(),
     14: "abort admit route".split(),
-    15: "add_adapters slot_for meet_experts".split(),
+    15: "add_adapters slot_for".split(),
     16: "delta_step choose_snapshots read_guesses".split(),
+    17: "choose_experts meet_experts".split(),
 }
 
 

@@ -55,9 +55,9 @@ def quotes(folder: Path) -> list[str]:
     return [block.rstrip() for quote in QUOTE.findall(text) for block in re.split(r"\n\s*\n", quote)]
 
 
-def quoted_sheet(folder: Path, *columns: str, row: str = "") -> Sheet:
-    """The first quoted table with these columns and a row of this name. Raises LookupError."""
+def quoted_sheet(folder: Path, *columns: str) -> Sheet:
+    """The first quoted table that has these columns. Raises LookupError."""
     for sheet in filter(None, map(read, quotes(folder))):
-        if set(columns) <= set(sheet.columns) and (not row or row in [cells[0] for cells in sheet.rows]):
+        if set(columns) <= set(sheet.columns):
             return sheet
-    raise LookupError(f"{folder.name}/README.md quotes no table with {columns} {row}")
+    raise LookupError(f"{folder.name}/README.md quotes no table with {columns}")

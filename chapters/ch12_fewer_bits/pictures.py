@@ -29,8 +29,9 @@ def histograms() -> list[Histogram]:
 
 
 def layers() -> str:
-    """KL divergence of each row of the table "Which layers hurt most?"."""
-    sheet = quoted_sheet(HERE, "KL divergence", row="every q_proj")
+    """KL divergence, one kind of matrix at a time, then six layers at a time, as the lab was recorded."""
+    [sheet] = Recording(HERE).sheets("One at a time")
+    sheet.rows = [row for row in sheet.rows if row[0] != "nothing"]
     values, parts = sheet.column("KL divergence"), list[str]()
     left, most = 104, max(values)
     for at, (row, value) in enumerate(zip(sheet.rows, values, strict=True)):

@@ -260,39 +260,59 @@ def plain(markdown: str) -> str:
 
 
 def answers_of(question: dict, number: int) -> list[tuple[str, bool, str]]:
-    """(what is clicked or typed, is it right, what the terminal says) for every possible answer."""
+    """(what is clicked or typed, is it right, what the terminal says of it) for every possible answer."""
     said = quiz.verdicts(question, number)
     if "answer" in question:
-        return [(f"{123456789 if given is None else given:,}", *what) for given, what in said.items()]
+        return [(f"{float(given or 123456789):,}", *what) for given, what in said.items()]
     return [(letter, *what) for letter, what in said.items() if letter]
 
 
-ANSWER = """rounds => rounds.map(answers => [answers.map(text => {
+ANSWER = """rounds => rounds.map(answers => [answers.map(texts => {
     const panel = [...document.querySelectorAll(".question")].find(each => each.checkVisibility());
     const form = panel.querySelector("form"), verdict = panel.querySelector(".verdict");
-    if (form) {
-        form.elements.number.value = text;
-        form.requestSubmit();
-    } else {
-        panel.querySelectorAll(".option")["abcdef".indexOf(text)].click();
-    }
-    const said = verdict.innerText;
+    const said = texts.filter(() => panel.querySelector(".next").hidden).map(text => {
+        if (form) {
+            form.elements.number.value = text;
+            form.requestSubmit();
+        } else {
+            panel.querySelectorAll(".option")["abcdef".indexOf(text)].click();
+        }
+        return verdict.innerText;
+    });
     panel.querySelector(".next").click();
     return said;
 }), document.querySelector(".score p").innerText, document.querySelector(".again").click()])"""
 
 
+def two_of(answers: list[tuple[str, bool, str]], turn: int) -> list[tuple[str, bool, str]]:
+    """An answer, and another one if it is wrong."""
+    first, second = (answers[(turn + i) % len(answers)] for i in range(2))
+    return [first] if first[1] else [first, second]
+
+
+def said_of(tries: list[tuple[str, bool, str]], solution: str) -> list[str]:
+    """What the terminal says after each of them."""
+    right, wrong = "Right. {}".format, "No. {} {}".format
+    after = [quiz.AGAIN, solution]
+    said = [
+        right(what) if is_right else wrong(what, then) for (_, is_right, what), then in zip(tries, after, strict=False)
+    ]
+    return [plain(text) for text in said]
+
+
 def test_quizzes(site, phone):
-    """Round after round, each with another answer to every question: the page says what the terminal says."""
+    """Round after round, with other answers to every question, two if the first is wrong: the page says what the
+    terminal says."""
     for chapter in CHAPTERS:
         phone.goto((site / chapter.folder.name / "index.html").as_uri())
         questions = [answers_of(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
-        rounds = [[answers[turn % len(answers)] for answers in questions] for turn in range(max(map(len, questions)))]
-        shown = phone.evaluate(ANSWER, [[text for text, _, _ in answers] for answers in rounds])
+        solutions = [quiz.solution(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
+        rounds = [[two_of(answers, turn) for answers in questions] for turn in range(max(map(len, questions)))]
+        shown = phone.evaluate(ANSWER, [[[text for text, _, _ in tries] for tries in answers] for answers in rounds])
         for answers, (comments, score, _) in zip(rounds, shown, strict=True):
-            expected = [f"{'Right.' if is_right else 'No.'} {plain(comment)}" for _, is_right, comment in answers]
-            assert [" ".join(text.split()) for text in comments] == expected
-            assert score == f"{sum(is_right for _, is_right, _ in answers)} of {len(questions)}"
+            expected = [said_of(*asked) for asked in zip(answers, solutions, strict=True)]
+            assert [[" ".join(text.split()) for text in texts] for texts in comments] == expected
+            assert score == f"{sum(tries[-1][1] for tries in answers)} of {len(questions)}"
 
 
 def test_quiz_by_finger_and_keyboard(address, phone):

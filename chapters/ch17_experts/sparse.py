@@ -143,15 +143,14 @@ def shares_of(visits: Tensor, num_experts: int = NUM_EXPERTS) -> Tensor:
     return counts / counts.sum(1, keepdim=True)
 
 
+def loads_of(shares: Tensor, num_ranks: int) -> Tensor:
+    """Experts spread over ranks, neighbours together: the share of a layer's choices that each rank gets."""
+    return shares.unflatten(1, (num_ranks, -1)).sum(-1)  # [num_layers, num_ranks]
+
+
 def busiest_rank(shares: Tensor, num_ranks: int) -> float:
-    """Experts spread over ranks, neighbours together: the time of a step as a multiple of what even loads would take.
+    """The time of a step as a multiple of what even loads would take.
 
     In every layer all ranks wait for the one with most rows.
     """
-    loads = shares.unflatten(1, (num_ranks, -1)).sum(-1)  # [num_layers, num_ranks]
-    return float(loads.amax(1).mean() * num_ranks)
-
-
-def expected_met(num_rows: int, num_experts: int, num_chosen: int) -> float:
-    """Distinct experts that a layer's rows meet, if each row chooses at random."""
-    return num_experts * (1 - (1 - num_chosen / num_experts) ** num_rows)
+    return float(loads_of(shares, num_ranks).amax(1).mean() * num_ranks)

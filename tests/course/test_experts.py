@@ -1,11 +1,12 @@
-"""What the lab of chapter 15 counts and compares: experts met, loads of ranks, three ways to one product."""
+"""What the lab of chapter 17 counts and compares: experts met, loads of ranks, three ways to one product."""
 
 import pytest
 import torch
 
-from chapters.ch15_which_weights import large
-from chapters.ch15_which_weights.lab_experts import large_config
-from chapters.ch15_which_weights.sparse import busiest_rank, expected_met, shares_of
+from chapters.ch17_experts import large
+from chapters.ch17_experts.chance import expected_met
+from chapters.ch17_experts.sparse import busiest_rank, shares_of
+from chapters.ch17_experts.tell import large_config
 from nanovllm.features.experts.rows import sort_by_expert
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS

@@ -1,5 +1,6 @@
-"""The part of the lab on adapters: several in a batch, what they cost, who may come in, and names."""
+"""What the lab of chapter 15 tells: several adapters in a batch, what they cost, who may come in, and names."""
 
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from chapters.story import Story, stopwatch
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core import block_manager as block_manager_module
 from nanovllm.features.lora.adapter import linear_shapes
+from nanovllm.features.lora.adapter_rows import TILE_ROWS
 from nanovllm.worker.model import Decoder
 
 NUM_TOKENS, NUM_SHOWN = 7, 6
@@ -83,7 +85,7 @@ def tell_rows(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
     entries = begin(llm, adapters, names[:3])
     story.say(
         "A, B and C come first, D and E one step later. Each line is a step; A x 9 are nine rows of A. The last column "
-        "counts the sets of weights beside the base that its rows meet."
+        "counts the adapters that the step's rows meet."
     )
     table = Table("step", "rows", NOBODY, *ENDINGS, "sets", show_edge=False)
     for number in range(1, 5):
@@ -110,8 +112,8 @@ def tell_cost(story: Story) -> None:
     shapes = linear_shapes(llm.engine.model_config)
     story.say(
         f"{NUM_SEQS} sequences decode in bf16, on one core, with random adapters of rank {COST_RANK} of all linear "
-        "layers. Milliseconds of a step, the best of several, if none names an adapter; if all name the same; if they "
-        "name two, four, or each its own. The adapters' numbers that a step reads, in MB, and what a step took more."
+        f"layers. They name none, all the same one, or take turns with several. Up to {TILE_ROWS} rows of an adapter "
+        "are multiplied together: a group. MB: the adapters' numbers that a step reads. ms: a step, the best of some."
     )
     with tempfile.TemporaryDirectory() as folder:
         paths = [random_adapter(Path(folder, str(i)), shapes, COST_RANK) for i in range(num_adapters)]
@@ -119,10 +121,11 @@ def tell_cost(story: Story) -> None:
         rounds = [{num: step_s(llm, requests[:num]) for num in NUMS_ADAPTERS} for _ in range(MAX_ROUNDS)]
         seconds = {num: min(found[num] for found in rounds) for num in NUMS_ADAPTERS}
     adapter_bytes = 2 * COST_RANK * sum(sum(shape) for path, shape in shapes.items() if path != "lm_head")
-    table = make_table("adapters", "ms", "MB of adapters", "ms more", "", width=14, first=10)
+    table = make_table("adapters", "groups", "MB of adapters", "ms", "ms more", "", width=14, first=10)
     for num, found in seconds.items():
-        more = f"{1e3 * (found - seconds[0]):.1f}"
-        table.add_row(str(num), f"{1e3 * found:.1f}", f"{num * adapter_bytes / 1e6:.1f}", more, "(measured)")
+        num_groups = num * math.ceil(NUM_SEQS / num / TILE_ROWS) if num else 0
+        counts = str(num), str(num_groups), f"{num * adapter_bytes / 1e6:.1f}"
+        table.add_row(*counts, f"{1e3 * found:.1f}", f"{1e3 * (found - seconds[0]):.1f}", "(measured)")
     story.show(table)
 
 

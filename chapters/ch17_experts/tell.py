@@ -1,4 +1,4 @@
-"""The part of the lab on experts: who is visited, what a grouped product saves, what memory holds and a step reads."""
+"""What the lab of chapter 17 tells: who is visited, what a grouped product saves, memory and time of a large model."""
 
 import random
 import tempfile
@@ -7,17 +7,10 @@ from pathlib import Path
 import torch
 
 from chapters.ch06_prefill_decode.lab import read_rate
-from chapters.ch15_which_weights import large
-from chapters.ch15_which_weights.drawing import draw_visits
-from chapters.ch15_which_weights.sparse import (
-    KINDS,
-    NUM_STEPS,
-    busiest_rank,
-    expected_met,
-    shares_of,
-    text_of,
-    visits_of,
-)
+from chapters.ch17_experts import large
+from chapters.ch17_experts.chance import expected_met
+from chapters.ch17_experts.drawing import draw_visits
+from chapters.ch17_experts.sparse import KINDS, NUM_STEPS, busiest_rank, shares_of, text_of, visits_of
 from chapters.draw import make_table
 from chapters.story import Story
 from nanovllm import LLM

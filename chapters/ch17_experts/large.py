@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from chapters.ch15_which_weights.sparse import expected_met
+from chapters.ch17_experts.chance import expected_met
 from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts
