@@ -5,7 +5,7 @@ from html import escape
 from inspect import getdoc
 
 from chapters.course import Chapter
-from chapters.site.runtime import CHAPTERS, FILES
+from chapters.site.runtime import CHAPTERS, FILES, GRADED
 
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
@@ -81,7 +81,7 @@ state.</p></details>
 
 def exercises_section(chapter: Chapter) -> str:
     """An editor with the chapter's exercise.py, or "" if its checks cannot run in a browser."""
-    if chapter.folder.name not in CHAPTERS:
+    if chapter.folder.name not in GRADED:
         return ""
     source = (chapter.folder / "exercise.py").read_text("utf-8")
     tasks = ""
