@@ -43,7 +43,7 @@ def random_steps() -> Iterator[list[Size]]:
 Cost = Callable[[ModelConfig, int, list[ScheduledChunk]], StepCost]
 
 # The docstring's example: 920 weights a layer, 4,600 in all layers, 1,200 in the output matrix.
-SIZES: dict[str, int] = {"vocab_size": 120, "hidden_size": 10, "intermediate_size": 20, "num_hidden_layers": 5}
+SIZES: dict[str, Any] = {"vocab_size": 120, "hidden_size": 10, "intermediate_size": 20, "num_hidden_layers": 5}
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 2, "max_position_embeddings": 100}
 NO_BIASES: Any = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False, "tie_word_embeddings": True}
 FURTHER: Any = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": {"rope_type": "default"}, "dtype": "bfloat16"}

@@ -7,10 +7,9 @@ import re
 from itertools import pairwise
 
 from chapters.course import Chapter
+from chapters.site.scenes import PART, Scenes
 from chapters.site.text import Text, marked
 from chapters.story import WIDTH, Story
-
-PART = re.compile(r"^(\d+\. .*?) ─+$")  # what Story.part prints
 
 NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. The lines marked
 <span class="measured">like this (measured)</span> have the numbers of the machine on which it was recorded; yours will
@@ -26,7 +25,7 @@ def record(chapter: Chapter) -> None:
     (chapter.folder / "story.txt").write_text("\n".join(lines).strip() + "\n", "utf-8")
 
 
-def story_of(chapter: Chapter) -> Text:
+def story_of(chapter: Chapter, scenes: Scenes) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, what was drawn as it was printed."""
     text, block = Text(chapter.title), []
     body = [NOTE.format(number=chapter.number)]
@@ -34,6 +33,7 @@ def story_of(chapter: Chapter) -> Text:
         if title := PART.match(line):
             text.headings.append((f"part-{len(text.headings) + 1}", html.escape(title[1])))
             body.append('<h2 id="{}">{}</h2>'.format(*text.headings[-1]))
+            body.append(scenes.back_from_part(len(text.headings)))
         elif line:
             block.append(line)
         elif block:

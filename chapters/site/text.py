@@ -10,11 +10,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from chapters.site.diagrams import figure
+from chapters.site.expectations import cover
 from chapters.site.pages import relative
+from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
 
 FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
-CAPTIONS = {"text output": "what it prints", "text lab": "from the lab"}
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Place:
     source: str
     target: str
     sources: Sources
+    scenes: Scenes = field(default_factory=Scenes)
     names: set[str] = field(default_factory=set)  # ids of headings, each once
 
     def href(self, link: str) -> str:
@@ -68,8 +70,10 @@ def render_text(markdown: str, place: Place) -> Text:
                 text.headings.append((str(token.attrs["id"]), MARKDOWN.renderer.render([inline], MARKDOWN.options, {})))
         elif token.type == "inline":
             link_files(token, place)
+            place.scenes.link(token)
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
-    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, {})
+    text.title, env = plain(tokens[end - 1]), {"scenes": place.scenes}
+    text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html), MARKDOWN.options, env)
     return text
 
 
@@ -107,9 +111,10 @@ def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> st
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
         return figure(code)
-    if info in CAPTIONS:
+    if info in ("text output", "text lab"):
+        caption = "what it prints" if info == "text output" else env["scenes"].caption(tokens, at)
         block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
-        return f"<figure>{block}<figcaption>{CAPTIONS[info]}</figcaption></figure>\n"
+        return f"<figure>{block}<figcaption>{caption}</figcaption></figure>\n"
     if info in ("", "text"):
         return f'<pre class="printed" tabindex="0">{html.escape(code)}</pre>\n'
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
