@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from chapters.ch08_sampling.theory import compare
-from chapters.expect import cases, expect, read_again, unchanged
+from chapters.expect import cases, expect, is_list_of, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -38,10 +38,6 @@ def ask_min_p(function: Callable, logits: list[float], temperature: float, min_p
     if not is_list_of((int, float), probs, len(logits)):
         raise Wrong(f"return a list of probabilities, one for each of the {len(logits)} tokens", got=repr(probs))
     return probs
-
-
-def is_list_of(kind: Any, thing: Any, size: int) -> bool:
-    return isinstance(thing, list) and len(thing) == size and all(isinstance(each, kind) for each in thing)
 
 
 def random_states() -> list[Any]:
@@ -261,9 +257,17 @@ MIN_P_CHECKS = (
 
 def make_seq(seed: int | None, sample_index: int = 0, position: int = 0) -> Sequence:
     """A sequence that has generated `position` tokens."""
-    seq = Sequence([1, 2, 3], SamplingParams(seed=seed))
-    seq.sample_index, seq.tokens = sample_index, seq.tokens + [4] * position
-    return seq
+    return make_many(SamplingParams(seed=seed), [(seed, sample_index, position)])[0]
+
+
+def make_many(params: SamplingParams, places: list[tuple[Any, ...]]) -> list[Sequence]:
+    """Sequences with these parameters at (seed, sample index, position); a seed need not be the parameters'."""
+    seqs = []
+    for seed, sample_index, position in places:
+        seq = Sequence([1, 2, 3], params)
+        seq.seed, seq.sample_index, seq.tokens = seed, sample_index, seq.tokens + [4] * position
+        seqs.append(seq)
+    return seqs
 
 
 def flat(num_rows: int, vocab_size: int = 10_000) -> list[list[float]]:
@@ -325,7 +329,7 @@ def check_unrelated(function: Callable, bench: Bench) -> None:
 def distribution(function: Callable, name: str, places: list[tuple[int, ...]]) -> None:
     probs = [0.05, 0.0, 0.2, 0.4, 0.02, 0.08, 0.05]  # adds up to 0.8
     shares = [p / 0.8 for p in probs]
-    counts = Counter(ask_draw(function, [probs] * 6000, [make_seq(*place) for place in places]))
+    counts = Counter(ask_draw(function, [probs] * 6000, make_many(SamplingParams(), places)))
     fit = compare(counts, shares)
     if fit.chance < 1e-5:
         hint = f"6,000 draws over {name}: chi-square {fit.chi_square:.0f} with {fit.freedom} degrees of freedom"
@@ -379,8 +383,8 @@ DRAW_CHECKS = (
                 "6,000 draws are spread as they should be, over seeds and over positions",
                 "Does it draw what it should?",
             ): [
-                ("seeds", [(seed,) for seed in range(6000)]),
-                ("positions", [(3, 0, position) for position in range(6000)]),
+                ("seeds", [(seed, 0, 0) for seed in range(6000)]),
+                ("positions", [(seed, 0, position) for seed in range(10) for position in range(600)]),
             ]
         },
     ),

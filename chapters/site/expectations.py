@@ -57,7 +57,7 @@ def end_of_answer(tokens: list[Token], at: int) -> int:
     while at < len(tokens) and tokens[at].type not in ENDS:
         if number and tokens[at].type in ("fence", "table_open", "html_block"):
             break
-        depth = tokens[at].nesting
+        depth = int(tokens[at].nesting)
         at, number = at + 1, number + 1
         while depth:
             depth += tokens[at].nesting

@@ -23,7 +23,14 @@ REPOSITORY = Path(__file__).parents[2]
 CDN = "https://cdn.jsdelivr.net/npm"
 PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
 CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching", "ch16_fixed_memory")  # with a page.py
-GRADED = (*CHAPTERS, "ch06_prefill_decode", "ch08_sampling", "ch13_guess_and_check", "ch14_many_users")  # without torch
+GRADED = (
+    *CHAPTERS,
+    "ch06_prefill_decode",
+    "ch08_sampling",
+    "ch12_fewer_bits",
+    "ch13_guess_and_check",
+    "ch14_many_users",
+)
 
 
 class File(NamedTuple):
