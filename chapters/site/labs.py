@@ -93,8 +93,8 @@ def exercises_section(chapter: Chapter) -> str:
         sections = [getattr(check, "section", task.section) for check in task.checks]
         checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
         tasks += (
-            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h3><code>'
-            f'{escape(task.name)}</code> <span class="verdict"></span></h3><p class="again"></p>'
+            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h2><code>'
+            f'{escape(task.name)}</code> <span class="verdict"></span></h2><p class="again"></p>'
             '<div class="outcome"></div></li>'
         )
     command = f"python -m chapters check {chapter.number} --file exercise.py"

@@ -5,7 +5,7 @@ import json
 import re
 
 HEADING = re.compile(r'<h[23] id="([^"]+)">(.*?)</h[23]>')
-HIDDEN = re.compile(r"<(script|style|template|noscript|textarea)\b.*?</\1>", re.DOTALL)
+HIDDEN = re.compile(r"<(script|style|template|noscript|textarea|button|label)\b.*?</\1>", re.DOTALL)
 
 SEARCH = """<main id="content" class="single search"><h1>Search</h1>
 <noscript><p class="note">The search needs JavaScript.</p></noscript>

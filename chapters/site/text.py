@@ -71,6 +71,8 @@ def render_text(markdown: str, place: Place) -> Text:
         elif token.type == "inline":
             link_files(token, place)
             place.scenes.link(token)
+        elif token.type == "th_open" and not tokens[at + 1].content:
+            token.tag = tokens[at + 2].tag = "td"  # it heads nothing
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
     text.title, env = plain(tokens[end - 1]), {"scenes": place.scenes}
     text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html), MARKDOWN.options, env)
@@ -110,7 +112,7 @@ def link_files(inline: Token, place: Place) -> None:
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
-        return figure(code)
+        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]))
     if info in ("text output", "text lab"):
         caption = "what it prints" if info == "text output" else env["scenes"].caption(tokens, at)
         block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
@@ -126,9 +128,12 @@ def marked(printed: str) -> str:
     return "\n".join(f'<span class="measured">{line}</span>' if "(measured)" in line else line for line in lines)
 
 
+def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+    number = sum(token.type == "table_open" for token in tokens[: at + 1])
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="table {number}"><table>\n'
+
+
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("fence", fence)
-MARKDOWN.add_render_rule(
-    "table_open", lambda *_: '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>\n'
-)
+MARKDOWN.add_render_rule("table_open", table_open)
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")

@@ -92,12 +92,17 @@ def test_the_bundle_is_the_repository():
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory) -> Iterator[str]:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
     try:
         build.build(folder, offline=True)
     except runtime.MissingRuntime as error:
         pytest.skip(str(error))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder) -> Iterator[str]:
     with served(folder.parent.parent) as host:
         yield f"{host}/in/a%20folder"
 
@@ -187,10 +192,12 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
         assert_accessible(phone)
 
 
-def test_bench_site(address, browser, processes):
-    status, out, err = processes.run(str(ROOT / "examples" / "bench_site.py"), "4", "--repeats", "1", cwd=ROOT)
+def test_bench_site(folder, browser, processes):
+    script = str(ROOT / "examples" / "bench_site.py")
+    status, out, err = processes.run(script, "4", "--repeats", "1", "--site", str(folder), cwd=ROOT)
     assert status == 0, err
     assert re.search(r"index.html +first paint +\d+ ms", out) and re.search(r"lab.html +lab ready +[\d.]+ s", out)
+    assert re.search(r"exercises.html +graded after [\d.]+, [\d.]+, [\d.]+ s", out)
 
 
 def test_a_changed_file_is_refused(address, phone):
