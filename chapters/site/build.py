@@ -132,8 +132,8 @@ def lab_text(chapter: Chapter, scenes: Scenes) -> Text:
 
 def exercises_text(chapter: Chapter) -> Text:
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
-    here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run on your own
-machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
+    here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run
+on your own machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""
