@@ -9,6 +9,7 @@ from chapters import recording
 from chapters.course import Chapter
 from chapters.sheet import Histogram, Sheet
 from chapters.site.figures import figure
+from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed
 from chapters.site.text import Text
 from chapters.story import Story
@@ -27,7 +28,7 @@ def record(chapter: Chapter) -> None:
     recording.write(chapter.folder, story.told)
 
 
-def story_of(chapter: Chapter) -> Text:
+def story_of(chapter: Chapter, scenes: Scenes) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
     text = Text(chapter.title)
     body = [NOTE.format(number=chapter.number)]
@@ -36,6 +37,7 @@ def story_of(chapter: Chapter) -> Text:
             number = len(text.headings) + 1
             text.headings.append((f"part-{number}", html.escape(f"{number}. {what}")))
             body.append('<h2 id="{}">{}</h2>'.format(*text.headings[-1]))
+            body.append(scenes.back_from_part(number))
         else:
             body.append(draw_told(kind, what))
     text.body = "\n".join(body)

@@ -11,8 +11,10 @@ from markdown_it.token import Token
 
 from chapters.recording import Recording
 from chapters.site.diagrams import figure
+from chapters.site.expectations import cover
 from chapters.site.figures import picture_of
 from chapters.site.pages import relative
+from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
 from chapters.site.tables import LONG, printed, quoted
 
@@ -35,6 +37,7 @@ class Place:
     source: str
     target: str
     sources: Sources
+    scenes: Scenes = field(default_factory=Scenes)
     names: set[str] = field(default_factory=set)  # ids of headings, each once
 
     def href(self, link: str) -> str:
@@ -74,9 +77,13 @@ def render_text(markdown: str, place: Place) -> Text:
             tokens[at - 1 : at + 2] = [Token("html_block", "", 0, content=drawn), nothing, nothing]
         elif token.type == "inline":
             link_files(token, place)
+            place.scenes.link(token)
+        elif token.type == "th_open" and not tokens[at + 1].content:
+            token.tag = tokens[at + 2].tag = "td"  # it heads nothing
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
-    env = {"told": Recording((ROOT / place.source).parent).told}
-    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, env)
+    env = {"told": Recording((ROOT / place.source).parent).told, "scenes": place.scenes}
+    text.title = plain(tokens[end - 1])
+    text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html), MARKDOWN.options, env)
     return text
 
 
@@ -130,9 +137,10 @@ def link_files(inline: Token, place: Place) -> None:
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
-        return figure(code)
+        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]))
     if info == "text lab":
-        return f"<figure>{quoted(code, env['told'])}<figcaption>from the lab</figcaption></figure>\n"
+        caption = env["scenes"].caption(tokens, at)
+        return f"<figure>{quoted(code, env['told'])}<figcaption>{caption}</figcaption></figure>\n"
     if info == "text output":
         return f"<figure>{printed(code)}<figcaption>what it prints</figcaption></figure>\n"
     if info in ("", "text"):
@@ -140,12 +148,13 @@ def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> st
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
 
 
+def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+    number = sum(token.type == "table_open" for token in tokens[: at + 1])
+    kind = self.renderAttrs(tokens[at])
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table {number}"><table{kind}>\n'
+
+
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("fence", fence)
-MARKDOWN.add_render_rule(
-    "table_open",
-    lambda self, tokens, at, *_: (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="Table"><table{self.renderAttrs(tokens[at])}>\n'
-    ),
-)
+MARKDOWN.add_render_rule("table_open", table_open)
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")

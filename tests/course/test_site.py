@@ -1,5 +1,7 @@
 """The site as a reader finds it: every page in a real browser, every link, every question of every quiz."""
 
+import html
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from chapters.recording import Recording
 from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams
 from chapters.site.runtime import MissingRuntime
+from chapters.site.scenes import Scenes
 from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
@@ -26,7 +29,7 @@ from tests.site_browser import assert_accessible
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind
 PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
-COLOURS = ["index.html", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
+COLOURS = ["index.html", "search.html?q=block", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
 COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
 TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure"}
 BUILD = """
@@ -87,8 +90,8 @@ def test_links(site):
                 continue
             target = (page.parent / url.path).resolve() if url.path else page
             assert target.is_file() and target.is_relative_to(site), f"{page}: {link} is not there"
-            living = page.name == "lab.html" and target == page and not url.fragment.startswith(("part-", "story"))
-            if url.fragment and not living:  # a living lab's links hold a state
+            state = target.name == "lab.html" and not re.match("part-|story$|content$", url.fragment)
+            if url.fragment and not state:  # of a lab that runs in the page
                 assert unquote(url.fragment) in pages[target].ids, f"{page}: no place {link}"
 
 
@@ -113,11 +116,31 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\nSee [this](../gone.py).\n", place)
     with pytest.raises(LookupError, match=r"llm\.py has no Gone"):
         render_text("# Chapter\n\n**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `Gone`**\n", place)
+    with pytest.raises(LookupError, match="names the scene 'Gone'; the lab has none"):
+        render_text("# Chapter\n\nLook. *In the lab: Gone.*\n", place)
+    with pytest.raises(ValueError, match=r"behind the question 'How many\?' stands nothing"):
+        render_text("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n", place)
+
+
+@for_each_chapter
+def test_a_text_and_its_lab_lead_to_each_other(chapter, site):
+    """Every scene is named in the text, most of what is quoted says from which part, and there is a way back."""
+    text, lab = ((site / chapter.folder.name / name).read_text("utf-8") for name in ("index.html", "lab.html"))
+    for title in Scenes.of(chapter).links:
+        shown = html.escape(title)
+        assert re.search(rf'In the lab: <a href="lab.html#[^"]+">{re.escape(shown)}</a>', text), (
+            f"no text names {title!r}"
+        )
+        assert re.search(rf'{re.escape(shown)}</a> <a class="to-text" href="index.html#scene-\d+">', lab)
+    parts = set(re.findall(r"lab\.html#(part-\d+)", text))
+    assert text.count('">from the lab, part') > 3 * text.count(">from the lab<") and len(parts) >= 3
+    for part in parts:
+        assert re.search(rf'<h2 id="{part}">.*</h2>\n<p class="to-text">In the text: <a href="index.html#', lab)
 
 
 def test_diagrams_are_drawn():
     assert set(diagrams.DRAWN.glob("*.svg")) == diagrams.wanted().keys(), "python -m chapters site --draw"
-    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n"), "until then, the text is shown"
+    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n", 1), "until then, the text is shown"
 
 
 @pytest.mark.slow
@@ -142,7 +165,7 @@ def words(picture: Path) -> set[str]:
 @for_each_chapter
 def test_stories(chapter):
     """All that was told is there, in its order; tables are tables, and what was measured is marked."""
-    told, text = Recording(chapter.folder).told, story_of(chapter)
+    told, text = Recording(chapter.folder).told, story_of(chapter, Scenes())
     kinds = [kind for kind, _ in told]
     assert len(text.headings) == kinds.count("part") >= 3
     assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
@@ -204,7 +227,7 @@ def test_accessible(address, phone):
     for path, scheme, options in checks:
         phone.emulate_media(color_scheme=scheme)
         phone.goto(f"{address}/{path}")
-        assert_accessible(phone, **options)
+        assert_accessible(phone, ("minor", "moderate", "serious", "critical"), **options)
 
 
 def test_what_is_moved(address, phone):
@@ -332,6 +355,77 @@ def test_quiz_by_finger_and_keyboard(address, phone):
         assert panel.locator(".option:enabled, input:enabled").count() == 0
         phone.keyboard.press("Enter")  # the button "Next question" has the focus
     assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
+
+
+# -- what is kept, and the search -------------------------------------------------------------------------------------
+
+
+def test_what_a_reader_expects_is_kept_and_shown(address, phone):
+    """An answer is covered until something is typed, or a link leads into it."""
+    phone.goto(f"{address}/ch16_fixed_memory/index.html")
+    asked = phone.locator("form.expect").count()
+    assert asked >= 3 and phone.locator(".answer:visible").count() == 0
+    phone.fill("form.expect input >> nth=0", "less, <b>I think</b>")
+    phone.keyboard.press("Enter")
+    assert phone.inner_text(".expected >> nth=0") == "You expected: less, <b>I think</b>"
+    assert phone.locator(".answer:visible").count() == 1
+    phone.goto(f"{address}/ch16_fixed_memory/index.html#scene-1")
+    phone.reload()
+    assert phone.inner_text(".expected >> nth=0") == "You expected: less, <b>I think</b>"
+    assert phone.locator(".answer:visible").count() == 2 and phone.locator("#scene-1").is_visible()
+    assert_accessible(phone)
+
+
+def test_progress_is_kept_and_goes_to_another_browser(address, phone, browser, tmp_path):
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    phone.check(".read input")
+    phone.evaluate(
+        ANSWER, [[answers_of(*each)[0][0] for each in zip(quiz.load(CHAPTERS[6]), range(1, 99), strict=False)]]
+    )
+    phone.reload()
+    assert phone.is_checked(".read input") and "last time: " in phone.inner_text(".question:visible .count")
+    phone.evaluate("kept.set('solved-7', '[\"take_fresh\"]'), kept.set('solved-8', '17'), kept.set('quiz-8', '{')")
+    phone.goto(f"{address}/index.html")
+    [done] = phone.locator(".done").all_inner_texts()
+    assert re.fullmatch(r"read · quiz \d of \d+ · exercises 1 of 4", done)
+    with phone.expect_download() as download:
+        phone.click(".export")
+    file = tmp_path / "kept.json"
+    file.write_bytes(Path(download.value.path()).read_bytes())
+
+    other = browser.new_page()
+    other.goto(f"{address}/index.html")
+    assert other.locator(".done").count() == 0
+    for wrong, said in (
+        ("nothing", "no JSON"),
+        ("[]", "nothing in this file"),
+        (json.dumps({"course": "nanovllm", "kept": {"read-1": "yes", "other": "x"}}), "another kind: other"),
+    ):
+        other.set_input_files(".keeping input", {"name": "x", "mimeType": "", "buffer": wrong.encode()})
+        other.get_by_text(said).wait_for()
+    assert other.evaluate("localStorage.length") == 0
+    other.set_input_files(".keeping input", file)
+    other.get_by_text(done).wait_for()
+    other.close()
+
+
+def test_search(site, phone):
+    """Without a server, by any words: the section about them comes first."""
+    phone.goto((site / "index.html").as_uri())
+    phone.fill("header input", "copy on WRITE")
+    phone.keyboard.press("Enter")
+    phone.wait_for_selector(".found a")
+    assert phone.inner_text(".found a >> nth=0") == "Why nothing is ever copied"
+    assert "write" in phone.locator(".found mark").all_inner_texts()
+    for words, first in (("delta rule", "The delta rule"), ("num_computed", "A step: running first, then newcomers")):
+        phone.fill("main input", words)
+        assert phone.inner_text(".found a >> nth=0") == first
+    for nothing in ("xyzzy", "(c++ [", " "):
+        phone.fill("main input", nothing)
+        assert phone.locator(".found li").count() == 0
+    phone.fill("main input", "salt")
+    phone.click(".found a >> nth=0")
+    assert phone.url.endswith("ch07_prefix_caching/index.html#salts-and-a-stopwatch")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
