@@ -131,7 +131,10 @@ def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progre
             lab.make_app(args.model).run()
             return 0
         console.print('This lab is one to play with:  pip install -e ".[labs]"  Here it is a story.\n', markup=False)
-    lab.tell(Story(args.model, plain))
+    story = Story(args.model, plain)
+    lab.tell(story)
+    if story.machine:
+        progress.note(chapter, machine=story.machine)
     return 0
 
 

@@ -30,8 +30,9 @@ TITLES = {
     12: "Fewer bits",
     13: "Guess and check",
     14: "Many users",
-    15: "Which weights does a token meet?",
+    15: "Which weights does a request meet?",
     16: "Memory that does not grow",
+    17: "Which experts does a token meet?",
 }
 EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     1: "causal_attention greedy_loop".split(),
@@ -48,8 +49,9 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     12: "quantize restore group_dot quantized_linear".split(),
     13: "guess accept_tokens share_guesses".split(),
     14: "abort admit route".split(),
-    15: "add_adapters slot_for meet_experts".split(),
+    15: "add_adapters slot_for".split(),
     16: "delta_step choose_snapshots read_guesses".split(),
+    17: "choose_experts meet_experts".split(),
 }
 
 
@@ -104,7 +106,7 @@ class Progress:
             self.problem = str(error)
 
     def get(self, chapter: Chapter) -> dict[str, Any]:
-        """read (bool), quiz ([right, of]) and solved (names of exercises); each may be missing."""
+        """read (bool), quiz ([right, of]), solved (names of exercises), machine (its speeds); each may be missing."""
         return self._chapters.get(str(chapter.number), {})
 
     def note(self, chapter: Chapter, **what: Any) -> None:
@@ -145,6 +147,9 @@ def _known(entry: dict[str, Any]) -> dict[str, Any]:
         kept["quiz"] = quiz
     if isinstance(solved, list) and all(isinstance(name, str) for name in solved):
         kept["solved"] = solved
+    machine = entry.get("machine")
+    if isinstance(machine, dict) and machine and all(type(speed) is float and speed > 0 for speed in machine.values()):
+        kept["machine"] = machine
     return kept
 
 

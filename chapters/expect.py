@@ -43,6 +43,11 @@ def ensure(is_so: bool, hint: str, *, expected: Any = None, got: Any = None) -> 
         raise Wrong(hint, expected=expected, got=got)
 
 
+def is_list_of(kind: Any, thing: Any, size: int) -> bool:
+    """A list of so many things of this type, or of these types."""
+    return isinstance(thing, list) and len(thing) == size and all(isinstance(each, kind) for each in thing)
+
+
 def expect_answer(expected: bool, got: Any, when: str) -> None:
     """Of a function that answers True or False."""
     hint = f"the answer is wrong {when}"

@@ -7,6 +7,7 @@ A question has `ask`, `why` (said when the answer is right) and either
 or a number that the engine gives:
 
     answer = 12
+    rounded = true        # only if it is: what rounds to it is right
     unit = "blocks"
     wrong = { 8 = "the misunderstanding behind this number" }
     engine = '''Python that sets `answer`, run by a test'''
@@ -15,7 +16,6 @@ or a number that the engine gives:
 import random
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +23,9 @@ from rich.markdown import Markdown
 
 from chapters.course import Chapter
 
-MOST_TRIES = 5  # then what is typed is no answer, and counts as a wrong one
+TRIES = 2  # to a question; then the solution is said
+MOST_LINES = 5  # that are read for a question, with those that are no answer
+AGAIN = "Try once more."
 
 
 def load(chapter: Chapter) -> list[dict[str, Any]]:
@@ -59,31 +61,59 @@ def shuffled(question: dict, number: int) -> list[dict]:
 
 
 def verdicts(question: dict, number: int) -> dict[Any, tuple[bool, str]]:
-    """For each letter of an option, or each number that is known: is it right, and what is said. None: all else."""
-    why = question["why"]
+    """For each letter of an option, or each number that is known: is it right, and what is said. None: all else.
+
+    Of a right answer it is said why, of a wrong one which misunderstanding is behind it. solution() is said later.
+    """
     if "answer" in question:
-        is_it = f"It is {question['answer']:,}: {why}"
-        wrong = {float(value): (False, f"{hint} {is_it}") for value, hint in question["wrong"].items()}
-        return {float(question["answer"]): (True, why), **wrong, None: (False, is_it)}
-    options = dict(zip("abcdef", shuffled(question, number), strict=False))
-    is_it = f"The answer is {next(letter for letter in options if options[letter].get('right'))}: {why}"
-    said = {
-        x: (True, why) if option.get("right") else (False, f"{option['why']} {is_it}") for x, option in options.items()
-    }
-    return {**said, None: (False, is_it)}
+        wrong = {value: (False, hint) for value, hint in question["wrong"].items()}
+        return {str(question["answer"]): (True, question["why"]), **wrong, None: (False, "")}
+    options = zip("abcdef", shuffled(question, number), strict=False)
+    right, no_answer = (True, question["why"]), (False, "")
+    return {letter: right if o.get("right") else (False, o["why"]) for letter, o in options} | {None: no_answer}
+
+
+def solution(question: dict, number: int) -> str:
+    """What is said after the last try."""
+    if "answer" in question:
+        return f"It is {question['answer']:,}: {question['why']}"
+    right = next(letter for letter, (is_right, _) in verdicts(question, number).items() if is_right)
+    return f"The answer is {right}: {question['why']}"
+
+
+def within(question: dict, value: str) -> float:
+    """How far from this number a given one may be: half of its last digit, if the answer is a rounded number."""
+    num_decimals = len(value.partition(".")[2])
+    return (0.5 * 10**-num_decimals if question.get("rounded") else 0.0) + 1e-9
 
 
 def _ask(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+    """Is it right, at last, and what is to be said of it."""
     said, is_number = verdicts(question, number), "answer" in question
-    letters = list(said)[:-1]
+    letters, num_tries = list(said)[:-1], 0
     for letter, option in zip(letters, [] if is_number else shuffled(question, number), strict=False):
         console.print(Markdown(f"{letter}) {option['text']}"))
-    for _ in range(MOST_TRIES):
+    comment = ""
+    for _ in range(MOST_LINES):
         given = read(f"a number ({question['unit']}): " if is_number else f"a-{letters[-1]}: ").strip().lower()
-        with suppress(ValueError):
-            if is_number:
-                return said.get(float(given.replace(",", "")), said[None])
-            if given in letters:
-                return said[given]
-        console.print("Type a number." if is_number else f"Type one of the letters {', '.join(letters)}.")
-    return said[None]
+        answer = known(question, given) if is_number else given
+        if answer not in letters and not (is_number and answer is None):
+            console.print("Type a number." if is_number else f"Type one of the letters {', '.join(letters)}.")
+            continue
+        right, comment = said[answer]
+        num_tries += 1
+        if right or num_tries == TRIES:
+            return right, comment if right else f"{comment} {solution(question, number)}".strip()
+        console.print("[red]No.[/]", end=" ")
+        console.print(Markdown(f"{comment} {AGAIN}".strip()))
+    return False, f"{comment} {solution(question, number)}".strip()
+
+
+def known(question: dict, given: str) -> str | None:
+    """The number of verdicts() that is meant; None for another number, "" for what is none."""
+    try:
+        number = float(given.replace(",", ""))
+    except ValueError:
+        return ""
+    values = [value for value in verdicts(question, 0) if value is not None]
+    return next((value for value in values if abs(number - float(value)) <= within(question, value)), None)

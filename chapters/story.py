@@ -1,13 +1,22 @@
-"""Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all."""
+"""Story: how a lab tells what it does. In a terminal it waits between its parts; plain, it prints them all.
 
+What is told is also kept as data: a page draws from it what the terminal drew.
+"""
+
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
+from chapters.recording import Told
+from chapters.sheet import MEASURED, Histogram, Sheet
 from nanovllm import LLM
 
 WIDTH = 100
@@ -17,8 +26,10 @@ class Story:
     """Prints a lab's parts. What a lab measures on this machine is marked: say(..., measured=True)."""
 
     def __init__(self, model: str | None = None, plain: bool = True) -> None:
-        self._model, self._plain, self._num_parts = model, plain, 0
-        self.console = Console(width=WIDTH, highlight=False)
+        self._model, self._plain = model, plain
+        self._console = Console(width=WIDTH, highlight=False)
+        self.told: list[Told] = []
+        self.machine: dict[str, float] = {}  # what a lab has measured of it; pictures built here show it
 
     @property
     def model(self) -> str:
@@ -33,25 +44,52 @@ class Story:
 
     def part(self, title: str) -> None:
         """Begin a part; before all but the first, wait for Enter in a terminal."""
-        if self._num_parts and not self._plain and sys.stdin.isatty():
-            self.console.input("\n[dim]Enter goes on[/] ")
-        self._num_parts += 1
-        self.console.rule(f"[bold]{self._num_parts}. {title}", align="left")
+        num_parts = sum(kind == "part" for kind, _ in self.told)
+        if num_parts and not self._plain and sys.stdin.isatty():
+            self._console.input("\n[dim]Enter goes on[/] ")
+        self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
+        self.told.append(("part", title))
 
     def say(self, text: str, measured: bool = False) -> None:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
-        self.console.print(f"{text}{' [dim](measured)[/]' if measured else ''}\n")
+        self._console.print(f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}\n")
+        said = plain(text).strip("\n") + f" {MEASURED}" * measured
+        for paragraph in said.split("\n\n"):
+            self.told.append(("print" if paragraph.startswith(" ") or "\n" in paragraph else "say", paragraph))
 
     def log(self, *lines: str) -> None:
         """What happened, a line each."""
         for line in lines:
-            self.console.print(line, style="dim")
-        self.console.print()
+            self._console.print(line, style="dim", markup=False)
+        self._console.print()
+        self.told.append(("print", "\n".join(lines)))
 
     def show(self, renderable: Any) -> None:
         """A table, a panel, whatever rich can draw."""
-        self.console.print(renderable)
-        self.console.print()
+        self._console.print(renderable)
+        self._console.print()
+        self.told += shown(renderable)
+
+
+def shown(renderable: Any) -> list[Told]:
+    """Tables and histograms as data, everything else as the terminal has it."""
+    if isinstance(renderable, Histogram):
+        return [("histogram", asdict(renderable))]
+    if isinstance(renderable, Group):
+        return [told for each in renderable.renderables for told in shown(each)]
+    if isinstance(renderable, Table):
+        columns = [plain(column.header) for column in renderable.columns]
+        cells = [[plain(cell) for cell in column.cells] for column in renderable.columns]
+        rows = [list(row) for row in zip(*cells, strict=True)]
+        return [("table", asdict(Sheet(columns, rows, plain(renderable.title or ""))))]
+    drawn = Console(width=WIDTH, highlight=False, file=io.StringIO())
+    drawn.print(renderable)
+    assert isinstance(drawn.file, io.StringIO)
+    return [("print", "\n".join(line.rstrip() for line in drawn.file.getvalue().rstrip().split("\n")))]
+
+
+def plain(text: Any) -> str:
+    return text.plain if isinstance(text, Text) else Text.from_markup(str(text)).plain
 
 
 def stopwatch(work: Callable[[], object]) -> float:

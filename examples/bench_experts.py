@@ -4,7 +4,7 @@
     python examples/bench_experts.py --int8       the engine's weights in 8 bits, too
 
 Both generate the same number of tokens from the same random prompts, greedily. transformers has several ways to compute
-experts; each is tried. Prints output tokens/s, and how many times that is of transformers' best (chapter 15).
+experts; each is tried. Prints output tokens/s, and how many times that is of transformers' best (chapter 17).
 """
 
 import argparse

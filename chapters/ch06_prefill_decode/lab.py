@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from rich.text import Text
 
 from chapters import draw
+from chapters.ch06_prefill_decode.roofline import decode_chunks, prompt_chunk
 from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
 from chapters.stage import Stage
 from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
-from nanovllm.core.sequence import Sequence
+from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.outputs import RequestMetrics
 from nanovllm.worker.batch import Batch
 
@@ -34,18 +34,6 @@ LONG_PROMPT = 1000
 NUM_DECODE_STEPS = 6
 PATIENCE_S = 0.7  # a measurement is repeated while this lasts
 H100_FLOPS_PER_S, H100_BYTES_PER_S = 989e12, 3.35e12  # NVIDIA's data sheet: SXM, bf16 without sparsity
-
-
-# -- steps on paper -------------------------------------------------------------------------------------------------
-
-
-def decode_chunks(batch_size: int, context: int) -> list[ScheduledChunk]:
-    """A decode step: each sequence computes the last of its `context` tokens."""
-    return [ScheduledChunk(Sequence([0] * context), context - 1, context, context - 1) for _ in range(batch_size)]
-
-
-def prompt_chunk(start: int, end: int, num_prompt_tokens: int) -> ScheduledChunk:
-    return ScheduledChunk(Sequence([0] * num_prompt_tokens), start, end, start)
 
 
 # -- on this machine ------------------------------------------------------------------------------------------------
@@ -307,6 +295,7 @@ def tell_roofline(story: Story, world: World, seconds: dict[tuple[str, int], flo
     story.part("Bytes and FLOPs on this machine")
     runner = world.engine.model_runner
     bytes_per_s, flops_per_s = read_rate(runner.device), compute_rate(runner.device, runner.dtype)
+    story.machine = {"GB/s": bytes_per_s / 1e9, "GFLOP/s": flops_per_s / 1e9}
     story.say(
         f"Reads {bytes_per_s / 1e9:.0f} GB/s, does {flops_per_s / 1e9:,.0f} GFLOP/s in matrix products: "
         f"{flops_per_s / bytes_per_s:.0f} FLOPs a byte.",

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from nanovllm.core.scheduler import ScheduledChunk
+from nanovllm.core.sequence import Sequence
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -34,3 +37,12 @@ class Machine:
     flops_per_token: float  # two for each weight
     bytes_per_s: float
     flops_per_s: float
+
+
+def decode_chunks(batch_size: int, context: int) -> list[ScheduledChunk]:
+    """A decode step: each sequence computes the last of its `context` tokens."""
+    return [ScheduledChunk(Sequence([0] * context), context - 1, context, context - 1) for _ in range(batch_size)]
+
+
+def prompt_chunk(start: int, end: int, num_prompt_tokens: int) -> ScheduledChunk:
+    return ScheduledChunk(Sequence([0] * num_prompt_tokens), start, end, start)

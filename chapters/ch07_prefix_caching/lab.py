@@ -4,6 +4,7 @@ import statistics
 import time
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 
 from chapters.app import explorer
@@ -132,13 +133,10 @@ def tell_names(story: Story) -> None:
 def tell_requests(story: Story) -> None:
     story.part("Requests that share a beginning")
     world = Simulator()
-    for _ in range(4):
-        story.console.print(world.send(), style="dim")
+    story.log(*(world.send() for _ in range(4)))
     for _ in range(3):
         world.grow()
-    story.say(
-        "\nEach then gets three words of an answer. = was found, + computed and now findable, · its own, not full:"
-    )
+    story.say("Each then gets three words of an answer. = was found, + computed and now findable, · its own, not full:")
     story.show(draw_requests(world, 4))
     story.say(
         "The pool: each block's number and who holds it. D+3 means D and three more requests. Below it the free queue; "
@@ -167,9 +165,7 @@ def tell_example(story: Story) -> None:
     world = Simulator()
     for _ in range(9):
         story.say(world.example())
-        if world.requests:
-            story.console.print(draw_requests(world, 3))
-        story.show(draw_memory(world))
+        story.show(Group(*[draw_requests(world, 3)] * bool(world.requests), draw_memory(world)))
     story.show(draw_map(world, 12))
     story.show(draw_counters(world))
 

@@ -1,29 +1,26 @@
 """Exercises of chapter 8. Edit this file, then:  python -m chapters check 8
 
 The first three functions work in the real sampler while they are checked, row by row: keep_top_p and min_p_probs in
-place of the engine's filters, draw in place of its noise and its choice. Use torch, or turn the tensors into lists
-(.tolist()) and use plain Python: both are fast enough here. allowed_tokens says which tokens a mask lets pass, and has
-to do with lists alone. At last a model generates with each of the four.
+place of the engine's filters, draw in place of its noise and its choice. allowed_tokens says which tokens a mask lets
+pass. All four have to do with lists of plain numbers, and need no torch. At last a model generates with each of them.
 """
 
 import hashlib  # noqa: F401 (you may need it)
-
-import torch  # noqa: F401
-from torch import Tensor
+import math  # noqa: F401
 
 from nanovllm.core.sequence import Sequence
 
 
-def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
+def keep_top_p(probs: list[float], top_p: float) -> list[bool]:
     """Which tokens does top_p keep? (In place of the last part of the engine's logit_threshold.)
 
-    probs: [vocab_size], float32, not negative. probs[i] is token i's probability after the filters before this one:
-    tokens that these have cut have probability 0, and nothing was renormalised, so the sum may be anything above 0 and
-    up to 1. The tokens are in the order of their ids, not of their probabilities.
+    probs: a number for each token of the vocabulary, not negative. probs[i] is token i's probability after the filters
+    before this one: tokens that these have cut have probability 0, and nothing was renormalised, so the sum may be
+    anything above 0 and up to 1. The tokens are in the order of their ids, not of their probabilities.
 
-    top_p: above 0, at most 1: a share of what is there, so the mass that is wanted is top_p * probs.sum().
+    top_p: above 0, at most 1: a share of what is there, so the mass that is wanted is top_p * sum(probs).
 
-    Return a bool tensor [vocab_size], True for the tokens that are kept:
+    Return a list of bools, one for each token, True for those that are kept:
 
     - Go through the tokens from the most to the least likely, and keep each one as long as those kept before it have
       less than the wanted mass together. So the token that reaches or crosses the border is kept, the next one is not,
@@ -40,13 +37,14 @@ def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
     raise NotImplementedError
 
 
-def min_p_probs(logits: Tensor, temperature: float, min_p: float) -> Tensor:
+def min_p_probs(logits: list[float], temperature: float, min_p: float) -> list[float]:
     """Probabilities after temperature and min_p. (In place of the engine's temperature, min_p and softmax.)
 
-    logits: [vocab_size], float32. One may be -inf: that token must not be sampled. At least one is finite.
+    logits: a number for each token, perhaps far from 0. Some may be -inf: those tokens must not be sampled. At least
+    one is finite.
     temperature: above 0. min_p: from 0 to 1; 0 cuts nothing.
 
-    Return a tensor [vocab_size] of probabilities:
+    Return a list of probabilities, one for each token:
 
     - The logits, divided by the temperature, go through a softmax.
     - Then tokens whose probability is below min_p times the largest probability get 0. A token that has exactly this
@@ -61,11 +59,11 @@ def min_p_probs(logits: Tensor, temperature: float, min_p: float) -> Tensor:
     raise NotImplementedError
 
 
-def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
+def draw(probs: list[list[float]], seqs: list[Sequence]) -> list[int]:
     """Choose a token for each row. (In place of the engine's uniform_noise, and of the end of sample_randomly.)
 
-    probs: [R, vocab_size], float64, not negative: row r belongs to seqs[r]. Filters have put zeros into it, and nobody
-    has renormalised: a row's sum may be anything above 0 and up to 1.
+    probs: R rows of a number for each token, not negative: row r belongs to seqs[r]. Filters have put zeros into it,
+    and nobody has renormalised: a row's sum may be anything above 0 and up to 1.
 
     Return R token ids. For each row:
 
@@ -83,7 +81,7 @@ def draw(probs: Tensor, seqs: list[Sequence]) -> list[int]:
        probability 0 is never taken.
 
     The result for a row must not depend on the other rows, on their number or order, or on how often the function was
-    called. Leave the global random states alone (those of random and of torch): others use them. probs and seqs
+    called. Leave the global random state alone (that of the module random): others use it. probs and seqs
     stay as they are. u itself is yours: it need not be the engine's.
 
     Example: a row [0.2, 0.0, 0.2] gives token 0 where u is below 0.5, and token 2 otherwise.

@@ -284,14 +284,11 @@ def tell_messages(story: Story, world: World) -> None:
         world.several.engine.step()
     method, batch, sampling, _ = sent[0]
     story.say(f"{PROMPT!r}, one step. The driver sends every rank the same message:")
-    story.console.print(f"{method}(")
     fields = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
-    story.console.print("\n".join(f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields))
-    story.console.print(f"    SamplingBatch, for {len(sampling.num_logprobs)} row\n)\n")
+    arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)
+    story.log(f"{method}(", *arrays, f"    SamplingBatch, for {len(sampling.num_logprobs)} row", ")")
     story.say("No request, no sequence, no scheduler. The answers:")
-    for rank, (token_ids, logprobs) in enumerate(answers[0]):
-        story.console.print(f"rank {rank}: token ids {token_ids}, logprobs {logprobs}")
-    story.console.print()
+    story.log(*(f"rank {rank}: token ids {ids}, logprobs {found}" for rank, (ids, found) in enumerate(answers[0])))
     story.say(
         "Every rank has computed the logits of its own words and handed them to rank 0. Rank 0 has sampled, and "
         "answers for the group. The other ranks only say that they are done."
@@ -320,10 +317,11 @@ def tell_generation(story: Story, world: World) -> None:
     story.show(table)
     alone_steps, alone_tokens = run(world.alone, prompts)
     decode = world.several.get_tokenizer().decode
+    lines = []
     for prompt in prompts:
         same = "the same tokens" if tokens[prompt] == alone_tokens[prompt] else "OTHER TOKENS"
-        story.console.print(f"{same} on 1 and {world.size} ranks: {decode(tokens[prompt])!r}", markup=False)
-    story.console.print()
+        lines.append(f"{same} on 1 and {world.size} ranks: {decode(tokens[prompt])!r}")
+    story.log(*lines)
     alike = [step.num_tokens for step in steps] == [step.num_tokens for step in alone_steps]
     story.say(
         f"Hits in the prefix cache: {sum(step.num_hits for step in steps)} blocks. Preemptions: "
@@ -396,17 +394,20 @@ def tell_loss(story: Story, world: World) -> None:
     world.several.engine.step()
     story.say("A request has made its first step. Then rank 1 is killed, and the engine makes the next one:")
     world.ranks._processes[1].kill()
+    lines = []
     for _ in range(2):
         try:
             world.several.engine.step()
         except RuntimeError as error:
-            story.console.print(f"step() raises RuntimeError: {error}")
+            lines.append(f"step() raises RuntimeError: {error}")
     num_alive = sum(process.poll() is None for process in world.ranks._processes)
     world.several.engine.scheduler.check_integrity()  # would raise
     [seq] = world.several.engine.scheduler.waiting
-    story.console.print(
-        f"ranks that still run: {num_alive}\nscheduler.check_integrity() finds nothing; waiting: a sequence with "
-        f"{seq.num_prompt_tokens}+{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed\n"
+    story.log(
+        *lines,
+        f"ranks that still run: {num_alive}",
+        f"scheduler.check_integrity() finds nothing; waiting: a sequence with {seq.num_prompt_tokens}+"
+        f"{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed",
     )
     story.say(
         "The scheduler's books are in order: the step was rolled back, as in chapter 2, and the sequence waits with "

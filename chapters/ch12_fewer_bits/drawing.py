@@ -3,21 +3,14 @@
 from rich.text import Text
 from torch import Tensor
 
+from chapters.sheet import Histogram
 from nanovllm.features.quantization.formats import Format
 
-BARS = " ▁▂▃▄▅▆▇█"
 
-
-def histogram(x: Tensor, low: float, high: float, *, width: int = 72, height: int = 5) -> Text:
-    """How many numbers fall where, between low and high; the ends of the axis below. Numbers outside are counted."""
+def histogram(title: str, x: Tensor, low: float, high: float, *, width: int = 72, height: int = 5) -> Histogram:
     inside = x[(x >= low) & (x <= high)]
-    counts = inside.float().histc(width, low, high)
-    levels = (counts / counts.max().clamp_min(1) * height * 8).round().int().tolist()
-    lines = ["".join(BARS[min(max(n - row * 8, 0), 8)] for n in levels) for row in reversed(range(height))]
-    left, right = f"{low:.3g}", f"{high:.3g}"
-    axis = left + ("0" if low == -high else "").center(width - len(left) - len(right)) + right
-    outside = x.numel() - inside.numel()
-    return Text("\n".join([*lines, axis.rstrip()]) + (f"\n{outside:,} of {x.numel():,} lie outside" * bool(outside)))
+    counts = inside.float().histc(width, low, high).int().tolist()
+    return Histogram(title, counts, low, high, x.numel() - inside.numel(), height)
 
 
 def levels(group: Tensor, format: Format, scale: float, minimum: float, width: int = 84) -> Text:

@@ -1,54 +1,53 @@
 """Exercises of chapter 12. Edit this file, then:  python -m chapters check 12
 
-Four functions that the real engine then generates with. Tasks are independent of each other.
+Four functions that the real engine then generates with. Tasks are independent of each other. All four have to do with
+lists of plain numbers, and need no torch.
 """
 
 from collections.abc import Callable
 
-import torch  # noqa: F401 (you will need it)
-from torch import Tensor
-
-from nanovllm.features.quantization.formats import Format, QuantizedRows
+from chapters.ch12_fewer_bits.groups import Row, to_float16  # noqa: F401 (you will need it)
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 
 
-def quantize(groups: Tensor, format: Format) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Round groups of numbers to whole numbers, each group with a scale of its own, and perhaps a minimum.
+def quantize(group: list[float], bits: int, zero: int, has_minimum: bool) -> tuple[list[int], float, float]:
+    """Round a group of numbers to whole numbers, with a scale, and perhaps a minimum.
 
-        groups  float32 [..., size]: the last dimension is one group. Any size (the engine's is 32), any number of
-                dimensions before it
-        format  format.bits: of a code; format.zero: the code that stands for 0 (only without a minimum);
-                format.has_minimum
+        group        the numbers. There may be any number of them (the engine's groups have 32)
+        bits         of a code
+        zero         the code that stands for 0 where there is no minimum. With a minimum it is 0
+        has_minimum  does the format have one?
 
-    Returns (codes, scales, minimums): codes uint8 [..., size], scales and minimums float16 [...]; minimums is None if
-    the format has none. What comes back later is  scale * (code - zero) + minimum.
+    Return (codes, scale, minimum): a code for each number; minimum is 0.0 if the format has none. What comes back later
+    is  scale * (code - zero) + minimum.
 
     Without a minimum the codes are symmetric around zero: the group's largest magnitude becomes top = 2**(bits-1) - 1
     steps, so the scale is largest / top, and codes go from zero - top to zero + top.
-    With a minimum, zero is 0: the minimum is the group's smallest number, the scale is (largest - minimum) /
-    (2**bits - 1), and codes go from 0 to 2**bits - 1.
+    With a minimum: it is the group's smallest number, the scale is (largest - minimum) / (2**bits - 1), and codes go
+    from 0 to 2**bits - 1.
 
-    Round to the nearest code (torch.round). Scale and minimum are stored in float16, and it is with the stored values
-    that numbers are restored: so work out the codes with the stored ones, too. In a group whose scale is 0 (all numbers
-    are equal, or 0) every code is zero. groups stays as it is.
+    Round to the nearest code (round). Scale and minimum are stored in float16: to_float16(x) is the nearest such
+    number. It is with the stored values that numbers are restored, so work out the codes with the stored ones, too. A
+    code that then comes out beyond the last one is set to that. In a group whose scale is 0 (all numbers are equal, or
+    0) every code is zero. group stays as it is.
 
-    Example, 8 bits without a minimum, zero 128: the group [127, -63.6, 0.2] has scale 1 and codes [255, 64, 128].
+    Example, 8 bits without a minimum, zero 128: the group [127, -63.6, 0.2] has scale 1.0 and codes [255, 64, 128].
     """
     raise NotImplementedError
 
 
-def restore(groups: QuantizedRows) -> Tensor:
-    """The weight [n, k] that a QuantizedRows stands for, in float32.
+def restore(row: Row) -> list[float]:
+    """The numbers that a row of a quantized weight stands for, row.k of them. (See Row in groups.py.)
 
-        groups.codes     uint8 [n, num_groups, code_bytes]. With 8 bits a byte is a code. With 4 bits byte i of a group
-                         holds two: code i in its low half (byte & 15), code i + 16 in its high half (byte >> 4)
-        groups.scales    float16 [n, num_groups]
-        groups.minimums  float16 [n, num_groups], or None
-        groups.format    a Format: bits, zero
-        groups.k         numbers of a row. The last group of a row may have more places than that: leave those out
+        row.codes     for each group its bytes, from 0 to 255. With 8 bits a byte is a code. With 4 bits byte i of a
+                      group holds two: code i in its low half (byte & 15), code i + 16 in its high half (byte >> 4)
+        row.scales    one for each group
+        row.minimums  one for each group; 0.0 where the format has none
+        row.bits, row.zero
+        row.k         numbers of the row. The last group may have more places than that: leave those out
 
-    weight = scale * (code - zero) + minimum, computed in float32. Nothing that you are given may change.
+    weight = scale * (code - zero) + minimum, group after group. Nothing that you are given may change.
     """
     raise NotImplementedError
 
@@ -81,20 +80,19 @@ def group_dot(
     raise NotImplementedError
 
 
-def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
+def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] | None) -> list[list[float]]:
     """y = x W^T + b for a weight in groups, with activations that are rounded to 8 bits first.
 
-        x       [T, k], float32, bfloat16 or float16
-        weight  a weight [n, k], see restore()
-        bias    [n] or None
+        x       T rows of k numbers
+        weight  n rows of k numbers, one for each output: see restore()
+        bias    n numbers, or None
 
-    Round each row of x in groups of 32 along k, as the weight's groups lie: largest magnitude of the group becomes 127,
-    scale = largest / 127 in float32, codes = round(x / scale), from -127 to 127. A group of zeros stays zero. (k need
-    not be a multiple of 32: then the last group is filled up with zeros.) A row's codes and scales depend on that row
+    Round each row of x in groups of 32, as the weight's groups lie: largest magnitude of the group becomes 127, scale =
+    largest / 127 (no float16 here), codes = round(number / scale), from -127 to 127. A group of zeros stays zero. (k
+    need not be a multiple of 32: then the last group has fewer numbers.) A row's codes and scales depend on that row
     alone.
 
-    Then multiply codes with codes and sum up in float32, group by group, with group_dot's formula for all rows and
-    outputs at once; or restore both sides and multiply those. Returns [T, n] in x's dtype. x, weight and bias stay as
-    they are.
+    Then multiply codes with codes and sum up, group by group, with group_dot's formula; or restore both sides and
+    multiply those. Return T rows of n numbers. x, weight and bias stay as they are.
     """
     raise NotImplementedError

@@ -66,11 +66,11 @@ def draw_matrix(world: World) -> Group:
     low_high = float(4 * world.weight.std())
     off = error(world.weight, rounded(world.weight, world.format, world.size))
     [name] = world.names
+    weights = f"{name} {list(world.weight.shape)}: root mean square {world.weight.square().mean().sqrt():.4f}"
+    errors = f"the rounding errors, in steps of {world.format.name}; error of the matrix {off:.2%}"
     return Group(
-        Text(f"{name} {list(world.weight.shape)}: root mean square {world.weight.square().mean().sqrt():.4f}"),
-        histogram(world.weight.flatten(), -low_high, low_high),
-        Text(f"the rounding errors, in steps of {world.format.name}; error of the matrix {off:.2%}"),
-        histogram(world.rounding_errors(), -0.6, 0.6, height=3),
+        histogram(weights, world.weight.flatten(), -low_high, low_high),
+        histogram(errors, world.rounding_errors(), -0.6, 0.6, height=3),
     )
 
 

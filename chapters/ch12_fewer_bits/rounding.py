@@ -1,7 +1,7 @@
 """What the lab of chapter 12 does to a real model: its weights or its activations rounded for a while, and the change.
 
-Weights are rounded by the solution of the first exercise, which takes groups of any size; for 32 numbers it does what
-the engine's own quantizers do. Everything is computed in float32.
+Weights are rounded as in the first exercise, in groups of any size; for 32 numbers that is what the engine's own
+quantizers do. Everything is computed in float32.
 """
 
 import math
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chapters.ch12_fewer_bits.solution import quantize
 from nanovllm import LLM
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -31,6 +30,21 @@ def in_groups_of(x: Tensor, size: int) -> Tensor:
     """float32 [rows, num_groups, size] of x [rows, k], with zeros behind the last number."""
     size = size or x.shape[1]
     return F.pad(x.float(), (0, -x.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def quantize(groups: Tensor, format: Format) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The first exercise for many groups [..., size] at once: uint8 codes, float16 scales and minimums (or None)."""
+    if format.has_minimum:
+        minimums, first, last = groups.amin(-1).half(), 0, 2**format.bits - 1
+        scales = ((groups.amax(-1) - minimums.float()) / last).half()
+        groups = groups - minimums.float()[..., None]
+    else:
+        top = 2 ** (format.bits - 1) - 1
+        minimums, first, last = None, format.zero - top, format.zero + top
+        scales = (groups.abs().amax(-1) / top).half()
+    divisors = torch.where(scales == 0, 1, scales.float())  # 0 / 0 is nan
+    codes = (groups / divisors[..., None]).round().add(format.zero).clamp(first, last)
+    return codes.to(torch.uint8), scales, minimums
 
 
 def rounded(x: Tensor, format: Format, size: int) -> Tensor:

@@ -2,39 +2,34 @@
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from nanovllm.features.quantization.formats import GROUP_SIZE, Format, QuantizedRows
+from chapters.ch12_fewer_bits.groups import GROUP_SIZE, Row, to_float16
 
 Dpbusd = Callable[[int, list[int], list[int]], int]
 
 
-def quantize(groups: Tensor, format: Format) -> tuple[Tensor, Tensor, Tensor | None]:
+def quantize(group: list[float], bits: int, zero: int, has_minimum: bool) -> tuple[list[int], float, float]:
     """See exercise.py."""
-    if format.has_minimum:
-        minimums, first, last = groups.amin(-1).half(), 0, 2**format.bits - 1
-        scales = ((groups.amax(-1) - minimums.float()) / last).half()
-        groups = groups - minimums.float()[..., None]
+    if has_minimum:
+        minimum, first, last = to_float16(min(group)), 0, 2**bits - 1
+        scale = to_float16((max(group) - minimum) / last)
     else:
-        top = 2 ** (format.bits - 1) - 1
-        minimums, first, last = None, format.zero - top, format.zero + top
-        scales = (groups.abs().amax(-1) / top).half()
-    divisors = torch.where(scales == 0, 1, scales.float())  # 0 / 0 is nan
-    codes = (groups / divisors[..., None]).round().add(format.zero).clamp(first, last)
-    return codes.to(torch.uint8), scales, minimums
+        top = 2 ** (bits - 1) - 1
+        minimum, first, last = 0.0, zero - top, zero + top
+        scale = to_float16(max(map(abs, group)) / top)
+    if scale == 0:
+        return [zero] * len(group), scale, minimum
+    codes = [round((number - minimum) / scale) + zero for number in group]
+    return [min(max(code, first), last) for code in codes], scale, minimum
 
 
-def restore(groups: QuantizedRows) -> Tensor:
+def restore(row: Row) -> list[float]:
     """See exercise.py."""
-    codes = groups.codes
-    if groups.format.bits == 4:
-        codes = torch.cat((codes & 15, codes >> 4), dim=-1)
-    weight = (codes.float() - groups.format.zero) * groups.scales.float()[..., None]
-    if groups.minimums is not None:
-        weight = weight + groups.minimums.float()[..., None]
-    return weight.flatten(1)[:, : groups.k]
+    numbers: list[float] = []
+    for codes, scale, minimum in zip(row.codes, row.scales, row.minimums, strict=True):
+        if row.bits == 4:
+            codes = [byte & 15 for byte in codes] + [byte >> 4 for byte in codes]
+        numbers += [scale * (code - row.zero) + minimum for code in codes]
+    return numbers[: row.k]
 
 
 def group_dot(
@@ -54,21 +49,14 @@ def group_dot(
     return activation_scale * (scale * (total - zero * activation_sum) + minimum * activation_sum)
 
 
-def quantized_linear(x: Tensor, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
+def quantized_linear(x: list[list[float]], weight: list[Row], bias: list[float] | None) -> list[list[float]]:
     """See exercise.py."""
-    groups = F.pad(x.float(), (0, -x.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))  # [T, num_groups, 32]
-    activation_scales = groups.abs().amax(-1) / 127  # [T, num_groups]
-    activations = torch.where(activation_scales[..., None] == 0, 0, groups / activation_scales[..., None]).round()
-    activation_sums = activations.sum(-1)
-    codes = weight.codes
-    if weight.format.bits == 4:
-        codes = torch.cat((codes & 15, codes >> 4), dim=-1)
-    y = x.new_zeros(len(x), len(codes), dtype=torch.float32)
-    for g in range(codes.shape[1]):
-        total = activations[:, g] @ codes[:, g].float().T  # [T, n]; whole numbers, far below 2**24: exact in float32
-        total -= weight.format.zero * activation_sums[:, g, None]
-        group_y = total * weight.scales[:, g].float()
-        if weight.minimums is not None:
-            group_y += activation_sums[:, g, None] * weight.minimums[:, g].float()
-        y += activation_scales[:, g, None] * group_y
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    restored, y = [restore(row) for row in weight], []
+    for numbers in x:
+        rounded: list[float] = []
+        for start in range(0, len(numbers), GROUP_SIZE):
+            group = numbers[start : start + GROUP_SIZE]
+            scale = max(map(abs, group)) / 127
+            rounded += [scale * round(number / scale) if scale else 0.0 for number in group]
+        y.append([sum(a * w for a, w in zip(rounded, row, strict=True)) for row in restored])
+    return y if bias is None else [[value + b for value, b in zip(row, bias, strict=True)] for row in y]

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, in_groups_of, rounded
-from chapters.ch12_fewer_bits.solution import quantize
+from chapters.ch12_fewer_bits.rounding import KINDS, ROW, Change, Model, error, in_groups_of, quantize, rounded
 from nanovllm.features.quantization.formats import Q4_0, Q4_1, Q8_0, Format
 
 FORMATS = (Q4_1, Q4_0, Q8_0)

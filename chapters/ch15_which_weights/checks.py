@@ -2,11 +2,10 @@
 
 from contextlib import nullcontext
 
-from chapters.ch15_which_weights import checks_adapters, checks_experts
+from chapters.ch15_which_weights import checks_adapters
 from chapters.grading import Task
 
 TASKS = [
     Task("add_adapters", "The rows of a step", nullcontext, checks_adapters.ADD_CHECKS),
     Task("slot_for", "Who may come in", nullcontext, checks_adapters.SLOT_CHECKS),
-    Task("meet_experts", "One batch, many weights", checks_experts.use_meet_experts, checks_experts.CHECKS),
 ]

@@ -1,9 +1,7 @@
 """Exercises of chapter 15. Edit this file, then:  python -m chapters check 15
 
-Three functions that the real engine then computes with. Tasks are independent of each other.
+Two functions that the real engine then computes with. Tasks are independent of each other.
 """
-
-from collections.abc import Callable
 
 import torch  # noqa: F401 (you will need it)
 from torch import Tensor
@@ -51,31 +49,5 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
     Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
     were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into
     the slot if the adapter was not in `slots` before.
-    """
-    raise NotImplementedError
-
-
-def meet_experts(
-    hidden: Tensor, scores: Tensor, experts: list[Callable[[Tensor], Tensor]], num_chosen: int, normalize: bool
-) -> Tensor:
-    """What a layer of experts makes of the rows of a step.
-
-        hidden      [T, hidden_size]
-        scores      [T, num_experts]  what the router says of each row
-        experts     experts[e](rows) is what expert e makes of rows [n, hidden_size]; n at least 1
-        num_chosen  experts that each row meets
-        normalize   scale the weights of a row's chosen experts so that they add up to 1?
-
-    The probabilities of a row are the softmax of its scores, over all experts, in float32. The row meets the
-    num_chosen most probable experts, and their probabilities are its weights (scaled, if normalize says so). The
-    result is the sum of what these experts make of the row, each times its weight.
-
-    Call an expert once, with all rows that have chosen it, and only if there are any.
-
-    Experts take rows in the dtype of hidden, and what they return has it, too. Weigh and sum up in float32. Return
-    [T, hidden_size], in the dtype of hidden. Change neither hidden nor scores.
-
-    Example: with scores whose softmax is 0.1, 0.5, 0.1, 0.3 and num_chosen = 2, a row meets experts 1 and 3, with
-    weights 0.5 and 0.3, or 0.625 and 0.375 if they are normalized.
     """
     raise NotImplementedError

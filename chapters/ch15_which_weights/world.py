@@ -1,15 +1,11 @@
-"""The object that the lab of chapter 15 plays with: an engine with adapters, and a small model with experts.
+"""The object that the lab of chapter 15 plays with: an engine with adapters.
 
-Both compute in float32, so that the tokens are the same on every machine.
+It computes in float32, so that the tokens are the same on every machine.
 """
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from chapters.ch13_guess_and_check.world import chunks_watched
-from chapters.ch15_which_weights.lab_experts import texts_of_all_kinds
-from chapters.ch15_which_weights.sparse import shares_of, visits_of
 from chapters.ch15_which_weights.tuning import BEGINNING, ENDINGS, trained_adapters
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk
@@ -18,7 +14,7 @@ from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.request import Request
 
 NOBODY = "none"
-MAX_LORAS, MAX_RANK, MAX_TOKENS, MAX_TEXT = 2, 8, 10, 300
+MAX_LORAS, MAX_RANK, MAX_TOKENS = 2, 8, 10
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "num_gpu_blocks_override": 192, "block_size": 4}
 
 
@@ -50,11 +46,9 @@ def load_adapters(model: str, max_loras: int = MAX_LORAS, **options: Any) -> tup
 
 class World:
     adapter: str
-    layer: int
 
-    def __init__(self, llm: LLM, adapters: dict[str, Any], sparse: LLM) -> None:
-        self.llm, self.adapters, self.sparse = llm, adapters, sparse
-        self.texts = texts_of_all_kinds(120)
+    def __init__(self, llm: LLM, adapters: dict[str, Any]) -> None:
+        self.llm, self.adapters = llm, adapters
         self.reset()
 
     # -- actions --------------------------------------------------------------------------------------------------
@@ -64,8 +58,7 @@ class World:
         self.llm.reset_prefix_cache()
         self.entries: list[Entry] = []
         self.rows: list[tuple[Entry, int]] = []  # of the last step
-        self.adapter, self.layer = next(iter(self.adapters)), 0
-        self.read(next(iter(self.texts.values())))
+        self.adapter = next(iter(self.adapters))
         return "Nobody is there. s sends a request, a chooses the adapter that it names, n makes a step."
 
     def send(self) -> str:
@@ -91,19 +84,8 @@ class World:
         met, num_rows = {entry.adapter for entry, _ in self.rows}, sum(num_rows for _, num_rows in self.rows)
         return f"{num_rows} rows, and {len(met)} of {len(self.adapters) + 1} sets of weights."
 
-    def next_layer(self) -> str:
-        self.layer = (self.layer + 1) % len(self.visits)
-        return f"Layer {self.layer} of the model with experts."
-
-    def next_kind(self) -> str:
-        texts = list(self.texts.values())
-        self.read(texts[(texts.index(self.text) + 1) % len(texts)] if self.text in texts else texts[0])
-        return "Another kind of text. Which experts does it visit?"
-
     def typed(self, text: str) -> str:
-        said = self.enter(text, self.adapter)
-        self.read(text[:MAX_TEXT])
-        return said
+        return self.enter(text, self.adapter)
 
     # -- what there is ----------------------------------------------------------------------------------------------
 
@@ -117,17 +99,9 @@ class World:
         self.entries.append(Entry(name, adapter, request))
         return f"{name} waits: {self.entries[-1].seq.num_prompt_tokens} tokens, adapter: {adapter}."
 
-    def read(self, text: str) -> None:
-        """The model with experts reads a text."""
-        self.text, self.visits = text, visits_of(self.sparse, [text])
-
     @property
     def in_memory(self) -> str:
         """The adapters in slots, the least recently used first."""
         names = {request.lora_int_id: name for name, request in self.adapters.items()}
         slots = self.llm.engine.model_runner.adapter_slots.slots
         return ", ".join(f"{names[lora_id]} in slot {slot}" for lora_id, slot in slots.items()) or "no adapter"
-
-    @property
-    def shares(self) -> Tensor:
-        return shares_of(self.visits)

@@ -1,14 +1,17 @@
 """The site: a folder of plain files, made from what is in chapters/."""
 
 import html
+import json
 import shutil
 from pathlib import Path
 
-from chapters.course import Chapter, all_chapters
+from chapters.course import EXERCISES, Chapter, all_chapters
 from chapters.site import labs
 from chapters.site.pages import page, relative, write
 from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
+from chapters.site.scenes import Scenes
+from chapters.site.search import SEARCH, Index
 from chapters.site.sources import TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
@@ -16,20 +19,39 @@ from nanovllm.serving.http import html_pictures as pictures
 
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
+READ = (
+    '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> I have read this chapter</label></p>\n'
+)
+KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
+<h2 id="kept">What you have done</h2>
+<p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
+another browser.</p>
+<p><button type="button" class="export">Save it as a file</button>
+<label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
+<p class="said" role="status"></p>
+</section>
+"""
 TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
 
 
 def build(folder: Path, offline: bool = False) -> None:
     """Write the site into the folder; of an older one there, every file that still has its name is replaced."""
-    sources = Sources()
+    sources, index = Sources(), Index()
+    scenes = {chapter.folder.name: Scenes.of(chapter) for chapter in all_chapters()}
     for source, target in TEXTS.items():
-        write(folder, target, text_page(source, target, sources))
+        place = Place(source, target, sources, scenes.get(target.split("/")[0], Scenes()))
+        write(folder, target, text_page(place, index))
     for chapter in all_chapters():
-        for name, text in (("lab", lab_text(chapter)), ("exercises", exercises_text(chapter))):
+        seen = scenes[chapter.folder.name]
+        for name, text in (("lab", lab_text(chapter, seen)), ("exercises", exercises_text(chapter))):
             path = f"{chapter.folder.name}/{name}.html"
             body = frame(chapter, name, path, text)
-            write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, labs.SCRIPTS, labs.STYLES))
+            title = f"{TABS[name]}: {chapter.title}"
+            write(folder, path, page(title, body, path, labs.SCRIPTS, labs.STYLES))
+            index.add(path, title, text.body)
     sources.write(folder)
+    write(folder, "search.html", page("Search", SEARCH, "search.html", classic=("search-index.js", "assets/search.js")))
+    write(folder, "search-index.js", index.script())
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
@@ -39,17 +61,21 @@ def build(folder: Path, offline: bool = False) -> None:
 # -- pages ----------------------------------------------------------------------------------------------------------
 
 
-def text_page(source: str, target: str, sources: Sources) -> str:
-    text = render(Place(source, target, sources))
+def text_page(place: Place, index: Index) -> str:
+    source, target = place.source, place.target
+    text = render(place)
+    index.add(target, text.title, text.body)
     chapter = next((chapter for chapter in all_chapters() if chapter.folder.name in source), None)
     if chapter is None:
         kind = "contents" if target == "index.html" else "single"
         way = neighbour(all_chapters()[-1], "prev", target) if "one_request" in target else ""
-        body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}</main>'
+        keeping = KEEPING.format(exercises=json.dumps({n: len(names) for n, names in EXERCISES.items()}))
+        more = keeping if target == "index.html" else ""
+        body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}{more}</main>'
         body += f'<footer><nav class="chapter" aria-label="Chapters">{way}</nav></footer>' if way else ""
     else:
         text.headings.append(("quiz", "Quiz"))
-        text.body += quiz_section(chapter)
+        text.body += READ.format(number=chapter.number) + quiz_section(chapter)
         body = frame(chapter, "index", target, text)
     return page(text.title, body, target)
 
@@ -91,11 +117,11 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_text(chapter: Chapter) -> Text:
+def lab_text(chapter: Chapter, scenes: Scenes) -> Text:
     """The lab that runs on the page, or its recorded story, or both."""
-    living, text = labs.lab_section(chapter), Text(chapter.title)
-    if (chapter.folder / "story.txt").exists():
-        text = story_of(chapter)
+    living, text = labs.lab_section(chapter, scenes), Text(chapter.title)
+    if (chapter.folder / "story.json").exists():
+        text = story_of(chapter, scenes)
     heading = ""
     if living and text.body:  # the lab needs the page's whole width: no list beside it
         heading, text.headings = '<h2 id="story">The lab as a story</h2>\n', []
@@ -106,8 +132,8 @@ def lab_text(chapter: Chapter) -> Text:
 
 def exercises_text(chapter: Chapter) -> Text:
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
-    here = f"""<p>The checks of this chapter need the model, so they run on your own machine. Write your code in
-<code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
+    here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run
+on your own machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""

@@ -32,12 +32,12 @@ def picture_of(source: str) -> Path:
     return DRAWN / f"{hashlib.sha256(source.encode()).hexdigest()[:8]}.svg"
 
 
-def figure(source: str) -> str:
-    """The diagram; what stands in the text, as long as it has not been drawn."""
+def figure(source: str, number: int) -> str:
+    """The diagram of this number on its page; what stands in the text, as long as it has not been drawn."""
     if not (picture := picture_of(source)).exists():
         return f'<pre class="printed" tabindex="0">{html.escape(source)}</pre>\n'
     drawing = picture.read_text("utf-8")
-    return f'<div class="diagram" tabindex="0" role="region" aria-label="diagram">{drawing}</div>\n'
+    return f'<div class="diagram" tabindex="0" role="group" aria-label="diagram {number}">{drawing}</div>\n'
 
 
 def wanted() -> dict[Path, str]:

@@ -5,7 +5,8 @@ from html import escape
 from inspect import getdoc
 
 from chapters.course import Chapter
-from chapters.site.runtime import CHAPTERS, FILES
+from chapters.site.runtime import CHAPTERS, FILES, GRADED
+from chapters.site.scenes import Scenes
 
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
@@ -25,7 +26,7 @@ PROGRESS = (
 FAILURE = '<p class="failure" role="alert" hidden></p>'
 
 
-def lab_section(chapter: Chapter) -> str:
+def lab_section(chapter: Chapter, to_text: Scenes) -> str:
     """The chapter's lab, or "" if it has none that runs in a browser."""
     if chapter.folder.name not in CHAPTERS:
         return ""
@@ -47,7 +48,9 @@ def lab_section(chapter: Chapter) -> str:
         )
         meanings.append("<dt><kbd>t</kbd> type</dt><dd>Go to the text field.</dd>")
     scenes = "".join(
-        f'<li><a href="#{escape(scene.link.replace(" ", "+"))}">{escape(scene.title)}</a></li>' for scene in page.SCENES
+        f'<li><a href="#{escape(scene.link.replace(" ", "+"))}">{escape(scene.title)}</a>'
+        f"{to_text.back_from(scene.title)}</li>"
+        for scene in page.SCENES
     )
     return f"""
 <section class="lab" data-chapter="{chapter.number}" aria-label="Lab">
@@ -63,7 +66,8 @@ you start it.</p>
 {FAILURE}
 <details class="scenes" open><summary>Things to see, step by step</summary><ol>{scenes}</ol></details>
 <div class="playing" hidden>
-<div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p></div>
+<div class="scene" hidden><h3 class="scene-title"></h3><p class="scene-text"></p>
+<p class="scene-place"></p></div>
 <div class="controls"><div class="actions">{"".join(buttons)}</div>
 {form}</div>
 <div class="now"><div class="steps">
@@ -81,7 +85,7 @@ state.</p></details>
 
 def exercises_section(chapter: Chapter) -> str:
     """An editor with the chapter's exercise.py, or "" if its checks cannot run in a browser."""
-    if chapter.folder.name not in CHAPTERS:
+    if chapter.folder.name not in GRADED:
         return ""
     source = (chapter.folder / "exercise.py").read_text("utf-8")
     tasks = ""
@@ -89,8 +93,8 @@ def exercises_section(chapter: Chapter) -> str:
         sections = [getattr(check, "section", task.section) for check in task.checks]
         checks = [{"title": title, "section": name} for title, name in zip(task.titles, sections, strict=True)]
         tasks += (
-            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h3><code>'
-            f'{escape(task.name)}</code> <span class="verdict"></span></h3><p class="again"></p>'
+            f'<li data-task="{escape(task.name)}" data-checks="{escape(json.dumps(checks))}"><h2><code>'
+            f'{escape(task.name)}</code> <span class="verdict"></span></h2><p class="again"></p>'
             '<div class="outcome"></div></li>'
         )
     command = f"python -m chapters check {chapter.number} --file exercise.py"

@@ -21,14 +21,26 @@ def write(folder: Path, path: str, text: str) -> None:
     (folder / path).write_text(text, "utf-8")
 
 
-def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles: tuple[str, ...] = ()) -> str:
-    """A whole page. path: its place in the site. scripts (ES modules) and styles: names of files in assets/."""
+def page(
+    title: str,
+    body: str,
+    path: str,
+    scripts: tuple[str, ...] = (),
+    styles: tuple[str, ...] = (),
+    classic: tuple[str, ...] = (),
+) -> str:
+    """A whole page. path: its place in the site. scripts (ES modules) and styles: names of files in assets/.
+
+    classic: scripts that are no modules, by their place in the site; modules do not load from file://.
+    """
 
     def asset(name: str) -> str:
         return relative(f"assets/{name}", path)
 
     head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in ("theme.css", "style.css", *styles)]
-    head += [f'<script defer src="{asset("site.js")}"></script>']  # no module: those do not load from file://
+    head += ["<noscript><style>.frame[hidden] { display: block; }</style></noscript>"]
+    for script in ("assets/kept.js", "assets/site.js", "assets/progress.js", *classic):
+        head += [f'<script defer src="{relative(script, path)}"></script>']
     head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
     return f"""<!doctype html>
 <html lang="en">
@@ -46,7 +58,9 @@ def page(title: str, body: str, path: str, scripts: tuple[str, ...] = (), styles
 <header class="site"><a class="home" href="{relative("index.html", path)}">nanovllm <span>the course</span></a>
 <nav aria-label="The course"><a href="{relative("index.html", path)}">Contents</a>
 <a href="{relative("one_request.html", path)}">One request</a>
-<a href="{relative("readme.html", path)}">The engine</a></nav></header>
+<a href="{relative("readme.html", path)}">The engine</a></nav>
+<form role="search" action="{relative("search.html", path)}"><input type="search" name="q" placeholder="Search"
+aria-label="Search the course" autocomplete="off"></form></header>
 {body}
 </body>
 </html>

@@ -23,10 +23,12 @@ def quiz_section(chapter: Chapter) -> str:
 
 def question_html(question: dict[str, Any], number: int, num_questions: int) -> str:
     ask = _number if "answer" in question else _options
-    return f"""<div class="question" hidden>
+    return f"""<div class="question" data-tries="{quiz.TRIES}" hidden>
 <p class="count">Question {number} of {num_questions}</p>
 <div class="ask" tabindex="-1" id="question-{number}">{MARKDOWN.render(question["ask"])}</div>
 {ask(question, number)}
+<template class="once-more"><p>{quiz.AGAIN}</p></template>
+<template class="solution"><p>{inline_html(quiz.solution(question, number))}</p></template>
 <div class="verdict" role="status"></div>
 <button type="button" class="next" hidden>{"Next question" if number < num_questions else "The result"}</button>
 </div>
@@ -51,10 +53,12 @@ def _options(question: dict[str, Any], number: int) -> str:
 
 def _number(question: dict[str, Any], number: int) -> str:
     templates = (
-        f'<template value="{"else" if given is None else given}">{verdict(*said)}</template>'
+        f'<template value="{"else" if given is None else given}" '
+        f'data-within="{0 if given is None else quiz.within(question, given)}" data-right="{int(said[0])}">'
+        f"{verdict(*said)}</template>"
         for given, said in quiz.verdicts(question, number).items()
     )
-    return f"""<form class="number" data-answer="{float(question["answer"])}">
+    return f"""<form class="number">
 <label>Your answer <input name="number" inputmode="decimal" autocomplete="off"> {html.escape(question["unit"])}</label>
 <button>Answer</button>
 {"".join(templates)}

@@ -23,6 +23,14 @@ REPOSITORY = Path(__file__).parents[2]
 CDN = "https://cdn.jsdelivr.net/npm"
 PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
 CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching", "ch16_fixed_memory")  # with a page.py
+GRADED = (
+    *CHAPTERS,
+    "ch06_prefill_decode",
+    "ch08_sampling",
+    "ch12_fewer_bits",
+    "ch13_guess_and_check",
+    "ch14_many_users",
+)
 
 
 class File(NamedTuple):
@@ -96,7 +104,7 @@ def _fetch(package: str, cache: Path) -> None:
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
     paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "player")]
-    paths += (path for name in ("", *CHAPTERS) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
+    paths += (path for name in ("", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
     files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
     return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}

@@ -1,20 +1,24 @@
 """A README.md as HTML: the text as it stands, with links into the site, highlighted code and drawn diagrams."""
 
-import html
 import posixpath
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from chapters.recording import Recording
 from chapters.site.diagrams import figure
+from chapters.site.expectations import cover
+from chapters.site.figures import picture_of
 from chapters.site.pages import relative
+from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
+from chapters.site.tables import LONG, printed, quoted
 
 FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
-CAPTIONS = {"text output": "what it prints", "text lab": "from the lab"}
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Place:
     source: str
     target: str
     sources: Sources
+    scenes: Scenes = field(default_factory=Scenes)
     names: set[str] = field(default_factory=set)  # ids of headings, each once
 
     def href(self, link: str) -> str:
@@ -60,17 +65,43 @@ def render(place: Place) -> Text:
 
 def render_text(markdown: str, place: Place) -> Text:
     tokens, text = MARKDOWN.parse(markdown), Text("")
+    name_cells(tokens)
     for at, token in enumerate(tokens):
         if token.type == "heading_open":
             inline = tokens[at + 1]
             token.attrSet("id", place.name(plain(inline)))
             if token.tag == "h2":
                 text.headings.append((str(token.attrs["id"]), MARKDOWN.renderer.render([inline], MARKDOWN.options, {})))
+        elif token.type == "inline" and (drawn := picture_of(token, (ROOT / place.source).parent)):
+            nothing = Token("text", "", 0)
+            tokens[at - 1 : at + 2] = [Token("html_block", "", 0, content=drawn), nothing, nothing]
         elif token.type == "inline":
             link_files(token, place)
+            place.scenes.link(token)
+        elif token.type == "th_open" and not tokens[at + 1].content:
+            token.tag = tokens[at + 2].tag = "td"  # it heads nothing
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
-    text.title, text.body = plain(tokens[end - 1]), MARKDOWN.renderer.render(tokens[end + 1 :], MARKDOWN.options, {})
+    env = {"told": Recording((ROOT / place.source).parent).told, "scenes": place.scenes}
+    text.title = plain(tokens[end - 1])
+    text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html), MARKDOWN.options, env)
     return text
+
+
+def name_cells(tokens: list[Token]) -> None:
+    """Each cell of a table knows its heading, and a table of long texts that a phone stacks it."""
+    table, names, cells = Token("table_open", "table", 1), list[str](), list[str]()
+    for token, inside in pairwise(tokens):
+        if token.type == "table_open":
+            table, names, cells = token, [], []
+        elif token.type == "th_open":
+            names.append(plain(inside))
+        elif token.type == "td_open":
+            token.attrSet("data-name", names[len(cells) % len(names)])
+            cells.append(plain(inside))
+        elif token.type == "table_close":
+            columns = [cells[at :: len(names)] for at in range(len(names))]
+            if sum(max(map(len, column), default=0) > LONG for column in columns) > 2:
+                table.attrSet("class", "stack")
 
 
 def inline_html(markdown: str) -> str:
@@ -106,24 +137,24 @@ def link_files(inline: Token, place: Place) -> None:
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
     if info == "mermaid":
-        return figure(code)
-    if info in CAPTIONS:
-        block = f'<pre class="printed" tabindex="0">{marked(code)}</pre>'
-        return f"<figure>{block}<figcaption>{CAPTIONS[info]}</figcaption></figure>\n"
+        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]))
+    if info == "text lab":
+        caption = env["scenes"].caption(tokens, at)
+        return f"<figure>{quoted(code, env['told'])}<figcaption>{caption}</figcaption></figure>\n"
+    if info == "text output":
+        return f"<figure>{printed(code)}<figcaption>what it prints</figcaption></figure>\n"
     if info in ("", "text"):
-        return f'<pre class="printed" tabindex="0">{html.escape(code)}</pre>\n'
+        return printed(code)
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
 
 
-def marked(printed: str) -> str:
-    """What a lab printed, with the lines marked that were measured."""
-    lines = (html.escape(line) for line in printed.rstrip("\n").split("\n"))
-    return "\n".join(f'<span class="measured">{line}</span>' if "(measured)" in line else line for line in lines)
+def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
+    number = sum(token.type == "table_open" for token in tokens[: at + 1])
+    kind = self.renderAttrs(tokens[at])
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table {number}"><table{kind}>\n'
 
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("fence", fence)
-MARKDOWN.add_render_rule(
-    "table_open", lambda *_: '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>\n'
-)
+MARKDOWN.add_render_rule("table_open", table_open)
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")

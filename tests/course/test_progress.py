@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chapters.__main__ import main
+from chapters.ch06_prefill_decode import pictures
 from chapters.course import EXERCISES, Progress, locked
 from tests.course.course_text import CHAPTERS
 
@@ -20,6 +21,7 @@ def own_data_folder(tmp_path, monkeypatch):
 
 
 ENTRIES = [None, 5, "text", [], [[]], {}, {"read": 1, "quiz": 3, "solved": "allocate"}, {"quiz": [1], "solved": [[]]}]
+ENTRIES += [{"machine": {}}, {"machine": {"GB/s": "fast"}}, {"machine": {"GB/s": 0.0}}, {"machine": [1.5]}]
 ENTRIES += [{"quiz": ["a", None]}, {"quiz": [-1, 2.5]}, {"quiz": [True, 10**4000]}, {"read": {}, "solved": [None, 7]}]
 
 
@@ -40,6 +42,14 @@ def test_what_is_spoiled_leaves_the_rest():
     progress.path.write_text(json.dumps({"1": good, "2": None, "3": good | {"quiz": "all"}}))
     spoiled = {name: value for name, value in good.items() if name != "quiz"}
     assert [Progress().get(chapter) for chapter in CHAPTERS[:3]] == [good, {}, spoiled]
+
+
+def test_a_measured_machine_has_its_roof():
+    """What the lab of chapter 6 measures in a terminal is in the picture of a site that is built there."""
+    assert "your machine" not in pictures.roofline().frames[-1].text
+    Progress().note(CHAPTERS[5], machine={"GB/s": 3350.0, "GFLOP/s": 989_000.0})
+    frame = pictures.roofline().frames[-1]
+    assert "On your machine: The bytes take 0.137 ms" in frame.text and "your machine: 989,000 GFLOP" in frame.picture
 
 
 def test_two_terminals():

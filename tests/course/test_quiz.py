@@ -21,11 +21,47 @@ def test_quiz(chapter):
             exec(question["engine"], namespace)
             assert namespace["answer"] == question["answer"], question["ask"]
             assert question["unit"] and question["wrong"]
-            assert all(float(value) != question["answer"] for value in question["wrong"])
+            assert all(isinstance(hint, str) for hint in question["wrong"].values()), "0.5 as a key needs quotes"
+            assert quiz.known(question, str(question["answer"])) == str(question["answer"])
+            assert all(quiz.known(question, value) == value for value in question["wrong"])
         else:
             right = [option for option in question["options"] if option.get("right")]
             assert len(right) == 1 and len(question["options"]) >= 3
             assert all(option["why"] for option in question["options"] if option not in right)
+
+
+def test_lengths_of_options_say_nothing():
+    """Who always chooses the shortest option, or the longest, is right about as often as who draws lots."""
+    chance, shortest, longest = [], [], []
+    for chapter in CHAPTERS:
+        for question in quiz.load(chapter):
+            if options := question.get("options"):
+                lengths = [len(option["text"]) for option in options]
+                [right] = (len(option["text"]) for option in options if option.get("right"))
+                chance.append(1 / len(options))
+                shortest.append((right == min(lengths)) / lengths.count(min(lengths)))
+                longest.append((right == max(lengths)) / lengths.count(max(lengths)))
+    assert sum(shortest) == pytest.approx(sum(chance), rel=0.2)
+    assert sum(longest) == pytest.approx(sum(chance), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("2.95", "2.95"), ("2.952", "2.95"), ("2.9549", "2.95"), ("2.96", None), ("3", None), ("3.4", "3.4"), ("x", "")],
+)
+def test_what_rounds_to_the_answer_is_right(given, meant):
+    question = {
+        "answer": 2.95,
+        "why": "1 + 0.8 + 0.64 + 0.512",
+        "rounded": True,
+        "wrong": {"3.4": "not three times 0.8"},
+    }
+    assert quiz.known(question, given) == meant
+
+
+def test_a_count_is_exact():
+    question = {"answer": 12, "why": "three times four", "wrong": {"13": "one too many"}}
+    assert [quiz.known(question, given) for given in ("12", "12.0", "12.3", "13")] == ["12", "12", None, "13"]
 
 
 class Printed(list):
@@ -38,15 +74,16 @@ class Printed(list):
 @for_each_chapter
 @pytest.mark.parametrize("is_right", [True, False])
 def test_quiz_is_asked(chapter, is_right):
-    """All right with the right answers; with wrong ones, each gets its explanation."""
+    """All right with the right answers; with wrong ones, each gets its explanation, and the last the solution."""
     console, questions, expected = Printed(), quiz.load(chapter), []
-    todo = iter(questions)
+    todo = (question for question in questions for _ in range(1 if is_right else quiz.TRIES))
 
     def read(prompt: str) -> str:
         question = next(todo)
         if "answer" in question:
             number, why = next(iter(question["wrong"].items()))
-            expected.append(question["why"] if is_right else f"{why} It is {question['answer']:,}: {question['why']}")
+            said = f"{why} {quiz.AGAIN}", f"{why} It is {question['answer']:,}: {question['why']}"
+            expected.extend([question["why"]] if is_right else said)
             return f" {question['answer']:,}" if is_right else number
         option = next(option for option in question["options"] if option.get("right", False) == is_right)
         letter = next(line[0] for line in reversed(console) if line[1:] == f") {option['text']}")
@@ -58,8 +95,23 @@ def test_quiz_is_asked(chapter, is_right):
         assert any(line.startswith(text) for line in console), text
 
 
+def test_the_second_try_counts():
+    console, first = Printed(), quiz.load(CHAPTERS[0])[0]
+    given = iter([next(iter(first["wrong"])), str(first["answer"])])
+
+    def read(prompt: str) -> str:
+        if (text := next(given, None)) is None:
+            raise EOFError
+        return text
+
+    with pytest.raises(EOFError):
+        quiz.run(CHAPTERS[0], console, read)
+    assert console.index("[red]No.[/]") < console.index("[green]Right.[/]")
+    assert not any(line.startswith("It is") for line in console)
+
+
 def test_a_quiz_without_answers_ends():
-    """Five tries a question; then it is said what is right."""
+    """Five lines a question; then it is said what is right."""
     console, questions = Printed(), quiz.load(CHAPTERS[0])
     tries = iter(["", "z", "\x00", "abc", "?"] * len(questions))
     assert quiz.run(CHAPTERS[0], console, lambda prompt: next(tries)) == (0, len(questions))

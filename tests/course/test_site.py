@@ -1,5 +1,7 @@
 """The site as a reader finds it: every page in a real browser, every link, every question of every quiz."""
 
+import html
+import json
 import re
 import subprocess
 import sys
@@ -11,25 +13,31 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
+from chapters.recording import Recording
+from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams
 from chapters.site.runtime import MissingRuntime
+from chapters.site.scenes import Scenes
 from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
+from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
-from chapters.story import WIDTH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind
 PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
-COLOURS = ["index.html", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
+COLOURS = ["index.html", "search.html?q=block", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
 COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
+TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure"}
 BUILD = """
 import sys
 sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
 from chapters.__main__ import main
+from chapters.recording import Recording
+from chapters.sheet import MEASURED, Sheet, read
 from chapters.site import diagrams
 sys.exit(main(["site", "--out", sys.argv[1]]))
 """
@@ -82,8 +90,8 @@ def test_links(site):
                 continue
             target = (page.parent / url.path).resolve() if url.path else page
             assert target.is_file() and target.is_relative_to(site), f"{page}: {link} is not there"
-            living = page.name == "lab.html" and target == page and not url.fragment.startswith(("part-", "story"))
-            if url.fragment and not living:  # a living lab's links hold a state
+            state = target.name == "lab.html" and not re.match("part-|story$|content$", url.fragment)
+            if url.fragment and not state:  # of a lab that runs in the page
                 assert unquote(url.fragment) in pages[target].ids, f"{page}: no place {link}"
 
 
@@ -108,11 +116,31 @@ def test_a_link_to_nothing_is_refused():
         render_text("# Chapter\n\nSee [this](../gone.py).\n", place)
     with pytest.raises(LookupError, match=r"llm\.py has no Gone"):
         render_text("# Chapter\n\n**[`nanovllm/llm.py`](../../nanovllm/llm.py) · `Gone`**\n", place)
+    with pytest.raises(LookupError, match="names the scene 'Gone'; the lab has none"):
+        render_text("# Chapter\n\nLook. *In the lab: Gone.*\n", place)
+    with pytest.raises(ValueError, match=r"behind the question 'How many\?' stands nothing"):
+        render_text("# Chapter\n\n> **What do you expect?** How many?\n\n## Next\n", place)
+
+
+@for_each_chapter
+def test_a_text_and_its_lab_lead_to_each_other(chapter, site):
+    """Every scene is named in the text, most of what is quoted says from which part, and there is a way back."""
+    text, lab = ((site / chapter.folder.name / name).read_text("utf-8") for name in ("index.html", "lab.html"))
+    for title in Scenes.of(chapter).links:
+        shown = html.escape(title)
+        assert re.search(rf'In the lab: <a href="lab.html#[^"]+">{re.escape(shown)}</a>', text), (
+            f"no text names {title!r}"
+        )
+        assert re.search(rf'{re.escape(shown)}</a> <a class="to-text" href="index.html#scene-\d+">', lab)
+    parts = set(re.findall(r"lab\.html#(part-\d+)", text))
+    assert text.count('">from the lab, part') > 3 * text.count(">from the lab<") and len(parts) >= 3
+    for part in parts:
+        assert re.search(rf'<h2 id="{part}">.*</h2>\n<p class="to-text">In the text: <a href="index.html#', lab)
 
 
 def test_diagrams_are_drawn():
     assert set(diagrams.DRAWN.glob("*.svg")) == diagrams.wanted().keys(), "python -m chapters site --draw"
-    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n"), "until then, the text is shown"
+    assert "<pre" in diagrams.figure("flowchart LR\n    A --> B\n", 1), "until then, the text is shown"
 
 
 @pytest.mark.slow
@@ -136,17 +164,29 @@ def words(picture: Path) -> set[str]:
 
 @for_each_chapter
 def test_stories(chapter):
-    """Whole paragraphs, pictures as they were printed, and what was measured is marked."""
-    if not (chapter.folder / "story.txt").exists():
-        assert chapter.number in (4, 5, 7)
-        return
-    printed, text = (chapter.folder / "story.txt").read_text("utf-8"), story_of(chapter)
-    assert all(len(line) <= WIDTH for line in printed.splitlines())
-    assert len(text.headings) == len(re.findall(r"^\d+\. .* ─+$", printed, re.MULTILINE)) >= 3
-    assert text.body.count("(measured)") - 1 >= printed.count("(measured)") > 0 or chapter.number in (4, 5, 7, 12)
-    for line in text.body.splitlines():
-        if "(measured)" in line:
-            assert 'class="measured"' in line or line.startswith("<p class="), line
+    """All that was told is there, in its order; tables are tables, and what was measured is marked."""
+    told, text = Recording(chapter.folder).told, story_of(chapter, Scenes())
+    kinds = [kind for kind, _ in told]
+    assert len(text.headings) == kinds.count("part") >= 3
+    assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
+    pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if kind != "histogram"]
+    num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
+    assert text.body.count('class="measured"') - 1 == num_measured
+    assert num_measured or chapter.number in (4, 5)
+    assert text.body.count("<tr") == sum(len(what["rows"]) + 1 for kind, what in told if kind == "table")
+
+
+def test_a_quote_is_drawn_as_the_lab_draws_it():
+    """A table without headings gets the lab's; a paragraph is one again; a picture stays as it was printed."""
+    rows = [["1", "a", "2.5", MEASURED], ["2", "b", "9", MEASURED]]
+    table = {"title": "", "columns": ["step", "", "ms", ""], "rows": rows}
+    told = [("say", f"The first one took 4 ms. {MEASURED}"), ("print", "A  +0 x  ·1 y"), ("table", table)]
+    drawn = quoted(f" 1 │ a │ 3.1 │ {MEASURED}\n\nThe first one took\n5 ms. {MEASURED}\n\nA  +0 x\n", told)
+    assert re.findall("<th .*?>(.*?)</th>", drawn) == ["step", "ms", "1"] and MEASURED not in re.sub("<p.*", "", drawn)
+    assert re.findall("<tr(.*?)>", drawn) == ["", ' class="measured"']
+    assert f'<p class="measured">The first one took 5 ms. {MEASURED}</p>' in drawn and ">A  +0 x</pre>" in drawn
+    assert read(" a ┃ b\n━━━╇━━━\n 1 │ 2\n") == Sheet(["a", "b"], [["1", "2"]])
+    assert read("a\n├── b │ c\n") is read("one line") is read(" 1 │ 2\n 1 │ 2 │ 3\n") is None
 
 
 # -- pages in a browser -----------------------------------------------------------------------------------------------
@@ -159,7 +199,7 @@ def test_every_page(site, address, phone):
             continue  # pages of Python are all of one kind
         path = page.relative_to(site).as_posix()
         phone.goto(f"{address}/{path}")
-        width, pictures, clipped = phone.evaluate(
+        width, pictures, clipped, outside = phone.evaluate(
             """() => [document.documentElement.scrollWidth,
                 [...document.images].filter(picture => !picture.naturalWidth).map(picture => picture.src),
                 [...document.querySelectorAll('.diagram .name')].filter(text => {
@@ -167,10 +207,15 @@ def test_every_page(site, address, phone):
                     const { left, right, top, bottom } = text.getBoundingClientRect();
                     return !boxes.map(box => box.getBoundingClientRect()).some(box =>
                         box.left <= left && right <= box.right && box.top <= top && bottom <= box.bottom);
+                }).map(text => text.textContent),
+                [...document.querySelectorAll('.picture text')].filter(text => text.checkVisibility()).filter(text => {
+                    const picture = text.ownerSVGElement.getBoundingClientRect();
+                    const { left, right, top, bottom } = text.getBoundingClientRect();
+                    return left < picture.left - 4 || right > picture.right + 4 || bottom > picture.bottom + 4;
                 }).map(text => text.textContent)]"""
         )
         assert width <= 360, f"{path} is {width} pixels wide on a phone"
-        assert not pictures and not clipped, path
+        assert not pictures and not clipped and not outside, (path, outside)
         assert phone.title() and phone.locator("h1").count() == 1, path
 
 
@@ -182,7 +227,22 @@ def test_accessible(address, phone):
     for path, scheme, options in checks:
         phone.emulate_media(color_scheme=scheme)
         phone.goto(f"{address}/{path}")
-        assert_accessible(phone, **options)
+        assert_accessible(phone, ("minor", "moderate", "serious", "critical"), **options)
+
+
+def test_what_is_moved(address, phone):
+    """A slider shows the picture of its value, by finger and by key; every picture says what it shows."""
+    phone.goto(f"{address}/ch06_prefill_decode/index.html")
+    moved = phone.locator(".moved").first
+    frames, output = moved.locator(".frame:visible"), moved.locator("output")
+    before = output.inner_text(), frames.inner_html()
+    moved.get_by_role("button", name="on").click()
+    after = output.inner_text(), frames.inner_html()
+    assert frames.count() == 1 and float(after[0]) > float(before[0]) and before[1] != after[1]
+    moved.get_by_role("slider").press("ArrowLeft")
+    assert (output.inner_text(), frames.inner_html()) == before
+    assert moved.get_by_role("slider").get_attribute("aria-valuetext") == before[0]
+    assert frames.get_by_role("img").evaluate("picture => picture.textContent").startswith("Roofline, a step of")
 
 
 def test_without_script(site, browser):
@@ -193,6 +253,7 @@ def test_without_script(site, browser):
     assert tab.get_by_text("The rules were computed once.").is_visible()
     assert tab.get_by_text("python -m chapters quiz 7").last.is_visible()
     assert not tab.locator(".question").first.is_visible()
+    assert tab.locator(".moved .frame:visible").count() == 9 and not tab.locator(".mover").first.is_visible()
     tab.emulate_media(media="print")
     assert tab.get_by_text("The rules were computed once.").is_visible()
     assert not tab.locator("nav.toc").is_visible() and not tab.locator(".quiz").is_visible()
@@ -222,39 +283,59 @@ def plain(markdown: str) -> str:
 
 
 def answers_of(question: dict, number: int) -> list[tuple[str, bool, str]]:
-    """(what is clicked or typed, is it right, what the terminal says) for every possible answer."""
+    """(what is clicked or typed, is it right, what the terminal says of it) for every possible answer."""
     said = quiz.verdicts(question, number)
     if "answer" in question:
-        return [(f"{123456789 if given is None else given:,}", *what) for given, what in said.items()]
+        return [(f"{float(given or 123456789):,}", *what) for given, what in said.items()]
     return [(letter, *what) for letter, what in said.items() if letter]
 
 
-ANSWER = """rounds => rounds.map(answers => [answers.map(text => {
+ANSWER = """rounds => rounds.map(answers => [answers.map(texts => {
     const panel = [...document.querySelectorAll(".question")].find(each => each.checkVisibility());
     const form = panel.querySelector("form"), verdict = panel.querySelector(".verdict");
-    if (form) {
-        form.elements.number.value = text;
-        form.requestSubmit();
-    } else {
-        panel.querySelectorAll(".option")["abcdef".indexOf(text)].click();
-    }
-    const said = verdict.innerText;
+    const said = texts.filter(() => panel.querySelector(".next").hidden).map(text => {
+        if (form) {
+            form.elements.number.value = text;
+            form.requestSubmit();
+        } else {
+            panel.querySelectorAll(".option")["abcdef".indexOf(text)].click();
+        }
+        return verdict.innerText;
+    });
     panel.querySelector(".next").click();
     return said;
 }), document.querySelector(".score p").innerText, document.querySelector(".again").click()])"""
 
 
+def two_of(answers: list[tuple[str, bool, str]], turn: int) -> list[tuple[str, bool, str]]:
+    """An answer, and another one if it is wrong."""
+    first, second = (answers[(turn + i) % len(answers)] for i in range(2))
+    return [first] if first[1] else [first, second]
+
+
+def said_of(tries: list[tuple[str, bool, str]], solution: str) -> list[str]:
+    """What the terminal says after each of them."""
+    right, wrong = "Right. {}".format, "No. {} {}".format
+    after = [quiz.AGAIN, solution]
+    said = [
+        right(what) if is_right else wrong(what, then) for (_, is_right, what), then in zip(tries, after, strict=False)
+    ]
+    return [plain(text) for text in said]
+
+
 def test_quizzes(site, phone):
-    """Round after round, each with another answer to every question: the page says what the terminal says."""
+    """Round after round, with other answers to every question, two if the first is wrong: the page says what the
+    terminal says."""
     for chapter in CHAPTERS:
         phone.goto((site / chapter.folder.name / "index.html").as_uri())
         questions = [answers_of(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
-        rounds = [[answers[turn % len(answers)] for answers in questions] for turn in range(max(map(len, questions)))]
-        shown = phone.evaluate(ANSWER, [[text for text, _, _ in answers] for answers in rounds])
+        solutions = [quiz.solution(question, number) for number, question in enumerate(quiz.load(chapter), start=1)]
+        rounds = [[two_of(answers, turn) for answers in questions] for turn in range(max(map(len, questions)))]
+        shown = phone.evaluate(ANSWER, [[[text for text, _, _ in tries] for tries in answers] for answers in rounds])
         for answers, (comments, score, _) in zip(rounds, shown, strict=True):
-            expected = [f"{'Right.' if is_right else 'No.'} {plain(comment)}" for _, is_right, comment in answers]
-            assert [" ".join(text.split()) for text in comments] == expected
-            assert score == f"{sum(is_right for _, is_right, _ in answers)} of {len(questions)}"
+            expected = [said_of(*asked) for asked in zip(answers, solutions, strict=True)]
+            assert [[" ".join(text.split()) for text in texts] for texts in comments] == expected
+            assert score == f"{sum(tries[-1][1] for tries in answers)} of {len(questions)}"
 
 
 def test_quiz_by_finger_and_keyboard(address, phone):
@@ -274,6 +355,77 @@ def test_quiz_by_finger_and_keyboard(address, phone):
         assert panel.locator(".option:enabled, input:enabled").count() == 0
         phone.keyboard.press("Enter")  # the button "Next question" has the focus
     assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
+
+
+# -- what is kept, and the search -------------------------------------------------------------------------------------
+
+
+def test_what_a_reader_expects_is_kept_and_shown(address, phone):
+    """An answer is covered until something is typed, or a link leads into it."""
+    phone.goto(f"{address}/ch16_fixed_memory/index.html")
+    asked = phone.locator("form.expect").count()
+    assert asked >= 3 and phone.locator(".answer:visible").count() == 0
+    phone.fill("form.expect input >> nth=0", "less, <b>I think</b>")
+    phone.keyboard.press("Enter")
+    assert phone.inner_text(".expected >> nth=0") == "You expected: less, <b>I think</b>"
+    assert phone.locator(".answer:visible").count() == 1
+    phone.goto(f"{address}/ch16_fixed_memory/index.html#scene-1")
+    phone.reload()
+    assert phone.inner_text(".expected >> nth=0") == "You expected: less, <b>I think</b>"
+    assert phone.locator(".answer:visible").count() == 2 and phone.locator("#scene-1").is_visible()
+    assert_accessible(phone)
+
+
+def test_progress_is_kept_and_goes_to_another_browser(address, phone, browser, tmp_path):
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    phone.check(".read input")
+    phone.evaluate(
+        ANSWER, [[answers_of(*each)[0][0] for each in zip(quiz.load(CHAPTERS[6]), range(1, 99), strict=False)]]
+    )
+    phone.reload()
+    assert phone.is_checked(".read input") and "last time: " in phone.inner_text(".question:visible .count")
+    phone.evaluate("kept.set('solved-7', '[\"take_fresh\"]'), kept.set('solved-8', '17'), kept.set('quiz-8', '{')")
+    phone.goto(f"{address}/index.html")
+    [done] = phone.locator(".done").all_inner_texts()
+    assert re.fullmatch(r"read · quiz \d of \d+ · exercises 1 of 4", done)
+    with phone.expect_download() as download:
+        phone.click(".export")
+    file = tmp_path / "kept.json"
+    file.write_bytes(Path(download.value.path()).read_bytes())
+
+    other = browser.new_page()
+    other.goto(f"{address}/index.html")
+    assert other.locator(".done").count() == 0
+    for wrong, said in (
+        ("nothing", "no JSON"),
+        ("[]", "nothing in this file"),
+        (json.dumps({"course": "nanovllm", "kept": {"read-1": "yes", "other": "x"}}), "another kind: other"),
+    ):
+        other.set_input_files(".keeping input", {"name": "x", "mimeType": "", "buffer": wrong.encode()})
+        other.get_by_text(said).wait_for()
+    assert other.evaluate("localStorage.length") == 0
+    other.set_input_files(".keeping input", file)
+    other.get_by_text(done).wait_for()
+    other.close()
+
+
+def test_search(site, phone):
+    """Without a server, by any words: the section about them comes first."""
+    phone.goto((site / "index.html").as_uri())
+    phone.fill("header input", "copy on WRITE")
+    phone.keyboard.press("Enter")
+    phone.wait_for_selector(".found a")
+    assert phone.inner_text(".found a >> nth=0") == "Why nothing is ever copied"
+    assert "write" in phone.locator(".found mark").all_inner_texts()
+    for words, first in (("delta rule", "The delta rule"), ("num_computed", "A step: running first, then newcomers")):
+        phone.fill("main input", words)
+        assert phone.inner_text(".found a >> nth=0") == first
+    for nothing in ("xyzzy", "(c++ [", " "):
+        phone.fill("main input", nothing)
+        assert phone.locator(".found li").count() == 0
+    phone.fill("main input", "salt")
+    phone.click(".found a >> nth=0")
+    assert phone.url.endswith("ch07_prefix_caching/index.html#salts-and-a-stopwatch")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

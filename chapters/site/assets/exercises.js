@@ -147,7 +147,8 @@ function run(section) {
     outputs = [];
     showPrinted();
     for (const item of items) show(item, null);
-    let passed = 0, result = null;
+    const solved = [];
+    let result = null;
     stopped = false;
     try {
       if (!spare) bar.begin();
@@ -159,10 +160,11 @@ function run(section) {
           result = await grade(running, source, index, item);
         }
         show(item, result);
-        passed += result.status === "passed";
+        if (result.status === "passed") solved.push(item.dataset.task);
         if (stopped) break;
       }
-      $(".status").textContent = stopped ? "Stopped." : `${passed} of ${items.length} exercises pass.`;
+      if (!stopped) kept.set(`solved-${chapter}`, solved.length ? JSON.stringify(solved) : null);
+      $(".status").textContent = stopped ? "Stopped." : `${solved.length} of ${items.length} exercises pass.`;
     } catch (error) {
       bar.fail(error);
       $(".status").textContent = "";

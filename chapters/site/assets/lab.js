@@ -54,7 +54,6 @@ function run(section) {
       running = true;
       $(".begin").hidden = true;
       $(".playing").hidden = false;
-      $(".scenes").open = innerWidth > 700; // a phone shows the lab, not the list
       if (linked()) openLink();
     } catch (error) {
       python.end("");
@@ -65,7 +64,7 @@ function run(section) {
 
   function openLink() {
     play("open", linked());
-    $(".playing").scrollIntoView({ behavior: still() ? "auto" : "smooth" });
+    then(() => $(".playing").scrollIntoView({ behavior: still() ? "auto" : "smooth" })); // the list above is closed by then
   }
 
   function press(event) {
@@ -80,6 +79,13 @@ function run(section) {
     else if (section.querySelector(`[data-key-name="${CSS.escape(event.key)}"]`)) play("do", event.key);
     else return;
     event.preventDefault();
+  }
+
+  // The way back to the paragraph that names this scene: it stands in the list of scenes.
+  function placeInText(title) {
+    const item = [...section.querySelectorAll(".scenes li")].find((each) => each.firstChild.textContent === title);
+    const link = item?.querySelector(".to-text");
+    return link ? [link.cloneNode(true)] : [];
   }
 
   async function copy() {
@@ -105,6 +111,7 @@ function run(section) {
     $(".scene").hidden = !view.scene;
     $(".scene-title").textContent = view.scene?.[0] ?? "";
     $(".scene-text").textContent = view.scene?.[1] ?? "";
+    $(".scene-place").replaceChildren(...placeInText(view.scene?.[0]));
     if (view.scene) $(".scenes").open = false;
     draw($(".panels"), view.panels);
   }

@@ -40,6 +40,24 @@ for (const folded of document.querySelectorAll("details.toc")) {
   folded.addEventListener("click", (event) => event.target.closest("a") && folded.removeAttribute("open"));
 }
 
+// -- pictures with something to move -----------------------------------------------------------------------------------
+
+for (const moved of document.querySelectorAll(".moved")) {
+  const frames = [...moved.querySelectorAll(".frame")];
+  const range = moved.querySelector("input");
+  const show = (at) => {
+    range.value = at;
+    const { setting } = frames[range.value].dataset;
+    for (const frame of frames) frame.hidden = frame !== frames[range.value];
+    moved.querySelector("output").textContent = setting;
+    range.setAttribute("aria-valuetext", setting);
+  };
+  range.addEventListener("input", () => show(range.value));
+  moved.querySelector(".less").addEventListener("click", () => show(Number(range.value) - 1));
+  moved.querySelector(".more").addEventListener("click", () => show(Number(range.value) + 1));
+  moved.querySelector(".mover").hidden = false;
+}
+
 // -- the quiz ---------------------------------------------------------------------------------------------------------
 
 for (const quiz of document.querySelectorAll(".quiz")) {
@@ -53,8 +71,15 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   };
 
   const answer = (question, template, right) => {
+    const verdict = question.querySelector(".verdict");
+    const say = (each) => verdict.append(each.content.cloneNode(true));
+    verdict.replaceChildren();
+    say(template);
+    question.triesLeft -= 1;
+    if (!right && question.triesLeft) return say(question.querySelector("template.once-more"));
+    if (!right) say(question.querySelector("template.solution"));
     numRight += right;
-    question.querySelector(".verdict").replaceChildren(template.content.cloneNode(true));
+    question.querySelector('.option[value="right"]')?.classList.add("good");
     for (const control of question.querySelectorAll(".options button, .number button, input")) control.disabled = true;
     const next = question.querySelector(".next");
     next.hidden = false;
@@ -64,6 +89,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   const begin = (focus) => {
     numRight = 0;
     for (const question of questions) {
+      question.triesLeft = Number(question.dataset.tries);
       question.querySelector(".verdict").replaceChildren();
       question.querySelector(".next").hidden = true;
       question.querySelector("form")?.reset();
@@ -77,9 +103,8 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     for (const option of question.querySelectorAll(".option")) {
       option.addEventListener("click", () => {
         const right = option.value === "right";
-        option.classList.add("bad");
-        question.querySelector('.option[value="right"]').classList.remove("bad");
-        question.querySelector('.option[value="right"]').classList.add("good");
+        if (!right) option.classList.add("bad");
+        option.disabled = true; // a second try is another one
         answer(question, option.nextElementSibling, right);
       });
     }
@@ -93,8 +118,9 @@ for (const quiz of document.querySelectorAll(".quiz")) {
         return;
       }
       const templates = [...form.querySelectorAll("template")];
-      const template = templates.find((each) => Number(each.getAttribute("value")) === given) ?? templates.at(-1);
-      answer(question, template, given === Number(form.dataset.answer));
+      const isMeant = (each) => Math.abs(given - Number(each.getAttribute("value"))) <= Number(each.dataset.within);
+      const template = templates.find(isMeant) ?? templates.at(-1);
+      answer(question, template, template.dataset.right === "1");
     });
     question.querySelector(".next").addEventListener("click", () => {
       if (at + 1 < questions.length) return show(questions[at + 1], true);

@@ -1,1 +1,1 @@
-"""Mixtures of experts: each token meets a few of many MLPs (chapter 15)."""
+"""Mixtures of experts: each token meets a few of many MLPs (chapter 17)."""

@@ -1,4 +1,4 @@
-"""Experts: what config.json says of layers that have several MLPs, of which each token meets a few (chapter 15)."""
+"""Experts: what config.json says of layers that have several MLPs, of which each token meets a few (chapter 17)."""
 
 from numbers import Integral
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Experts: an MLP for each kind of token instead of one for all (chapter 15; arXiv:1701.06538, arXiv:2401.06066).
+"""Experts: an MLP for each kind of token instead of one for all (chapter 17; arXiv:1701.06538, arXiv:2401.06066).
 
 A router scores the experts for each token, and the token meets the best few of them. So a step computes with a small
 part of the weights, and which part depends on its tokens. Rows that have chosen the same expert are multiplied

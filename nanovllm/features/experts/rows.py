@@ -1,4 +1,4 @@
-"""Which rows meet which of many weights, and the rows sorted by the weights they meet (chapter 15).
+"""Which rows meet which of many weights, and the rows sorted by the weights they meet (chapter 17).
 
 Plain PyTorch, and beside it the C kernels that multiply the rows of all experts in one pass (worker/cpu/linear.c and
 quantized.c).

@@ -5,43 +5,50 @@ from tests.course.wrong_solutions import edits
 WRONG = edits("""
 keep_top_p
     drops_the_token_that_crosses: the token that reaches or crosses the border is missing
-        ~ probs >= values[ => probs > values[
+        ~ p >= least => p > least
     one_too_many_at_the_border: when the mass is reached exactly, the next token is not kept
-        ~ mass_before < top_p => mass_before <= top_p
+        ~ mass >= wanted => mass > wanted
     mask_in_sorted_order: do the places in your mask belong to the ids?
-        - return (probs >= values[max(num_kept, 1) - 1]) & (probs > 0)
-        + return (mass_before < top_p * probs.sum()) & (values > 0)
+        ~ least for p in probs] => least for p in sorted(probs, reverse=True)]
     arbitrary_among_equals: exactly as likely as the last one kept are kept, too
-        - return (probs >= values[max(num_kept, 1) - 1]) & (probs > 0)
-        + kept = torch.zeros_like(probs, dtype=torch.bool)
-        + kept[probs.argsort(descending=True, stable=True)[:num_kept]] = True
+        - return [p >= least for p in probs]
+        + kept = [p > least for p in probs]
+        + kept[probs.index(least)] = True
         + return kept
     mass_of_the_whole_vocabulary: top_p is a share of what is there
-        ~ top_p * probs.sum() => top_p
+        ~ top_p * sum(probs) => top_p
     scales_the_callers_row: probs must stay as it is
-        + probs /= probs.sum()
-        = values = probs.sort(descending=True).values
+        + probs[:] = [p / sum(probs) for p in probs]
+        = wanted, mass, least = top_p * sum(probs), 0.0, 0.0
+    numbers_for_bools: return a list of bools
+        ~ p >= least for => float(p >= least) for
 min_p_probs
     absolute: min_p is a share of the largest probability
-        ~ min_p * probs.max() => min(min_p, float(probs.max()))
+        ~ if weight >= min_p => if weight >= min(1, min_p * sum(weights))
     multiplies_by_temperature: the logits are divided by the temperature, then softmax
-        ~ logits / temperature => logits * temperature
+        ~ (x - largest) / temperature => (x - largest) * temperature
     larger_only: too few tokens are left: exactly min_p times
-        ~ probs < min_p => probs <= min_p
+        - total = sum(kept)
+        + kept = [weight if weight > min_p else 0.0 for weight in weights]
+        + total = sum(kept) or 1.0
     not_renormalised: scale what is left to 1
-        ~ return probs / probs.sum() => return probs
+        ~ total = sum(kept) => total = sum(weights)
     filters_before_temperature: temperature comes first
-        = probs = (logits / temperature).softmax(-1)
-        + cold = logits.softmax(-1)
-        + return (logits / temperature).masked_fill(cold < min_p * cold.max(), -torch.inf).softmax(-1)
-    exp_of_large_numbers: not a number
-        ~ .softmax(-1) => .exp()
+        - kept = [weight if weight >= min_p else 0.0 for weight in weights]
+        + kept = [weight if math.exp(x - largest) >= min_p else 0.0 for weight, x in zip(weights, logits, strict=True)]
+    exp_of_large_numbers: OverflowError
+        - largest = max(logits)
+        - weights = [math.exp((x - largest) / temperature) for x in logits]  # shares of the largest probability
+        + weights = [math.exp(x / temperature) for x in logits]
+        + largest = max(weights)
+        + weights = [weight / largest for weight in weights]
 draw
     row_in_the_key: does the row's place in the batch enter the number?
         ~ {seq.sample_index} => {len(token_ids)}
     global_random: the global random state has moved
         - u = (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
-        + u = float(torch.rand(()))
+        + from random import random
+        + u = random()
     without_position: differ only in the position
         ~ ,{seq.num_generated_tokens} =>
     sum_of_the_three: are the three told apart?
@@ -53,7 +60,7 @@ draw
     takes_the_sum_for_1: the sum may be below 1
         ~ u * cumulative[-1] => u
     among_the_possible: the likeliest token comes too rarely
-        ~ row.cumsum(0) => (row > 0).double().cumsum(0)
+        ~ accumulate(row) => accumulate(p > 0 for p in row)
 allowed_tokens
     ends_only_where_nothing_else_comes: the output is a whole choice and may end: EOS is missing
         - return [choice[at] if len(choice) > at else eos_token_id for choice in fitting]

@@ -5,24 +5,34 @@ from tests.course.wrong_solutions import edits
 WRONG = edits("""
 quantize
     largest_not_magnitude: whatever its sign
-        ~ groups.abs().amax(-1) / top => groups.amax(-1) / top
+        ~ max(map(abs, group)) / top => max(group) / top
     sixteen_steps: scale = (largest - minimum) / 15
-        ~ minimums.float()) / last => minimums.float()) / (last + 1)
-    nan_for_zeros: 0 / 0 is nan
-        ~ torch.where(scales == 0, 1, scales.float()) => scales.float()
-    float32_scales: scales has another
-        ~ groups.abs().amax(-1) / top).half() => groups.abs().amax(-1) / top)
+        ~ minimum) / last => minimum) / (last + 1)
+    divides_by_zero: ZeroDivisionError
+        - if scale == 0:
+        -     return [zero] * len(group), scale, minimum
+        + group = list(group)
+    float32_scales: to_float16 rounds it
+        ~ to_float16(max(map(abs, group)) / top) => max(map(abs, group)) / top
+    codes_by_the_exact_scale: then divide by the stored scale
+        - codes = [round((number - minimum) / scale) + zero for number in group]
+        + exact = (max(group) - min(group)) / last if has_minimum else max(map(abs, group)) / (last - zero)
+        + codes = [round((number - minimum) / exact) + zero for number in group]
     in_place: has been changed
-        ~ groups = groups - minimums => groups -= minimums
+        - codes = [round((number - minimum) / scale) + zero for number in group]
+        + for i in range(len(group)):
+        +     group[i] -= minimum
+        + codes = [round(number / scale) + zero for number in group]
 restore
-    subtracts_in_uint8: 127 - 128 is 255
-        ~ (codes.float() - groups.format.zero) => (codes - groups.format.zero)
+    forgets_zero: subtract zero from the code
+        ~ (code - row.zero) => code
     neighbours_in_a_byte: code i in its low half and code i + 16 in its high half
-        ~ torch.cat((codes & 15, codes >> 4), dim=-1) => torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+        - codes = [byte & 15 for byte in codes] + [byte >> 4 for byte in codes]
+        + codes = [half for byte in codes for half in (byte & 15, byte >> 4)]
     no_minimum: its own scale and its own minimum
-        ~ weight = weight + groups.minimums.float()[..., None] => pass
+        ~ (code - row.zero) + minimum => (code - row.zero)
     keeps_the_places_behind_k: without the places behind k
-        ~ weight.flatten(1)[:, : groups.k] => weight.flatten(1)
+        ~ return numbers[: row.k] => return numbers
 group_dot
     forgets_zero: sum(a * (c - zero)) is sum(a * c) - zero * sum(a)
         ~ (total - zero * activation_sum) => total
@@ -33,14 +43,16 @@ group_dot
         + total = dpbusd(total * 1.0, codes[i : i + 4], activations[i : i + 4])
 quantized_linear
     leaves_activations_alone: the product with x as it came
-        ~ groups / activation_scales[..., None]).round() => groups / activation_scales[..., None])
+        ~ scale * round(number / scale) if scale else 0.0 => number
     a_scale_a_step: a scale is shared by rows
         @ Activations are harder
-        - activation_scales = groups.abs().amax(-1) / 127
-        + activation_scales = groups.abs().amax((0, -1)).expand(groups.shape[:2]) / 127
-    bias_in_every_group: the bias is added once
-        - y += activation_scales[:, g, None] * group_y
-        + y += activation_scales[:, g, None] * group_y + (0 if bias is None else bias.float())
-    always_float32: return [T, n] in x's dtype
-        ~ .to(x.dtype) =>
+        - scale = max(map(abs, group)) / 127
+        + scale = max(abs(number) for row in x for number in row[start : start + GROUP_SIZE]) / 127
+    a_scale_a_row: a scale is shared by groups
+        @ Activations are harder
+        ~ max(map(abs, group)) / 127 => max(map(abs, numbers)) / 127
+    bias_twice: the bias is added once
+        ~ value + b for => value + 2 * b for
+    divides_by_zero: ZeroDivisionError
+        ~ scale * round(number / scale) if scale else 0.0 => scale * round(number / scale)
 """)

@@ -36,26 +36,4 @@ slot_for
         ~ slot = free[0] => slot = len(slots)
     use_is_not_noted: was used just now
         ~ slot = slots.pop(lora_id) => slot = slots[lora_id]
-meet_experts
-    always_scales: without normalize
-        @ An expert for every token
-        ~ if normalize: => if True:
-    weighs_the_input: weigh its output, not its input
-        - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
-        + out[rows] += expert(weights[rows, places, None] * hidden[rows]).float()
-    last_expert_wins: experts 1 and 3
-        - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
-        + out[rows] = weights[rows, places, None] * expert(hidden[rows]).float()
-    stays_grouped: go back to the places
-        @ One batch, many weights
-        - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
-        + out[: len(rows)] += weights[rows, places, None] * expert(hidden[rows]).float()
-    row_by_row: how often is it called
-        - out[rows] += weights[rows, places, None] * expert(hidden[rows]).float()
-        + for row, place in zip(rows, places):
-        +     out[row] += weights[row, place] * expert(hidden[row : row + 1])[0].float()
-    changes_hidden: have been changed
-        ~ torch.zeros(hidden.shape) => hidden.zero_()
-    sums_in_bf16: so sum up in float32
-        ~ torch.zeros(hidden.shape) => torch.zeros_like(hidden)
 """)

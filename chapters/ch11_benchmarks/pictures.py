@@ -1,0 +1,49 @@
+"""The pictures of chapter 11, of the figures that the text quotes: throughput against TPOT, TTFT against load."""
+
+from pathlib import Path
+
+from chapters.recording import quoted_sheet
+from chapters.svg import Axis, Chart, Frame, Moved
+
+HERE = Path(__file__).parent
+
+
+def throughput() -> Moved:
+    """A limit for the time a token, and the measured batch that gives most within it."""
+    sheet = quoted_sheet(HERE, "batch", "TPOT, ms", "output tokens/s")
+    batches = sheet.column("batch")
+    points = [*zip(sheet.column("TPOT, ms"), sheet.column("output tokens/s"), strict=True)]
+    x, y = Axis("TPOT, ms", (0, 5, 10, 15, 20, 25), 0, 26), Axis("output tokens/s", (0, 250, 500, 750, 1000), 0, 1050)
+    frames = []
+    for limit in range(10, 25):
+        chart = Chart(x, y)
+        chart.curve([(limit, 0), (limit, y.high)], "four thin dashed")
+        chart.curve(points)
+        chart.dots(points)
+        for batch, point in zip(batches, points, strict=True):
+            chart.note(*point, f"{batch:g}", "one", by=(6, 10))
+        within = [at for at, (tpot_ms, _) in enumerate(points) if tpot_ms <= limit]
+        text = f"No batch gives every request a token in {limit} ms."
+        if within:
+            best = max(within, key=lambda at: points[at][1])
+            chart.dots([points[best]], "four ring", 7)
+            text = f"With a token in {limit} ms at most, {points[best][1]:,.0f} tokens/s: a batch of {batches[best]:g}."
+        frames.append(Frame(f"{limit} ms", chart.draw("Throughput against time a token, by batch", text), text))
+    return Moved("a token must not take longer than", frames, 5)
+
+
+def knee() -> str:
+    """TTFT against load: the usual one, and the worst of a hundred."""
+    sheet = quoted_sheet(HERE, "load", "TTFT p50", "TTFT p99")
+    sheet.rows = [row for row in sheet.rows if row[0] != "closed"]
+    loads = sheet.column("load")
+    y = Axis("TTFT, ms", (0, 100, 200, 300), 0, 390)
+    chart = Chart(Axis("load, % of the capacity", (40, 80, 100, 160), 30, 166), y)
+    chart.curve([(100, 0), (100, y.high)], "gone thin dashed")
+    for name, kind in (("TTFT p99", "two"), ("TTFT p50", "one")):
+        points = [*zip(loads, sheet.column(name), strict=True)]
+        chart.curve(points, kind)
+        chart.dots(points, kind)
+        chart.note(*points[0], name, kind, by=(-4, -14))
+    text = "; ".join(f"{row[0]}: p50 {row[2]}, p99 {row[3]} ms" for row in sheet.rows)
+    return chart.draw("Time to the first token against load", text)

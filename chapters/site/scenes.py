@@ -1,0 +1,99 @@
+"""Between a chapter's text and its lab: from a paragraph to the scene that shows it, and from the scene back.
+
+A text names a scene of a lab that runs in the page, by its title: *In the lab: A notebook fills.* What a text quotes of
+a recorded lab leads to the part of the recording that it is from.
+"""
+
+import html
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from markdown_it.token import Token
+
+from chapters.course import Chapter
+from chapters.recording import Recording
+from chapters.sheet import MEASURED
+from chapters.site.runtime import CHAPTERS
+
+NAMES_A_SCENE = "In the lab: "
+
+
+@dataclass
+class Scenes:
+    """Of one lab. links: title of a scene -> its place on lab.html; parts: of the recording, the words of each.
+
+    While the text is rendered, `named` gets the id of the paragraph that names a scene, and `quoted` the ids and
+    headings of the sections that quote a part (by its number, from 1 on).
+    """
+
+    links: dict[str, str] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    named: dict[str, str] = field(default_factory=dict)
+    quoted: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chapter: Chapter) -> "Scenes":
+        scenes = cls()
+        if chapter.folder.name in CHAPTERS:
+            scenes.links = {scene.title: scene.link.replace(" ", "+") for scene in chapter.module("page").SCENES}
+        for kind, what in Recording(chapter.folder).told:
+            if kind == "part":
+                scenes.parts.append("")
+            elif scenes.parts:
+                scenes.parts[-1] += "\n".join(map(shape, lines_of(kind, what))) + "\n"
+        return scenes
+
+    def link(self, inline: Token) -> None:
+        """Where a title stands in this line of a text, a link to the scene. Raises LookupError for an unknown title."""
+        children = inline.children or []
+        for before, child in pairwise(children):
+            if before.type != "em_open" or not child.content.startswith(NAMES_A_SCENE):
+                continue
+            title = child.content.removeprefix(NAMES_A_SCENE).rstrip(".")
+            if title not in self.links:
+                raise LookupError(f"a text names the scene {title!r}; the lab has {', '.join(self.links) or 'none'}")
+            name = self.named.setdefault(title, f"scene-{len(self.named) + 1}")
+            before.attrSet("class", "in-the-lab")
+            before.attrSet("id", name)
+            link = f'<a href="lab.html#{html.escape(self.links[title])}">{html.escape(title)}</a>.'
+            child.type, child.content = "html_inline", NAMES_A_SCENE + link
+
+    def caption(self, tokens: list[Token], at: int) -> str:
+        """Of what token `at` quotes from the lab."""
+        lines = [found for line in tokens[at].content.splitlines() if (found := shape(line))]
+        shared = [sum(line in part for line in lines) for part in self.parts]
+        if not shared or 2 * max(shared) < len(lines):
+            return "from the lab"
+        number = shared.index(max(shared)) + 1
+        headings = [i for i in range(at) if tokens[i].type == "heading_open" and tokens[i].tag == "h2"]
+        if headings:
+            words = "".join(child.content for child in tokens[headings[-1] + 1].children or [])
+            self.quoted.setdefault(number, {})[str(tokens[headings[-1]].attrs["id"])] = words
+        return f'<a href="lab.html#part-{number}">from the lab, part {number}</a>'
+
+    def back_from(self, title: str) -> str:
+        """To the paragraph that names this scene."""
+        return (
+            f' <a class="to-text" href="index.html#{self.named[title]}">in the text</a>' if title in self.named else ""
+        )
+
+    def back_from_part(self, number: int) -> str:
+        """To the sections that quote this part of the recording."""
+        found = self.quoted.get(number, {}).items()
+        links = ", ".join(f'<a href="index.html#{name}">{html.escape(words)}</a>' for name, words in found)
+        return f'<p class="to-text">In the text: {links}</p>' if links else ""
+
+
+def lines_of(kind: str, what: Any) -> list[str]:
+    """What was told, a line for each row of a table; a paragraph is one."""
+    if kind == "table":
+        return [" ".join(row) for row in [what["columns"], *what["rows"]]]
+    return [what["title"]] if kind == "histogram" else what.split("\n")
+
+
+def shape(line: str) -> str:
+    """Its words, with # for each number: what was measured is another one in each recording."""
+    words = re.sub("[─-▟]", " ", line.replace(MEASURED, " "))
+    return " ".join(re.sub(r"\d[\d.,]*", "#", words).split()).strip("# ")
