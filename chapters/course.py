@@ -46,7 +46,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     10: "fold attend attend_in_parts pad_decode".split(),
     11: "summarize audit serve".split(),
     12: "quantize restore group_dot quantized_linear".split(),
-    13: "guess accept_tokens share_guesses".split(),
+    13: "guess accept_tokens share_guesses resume".split(),
     14: "abort admit route provision".split(),
     15: "add_adapters slot_for meet_experts".split(),
     16: "delta_step choose_snapshots read_guesses".split(),
