@@ -106,7 +106,7 @@ def check_resume_generates(function: Resume, bench: Bench) -> None:
         expected, scheduler = other.expected, other.llm.engine.scheduler
         before = scheduler.num_preemptions
         wrong = Proposes(lambda seq, num_guesses: [7] * num_guesses)
-        with use_manager(other.llm, BlockManager(num_blocks=26, block_size=4)), guessing(other.llm, wrong, 2):
+        with use_manager(other.llm, BlockManager(num_blocks=18, block_size=4)), guessing(other.llm, wrong, 2):
             compare_answers(other, expected, than="where nobody is preempted")
         assert scheduler.num_preemptions > before, "the pool is too large"
 
