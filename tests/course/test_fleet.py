@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from chapters.ch14_many_users.capacity import what_is_wrong
-from chapters.ch14_many_users.checks_provision import KNOWN
+from chapters.ch14_many_users.checks_provision import FEW, KNOWN
 from chapters.ch14_many_users.fleet import Cost, Fleet, Job, Replica
 from chapters.ch14_many_users.overload import at_most, serve
 from chapters.ch14_many_users.queues import SERVICES, expected_wait_s, simulate
@@ -79,3 +79,16 @@ def test_a_queue_waits_as_long_as_the_formula_says(name):
 @pytest.mark.parametrize(("load", "limits", "plan"), KNOWN)
 def test_plans_that_others_are_measured_by_keep_the_limits(load, limits, plan):
     assert what_is_wrong(load, limits, plan) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"requests_per_s": 30}, "they alone take 1.68 s of each second"),
+        ({"requests_per_s": 6, "kv_bytes_per_token": 2**21}, "requests wait for blocks: a machine has 40 seats, and 59"),
+    ],
+)
+def test_why_a_plan_breaks_its_limits(changed, why):
+    """The other reasons are what wrong solutions are told."""
+    load, limits, plan = FEW
+    assert why in what_is_wrong(load._replace(**changed), limits, plan)
