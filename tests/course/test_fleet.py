@@ -85,7 +85,7 @@ def test_plans_that_others_are_measured_by_keep_the_limits(load, limits, plan):
     ("changed", "why"),
     [
         ({"requests_per_s": 30}, "they alone take 1.68 s of each second"),
-        ({"requests_per_s": 6, "kv_bytes_per_token": 2**21}, "requests wait for blocks: a machine has 40 seats, and 59"),
+        ({"requests_per_s": 6, "kv_bytes_per_token": 2**21}, "wait for blocks: a machine has 40 seats, and 59 blocks"),
     ],
 )
 def test_why_a_plan_breaks_its_limits(changed, why):
