@@ -1,4 +1,4 @@
-"""Grading of `resume`: sequences that are preempted, and whose steps fail, go on with what it returns."""
+"""Grading of `resume`: a sequence that is preempted, or whose step fails, goes on with what it returns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,8 +67,9 @@ def running(num_prompt: int = 6, num_generated: int = 5, **params: Any) -> Seque
 
 def compare_tokens(function: Resume, num_prompt: int, num_generated: int) -> None:
     seq = running(num_prompt, num_generated)
+    tokens = list(seq.tokens)
     there = resumed(function, seq)
-    expect(seq.tokens, there.tokens, f"{num_prompt} prompt tokens, {num_generated} generated: {ALL_TOKENS}")
+    expect(tokens, there.tokens, f"{num_prompt} prompt tokens, {num_generated} generated: {ALL_TOKENS}")
     expect(num_prompt, there.num_prompt_tokens, f"num_prompt_tokens: {POSITION}")
 
 
@@ -95,9 +96,8 @@ def compare_played(function: Resume, options: dict[str, Any]) -> None:
     played = Played(**options)
     for number, (ours, theirs) in enumerate(zip(expected, played.answers(), strict=True)):
         happened = f"{played.num_preemptions} preemptions, {played.num_failures} failed steps"
-        expect(
-            ours, theirs, f"{happened}: sample {number % 2} of request {number // 2} is answered otherwise than alone"
-        )
+        who = f"sample {number % 2} of request {number // 2}"
+        expect(ours, theirs, f"{happened}: {who} is answered otherwise than alone")
 
 
 def check_resume_generates(function: Resume, bench: Bench) -> None:
