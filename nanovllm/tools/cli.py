@@ -175,7 +175,8 @@ def _load(args: argparse.Namespace) -> LLM:
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig) if hasattr(args, f.name)})
+    names = [*EngineConfig.__dataclass_fields__, "kv_offloading_size"]
+    return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
 def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
