@@ -1,23 +1,22 @@
-"""Grading of the exercises of chapter 13: on small examples, then in the engine.
-
-The engine computes in float32, where no token depends on how many rows a step has.
-"""
+"""Grading of the exercises of chapter 13: on small examples, then in the engine. (resume: checks_resume.py)"""
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, cached_property
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from chapters.ch13_guess_and_check.world import Always, guessing, steps_watched
+from chapters.ch13_guess_and_check import checks_resume
+from chapters.ch13_guess_and_check.again import BLOCK_SIZE, Cache
+from chapters.ch13_guess_and_check.float32_bench import REPEATING, Float32Bench, compare_answers, engine_of
+from chapters.ch13_guess_and_check.world import Always, Proposes, guessing, steps_watched
 from chapters.expect import cases, expect, expect_answer, expect_sane, read_again, unchanged
-from chapters.grading import PROMPTS, Bench, Task, Wrong
+from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
-from nanovllm import LLM, SamplingParams
+from nanovllm import SamplingParams
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 from nanovllm.features.speculation import choose as speculation_module
 from nanovllm.features.speculation.choose import Speculation
@@ -28,66 +27,6 @@ ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
 
 CACHE_SECTION = "What a cache must not keep"
 AGAIN = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
-REPEATING = [*PROMPTS, "one two three four one two three four one two", "a b a b a b a b"]
-PARAMS = [
-    SamplingParams(temperature=t, seed=s, max_tokens=24, ignore_eos=s != 3, frequency_penalty=0.2 * (s == 1))
-    for t, s in ((0.0, 0), (0.9, 1), (0.0, 2), (1.2, 3), (0.0, 4))
-]
-
-
-class Float32Bench(Bench):
-    """Blocks of four tokens: guesses often cross a border."""
-
-    @cached_property
-    def llm(self) -> LLM:
-        sizes = {"max_model_len": 128, "max_num_seqs": 4, "num_gpu_blocks_override": 160, "block_size": 4}
-        return LLM(self.model, dtype="float32", **sizes)
-
-    def answers(self) -> list[list[int]]:
-        self.llm.reset_prefix_cache()
-        outputs = self.llm.generate(REPEATING, PARAMS, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
-
-    @cached_property
-    def expected(self) -> list[list[int]]:
-        """Without guesses."""
-        return self.answers()
-
-
-@cache
-def float32_bench(model: str) -> Float32Bench:
-    return Float32Bench(model)
-
-
-@contextmanager
-def engine_of(bench: Bench) -> Iterator[Float32Bench]:
-    other = float32_bench(bench.model)
-    try:
-        yield other
-    finally:
-        other.clean()
-
-
-def compare_answers(other: Float32Bench, expected: list[list[int]]) -> None:
-    text = other.llm.get_tokenizer().decode
-    for prompt, ours, theirs in zip(REPEATING, expected, other.answers(), strict=True):
-        if ours != theirs:
-            raise Wrong(f"{prompt!r} is answered otherwise than without guesses", expected=text(ours), got=text(theirs))
-
-
-class Proposes:
-    """A Proposer (features/speculation/choose.py) that asks this function for so many guesses for a sequence."""
-
-    first_acceptance, draft_s = 0.5, 0.0
-
-    def __init__(self, guesses_for: Callable[[Sequence, int], list[int]]) -> None:
-        self.guesses_for = guesses_for
-
-    def kind(self, seq: Sequence) -> int:
-        return 0
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self.guesses_for(seq, num_guesses) for seq, num_guesses in wanted]
 
 
 # -- guess ------------------------------------------------------------------------------------------------------------
@@ -234,7 +173,6 @@ GUESS_CHECKS = (
 
 # -- accept_tokens ----------------------------------------------------------------------------------------------------
 
-BLOCK_SIZE = 4
 EOS = 99
 
 
@@ -311,37 +249,11 @@ def next_token(tokens: list[int]) -> int:
     return EOS if sum(tokens) % 23 == 0 else (7 * sum(tokens) + len(tokens)) % 19
 
 
-class Cache:
-    """Notes what each slot of the KV cache holds, and complains where a step reads something else."""
-
-    def __init__(self) -> None:
-        self.slots: dict[int, tuple[int, ...]] = {}
-
-    def run(self, output: SchedulerOutput) -> list[int]:
-        texts = [(chunk, chunk.seq.tokens[: chunk.known_end] + chunk.guesses) for chunk in output.chunks]
-        for chunk, tokens in texts:
-            for position in range(chunk.write_start, chunk.end):
-                self.slots[self.slot(chunk.seq, position)] = tuple(tokens[: position + 1])
-        for chunk, tokens in texts:
-            for position in range(chunk.end):
-                held = self.slots.get(self.slot(chunk.seq, position))
-                if held != tuple(tokens[: position + 1]):
-                    hint = (
-                        f"at position {position} a step reads K/V that belongs to other tokens: a refused guess is not "
-                        "computed, and a block gets its name when all its tokens hold"
-                    )
-                    raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
-        return [next_token(seq.tokens) for chunk in output.chunks for seq in chunk.sampled_seqs()]
-
-    def slot(self, seq: Sequence, position: int) -> int:
-        return seq.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-
-
 @read_again(CACHE_SECTION)
 def check_many(function: AcceptTokens, bench: Bench) -> None:
     """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
-    scheduler, cache_model = make(num_blocks=20), Cache()
+    scheduler, cache_model = make(num_blocks=20), Cache(lambda seq: next_token(seq.tokens))
 
     def mostly_right(seq: Sequence, num_guesses: int) -> list[int]:
         tokens = list(seq.tokens)
@@ -541,4 +453,5 @@ TASKS = [
     Task("guess", "Where guesses come from", nullcontext, GUESS_CHECKS),
     Task("accept_tokens", "A guess is checked by doing the work", use_accept_tokens, ACCEPT_CHECKS),
     Task("share_guesses", "How many guesses?", nullcontext, SHARE_CHECKS),
+    Task("resume", "Computed again, and the same answer", checks_resume.use_resume, checks_resume.CHECKS),
 ]

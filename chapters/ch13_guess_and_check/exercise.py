@@ -1,12 +1,12 @@
 """Exercises of chapter 13. Edit this file, then:  python -m chapters check 13
 
-Three functions that the real engine then guesses and checks with. Tasks are independent of each other.
+Four functions that the real engine then guesses, checks and begins again with. Tasks are independent of each other.
 """
 
 from typing import Any
 
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it)
+from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401 (you will need them)
 
 
 def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
@@ -73,5 +73,29 @@ def share_guesses(acceptances: list[float], limits: list[int], step_s: list[floa
 
     Example: acceptances [0.5], limits [3], step_s [10, 11, 12, 13]: 1 token in 10 s, 1.5 in 11, 1.75 in 12, 1.875 in
     13: the third choice is the best, so [2].
+    """
+    raise NotImplementedError
+
+
+def resume(seq: Sequence) -> Sequence:
+    """`seq` has lost its K and V. Return the sequence that waits in its place. (In place of Sequence.reset.)
+
+    The engine calls it for a sequence that was preempted, and for every sequence when a step has failed. It throws
+    `seq` away and goes on with the new one. What you do not carry over is lost. Nobody who waits for an answer may
+    notice: all get the tokens that they would have got, and each token once.
+
+    Decide for each of these whether it belongs to the answer, or only says how far the engine had come with it:
+
+        tokens, num_prompt_tokens               prompt and generated tokens, and how many of them are the prompt
+        sampling_params                         what the request said of its answer
+        cache_salt, lora_id, mm_spans           what the names of its blocks are made of, besides tokens
+        seed, sample_index                      what the sampler makes a number of, with the position in the output. If
+                                                sampling_params.seed is None, the engine has chosen `seed`
+        status, block_table                     it is WAITING from now on; its blocks have been given to others
+        num_computed_tokens, num_cached_tokens  after a failed step they count K and V that are not there, of guesses,
+                                                too. The guesses themselves are not in `tokens`
+
+    Sequence(prompt_token_ids, sampling_params, cache_salt=..., lora_id=..., mm_spans=...) makes a new one, which waits.
+    Its append(token_id) adds a generated token. Other attributes (priority, grammar, ...) are not used here.
     """
     raise NotImplementedError

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.app import explorer
+from chapters.ch13_guess_and_check.again_lab import tell_again
 from chapters.ch13_guess_and_check.coupling import agreement, all_logits
 from chapters.ch13_guess_and_check.drawing import counts_of, draw_counts, draw_steps, draw_text
 from chapters.ch13_guess_and_check.world import (
@@ -96,6 +97,7 @@ def tell(story: Story) -> None:
         tell_names(story, world)
         tell_numbers(story, step_s)
         tell_engine(story)
+    tell_again(story)
 
 
 def tell_rows(story: Story) -> list[float]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
-from nanovllm.core.sequence import SequenceStatus
+from nanovllm.core.sequence import Sequence, SequenceStatus
 
 
 def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
@@ -54,3 +54,18 @@ def share_guesses(acceptances: list[float], limits: list[int], step_s: list[floa
             best_rate, best_num = num_tokens / step_s[num], num
     chosen = [i for _, i in chances[:best_num]]
     return [chosen.count(i) for i in range(len(acceptances))]
+
+
+def resume(seq: Sequence) -> Sequence:
+    """See exercise.py."""
+    there = Sequence(
+        seq.tokens[: seq.num_prompt_tokens],
+        seq.sampling_params,
+        cache_salt=seq.cache_salt,
+        lora_id=seq.lora_id,
+        mm_spans=seq.mm_spans,
+    )
+    for token_id in seq.generated_token_ids:  # behind the prompt: positions in the output stay what they were
+        there.append(token_id)
+    there.seed, there.sample_index = seq.seed, seq.sample_index
+    return there

@@ -69,6 +69,21 @@ class Always(Speculation):
         return counts
 
 
+class Proposes:
+    """A Proposer (features/speculation/choose.py) that asks this function for so many guesses for a sequence."""
+
+    first_acceptance, draft_s = 0.5, 0.0
+
+    def __init__(self, guesses_for: Callable[[Sequence, int], list[int]]) -> None:
+        self.guesses_for = guesses_for
+
+    def kind(self, seq: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.guesses_for(seq, num_guesses) for seq, num_guesses in wanted]
+
+
 @contextmanager
 def steps_watched(llm: LLM) -> Iterator[list[Step]]:
     """Collects the steps of all sequences that sampled."""

@@ -5,7 +5,7 @@ No clock of this machine is asked: a step takes what fleet.Cost says, so the sam
 
 from contextlib import nullcontext
 
-from chapters.ch14_many_users import checks_abort, checks_admit, checks_route
+from chapters.ch14_many_users import checks_abort, checks_admit, checks_provision, checks_route
 from chapters.grading import Task
 from chapters.patching import replaced
 from nanovllm.core.scheduler import Scheduler
@@ -19,4 +19,5 @@ TASKS = [
     ),
     Task("admit", "Too many: whom to send away", nullcontext, checks_admit.CHECKS),
     Task("route", "A hundred machines", nullcontext, checks_route.CHECKS),
+    Task("provision", "Ten thousand users", nullcontext, checks_provision.CHECKS),
 ]

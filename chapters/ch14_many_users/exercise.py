@@ -1,11 +1,13 @@
 """Exercises of chapter 14. Edit this file, then:  python -m chapters check 14
 
-Three functions: what a client that leaves gives back, who is let in, and which machine a request is sent to. The real
-scheduler runs with each of them. Tasks are independent of each other.
+Four functions: what a client that leaves gives back, who is let in, which machine a request is sent to, and how many
+machines there should be. The real scheduler runs with each of them. Tasks are independent of each other.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+from chapters.ch14_many_users.capacity import Limits, Load, Machine, Plan, Report
 from chapters.ch14_many_users.overload import State
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it, and the three kinds of events)
@@ -82,5 +84,33 @@ def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: 
 
     The same calls always give the same answers: no clock, no random numbers. `names`, `loads` and `events` stay as they
     are.
+    """
+    raise NotImplementedError
+
+
+def provision(load: Load, limits: Limits, machines: dict[str, Machine], ask: Callable[[Plan], Report]) -> Plan:
+    """Which machines does this load need, and how many? Return a Plan that keeps both limits and costs little.
+
+        load.requests_per_s        they come by chance, and each goes to a machine drawn by chance
+        load.num_prompt_tokens     of a prompt, in the mean, of which
+        load.num_shared_tokens     are the beginning that all prompts share
+        load.num_output_tokens     of an answer, in the mean
+        load.kv_bytes_per_token    of the model
+        limits.ttft_s              99 of 100 requests have their first token by then
+        limits.token_s             and the tokens behind it, in the request's mean, at this distance
+        machines                   name -> Machine
+            .per_hour              its price
+            .cost.step_s, .token_s seconds of a step, and of each token that it computes beside
+            .num_blocks(kv_bytes_per_token)    that its memory has room for; a block has 64 tokens
+        ask(plan)                  what the simulator says of a plan: .ttft_s, .token_s, .keeps(limits), and more
+                                   (Report in capacity.py). You may ask ten times
+
+    A Plan has the name of one kind of machine, their number, and max_num_seqs, the seats of each. It is refused if the
+    simulator shows that it breaks a limit, and if it costs more than 1.5 times what a good plan does. Lengths vary by
+    half, up and down, but for the shared beginning. A step computes 512 tokens at most.
+
+    Begin with an estimate, as the chapter has it, for each kind of machine: how busy it may be so that steps stay short
+    enough, how many requests are in it then, and how many its memory holds. An estimate is about means, and the limits
+    are about 99 of 100. Leave room for that, or ask.
     """
     raise NotImplementedError

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from chapters.app import explorer
 from chapters.ch14_many_users import queues, workload
+from chapters.ch14_many_users.capacity_lab import tell_capacity
 from chapters.ch14_many_users.drawing import cells, draw_last, draw_replicas, draw_results
 from chapters.ch14_many_users.fleet import BLOCK_SIZE, NUM_BLOCKS, Cost, Fleet, Job, percentile
 from chapters.ch14_many_users.overload import Gate, Server, admit_all, at_most, capacity, goodput, in_time, serve
@@ -61,6 +62,7 @@ def tell(story: Story) -> None:
     tell_too_many(story)
     tell_fleet(story)
     tell_loads(story)
+    tell_capacity(story)
 
 
 def ms(seconds: float) -> str:

@@ -5,6 +5,8 @@ from statistics import mean
 
 import pytest
 
+from chapters.ch14_many_users.capacity import what_is_wrong
+from chapters.ch14_many_users.checks_provision import FEW, KNOWN
 from chapters.ch14_many_users.fleet import Cost, Fleet, Job, Replica
 from chapters.ch14_many_users.overload import at_most, serve
 from chapters.ch14_many_users.queues import SERVICES, expected_wait_s, simulate
@@ -72,3 +74,21 @@ def test_server_loses_nothing_and_littles_law_holds():
 def test_a_queue_waits_as_long_as_the_formula_says(name):
     waits = [simulate(0.6, name, 20_000, seed).mean_s for seed in range(5)]
     assert mean(waits) == pytest.approx(expected_wait_s(0.6, name), rel=0.06)
+
+
+@pytest.mark.parametrize(("load", "limits", "plan"), KNOWN)
+def test_plans_that_others_are_measured_by_keep_the_limits(load, limits, plan):
+    assert what_is_wrong(load, limits, plan) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"requests_per_s": 30}, "they alone take 1.68 s of each second"),
+        ({"requests_per_s": 6, "kv_bytes_per_token": 2**21}, "wait for blocks: a machine has 40 seats, and 59 blocks"),
+    ],
+)
+def test_why_a_plan_breaks_its_limits(changed, why):
+    """The other reasons are what wrong solutions are told."""
+    load, limits, plan = FEW
+    assert why in what_is_wrong(load._replace(**changed), limits, plan)

@@ -46,4 +46,24 @@ share_guesses
         ~ num] > best_rate => num] >= best_rate
     ignores_limits: above its limit
         ~ range(1, limits[i] + 1) => range(1, max(limits) + 2)
+resume
+    begins_the_answer_anew: clients have the generated tokens already
+        ~ in seq.generated_token_ids: => in []:
+    one_long_prompt: the number of another position
+        - for token_id in seq.generated_token_ids:  # behind the prompt: positions in the output stay what they were
+        -     there.append(token_id)
+        + there.tokens, there.num_prompt_tokens = list(seq.tokens), len(seq.tokens)
+    tokens_with_kv: all tokens are kept
+        ~ in seq.generated_token_ids: => in seq.tokens[seq.num_prompt_tokens : seq.num_computed_tokens]:
+    a_new_seed: a new Sequence has another one
+        ~ there.seed, there.sample_index = seq.seed, seq.sample_index => there.sample_index = seq.sample_index
+    the_first_sample: the sample index tells their numbers apart
+        ~ there.seed, there.sample_index = seq.seed, seq.sample_index => there.seed = seq.seed
+    no_salt: what the names of its blocks are made of
+        ~ cache_salt=seq.cache_salt, =>
+    keeps_the_count: its blocks belong to others by now
+        = there.seed, there.sample_index = seq.seed, seq.sample_index
+        + there.num_computed_tokens = seq.num_computed_tokens
+    the_old_one: return a new Sequence
+        ~ return there => return seq
 """)

@@ -46,4 +46,35 @@ route
         ~ costs = [] => costs = memory.setdefault("events", []).extend(events) or []
     names_turned_round: have been changed
         ~ costs = [] => costs = names.reverse() or []
+provision
+    plans_with_the_mean: fewer for each would make its steps shorter
+        - while not ask(plan).keeps(limits):
+        -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
+        + num_tokens = load.requests_per_s * (load.num_prompt_tokens - load.num_shared_tokens + load.num_output_tokens)
+        + plan = plan._replace(num_machines=ceil(num_tokens * machines[plan.machine].cost.token_s))
+    computes_the_shared_beginning: keeps them, too
+        - num_own_prompt = load.num_prompt_tokens - load.num_shared_tokens  # the shared beginning is computed once
+        + num_own_prompt = load.num_prompt_tokens
+    twice_to_be_safe: keeps them, too
+        ~ return plan => return plan._replace(num_machines=2 * plan.num_machines)
+    forgets_the_memory: preemptions a request
+        - while not ask(plan).keeps(limits):
+        -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
+        + num_tokens = load.requests_per_s * (load.num_prompt_tokens - load.num_shared_tokens + load.num_output_tokens)
+        + plan = Plan("small", ceil(num_tokens * machines["small"].cost.token_s / 0.6), 256)
+    two_seats: requests wait for a seat
+        ~ return plan => return plan._replace(max_num_seqs=2)
+    always_small: where nobody else is
+        - while not ask(plan).keeps(limits):
+        -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
+        + plan = plans[0] or Plan("small", 60, 26)
+    believes_the_estimate: prompts wait for each other
+        ~ while not ask(plan).keeps(limits): => while False:
+    asks_the_same_again: begin with an estimate
+        - while not ask(plan).keeps(limits):
+        -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
+        + while not ask(plan).keeps(limits):
+        +     pass
+    half_a_machine: whole numbers
+        ~ return plan => return plan._replace(num_machines=plan.num_machines / 1)
 """)
