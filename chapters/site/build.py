@@ -6,6 +6,8 @@ from pathlib import Path
 
 from chapters.course import Chapter, all_chapters
 from chapters.site import labs
+from chapters.site.model import files as model_files
+from chapters.site.model import section as model
 from chapters.site.pages import page, relative, write
 from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
@@ -16,23 +18,31 @@ from nanovllm.serving.http import html_pictures as pictures
 
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
+SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
 TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
 
 
-def build(folder: Path, offline: bool = False) -> None:
-    """Write the site into the folder; of an older one there, every file that still has its name is replaced."""
-    sources = Sources()
+def build(folder: Path, offline: bool = False, with_model: bool | str = False) -> None:
+    """Write the site into the folder; of an older one there, every file that still has its name is replaced.
+
+    with_model: lay the model that some labs play with beside the pages; a text names another one than the demo model.
+    """
+    sources, num_bytes = Sources(), None
+    if with_model:
+        num_bytes = model_files.write_model(folder / "model", None if with_model is True else with_model)
     for source, target in TEXTS.items():
         write(folder, target, text_page(source, target, sources))
     for chapter in all_chapters():
-        for name, text in (("lab", lab_text(chapter)), ("exercises", exercises_text(chapter))):
+        for name, text in (("lab", lab_text(chapter, num_bytes)), ("exercises", exercises_text(chapter))):
             path = f"{chapter.folder.name}/{name}.html"
             body = frame(chapter, name, path, text)
-            write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, labs.SCRIPTS, labs.STYLES))
+            write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, SCRIPTS, STYLES))
     sources.write(folder)
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
+    for name in (model.SCRIPT, model.STYLE):
+        shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
 
 
@@ -91,9 +101,9 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_text(chapter: Chapter) -> Text:
-    """The lab that runs on the page, or its recorded story, or both."""
-    living, text = labs.lab_section(chapter), Text(chapter.title)
+def lab_text(chapter: Chapter, num_bytes: int | None = None) -> Text:
+    """The lab that runs on the page, or its recorded story, or both. num_bytes: of a model beside the pages."""
+    living, text = labs.lab_section(chapter) + model.model_section(chapter, num_bytes), Text(chapter.title)
     if (chapter.folder / "story.txt").exists():
         text = story_of(chapter)
     heading = ""
