@@ -23,8 +23,9 @@ class Lesson(lessons.Lesson):
         self.on_change(values)
 
     def on_change(self, values: Values) -> None:
-        names = "temperature", "min_p", "top_p"
-        self.params = SamplingParams(top_k=int(values["top_k"]), **{name: float(values[name]) for name in names})
+        temperature, min_p, top_p = (float(values[name]) for name in ("temperature", "min_p", "top_p"))
+        top_k = int(values["top_k"])
+        self.params = SamplingParams(temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
         self.shape, self.drawn = reshape(self.logits, self.params), Counter[int]()
         cut = Counter(name for name in self.shape.cut_by if name)
         before, after = (effective_number(probs) for probs in (self.shape.before, self.shape.after))

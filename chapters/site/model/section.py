@@ -80,7 +80,8 @@ fetched when you click, and kept: next time nothing is loaded. What you type sta
 </div>
 {FAILURE}
 <form class="asking" hidden><label>Text
-<textarea rows="3" data-name="text" spellcheck="false">{escape(example)}</textarea></label><div class="moved">{sliders}</div>
+<textarea rows="3" data-name="text" spellcheck="false">{escape(example)}</textarea></label>
+<div class="moved">{sliders}</div>
 <div class="acts"><button class="go">Begin with this text</button>{buttons}</div></form>
 <p class="said" role="status"></p>
 <div class="shown"></div>
