@@ -18,7 +18,6 @@ from nanovllm.checks.vllm_names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import make_block_manager
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.assembly import Features, make_runner
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
@@ -53,8 +52,7 @@ class LLMEngine(EngineMethods):
         forks.watch()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
-        caching, hash_algo = config.enable_prefix_caching, config.prefix_caching_hash_algo
-        self.block_manager = make_block_manager(self.kv_pool, enable_prefix_caching=caching, hash_algo=hash_algo)
+        self.block_manager = self.features.make_block_manager(self.model_runner, self.kv_pool, directory)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -182,16 +180,17 @@ class LLMEngine(EngineMethods):
             self.request_of_seq.pop(seq_id, None)
         self._dropped = []
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
 
         reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
+        reset_connector: forget what is kept beside the pool, too, in memory and on a disk.
         """
         self._settle()
         if reset_running_requests:  # as if a step had failed before anything was scheduled
             self.scheduled, self._in_step = None, True
             self._settle()
-        return self.block_manager.reset_prefix_cache()
+        return self.block_manager.reset_prefix_cache() and self.features.reset_tiers(reset_connector)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -208,7 +207,8 @@ class LLMEngine(EngineMethods):
         started, self.scheduled, self._in_step = time.perf_counter(), None, True
         try:
             output = self.scheduled = self.scheduler.schedule()
-            assert output.chunks or not self.requests, "requests wait and none can be scheduled"
+            if self.requests and not output.chunks:
+                self.features.wait_for_blocks()
             self.note_scheduled(output, started)
             token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
             self.scheduler.update(output, token_ids)

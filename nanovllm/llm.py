@@ -132,10 +132,10 @@ class LLM(PoolingCalls, LLMMethods):
         """
         return self._shared.stats()
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""
         with self._shared.turns:
-            return self.engine.reset_prefix_cache(reset_running_requests)
+            return self.engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""

@@ -26,8 +26,10 @@ CONFIGS = {  # option -> its class, imported when a value is given, and what a p
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
+PLACES |= {"prefix_cache_dir": "a directory, of its own"}
 PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
-SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes", "state_cache_bytes")  # also as text: "8k"
+CACHES = ("kv_cache_memory_bytes", "state_cache_bytes", "prefix_cache_bytes", "cpu_cache_bytes")
+SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # also as text: "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
 
 OPTION_BOUNDS: dict[str, Bounds] = {
@@ -35,7 +37,8 @@ OPTION_BOUNDS: dict[str, Bounds] = {
     "long_prefill_token_threshold": (Integral, 0, MAX_INT32),
     "max_model_len": (Integral, 2, MAX_INT32),
     "kv_cache_memory_bytes": (Integral, 1),
-    "state_cache_bytes": (Integral, 0),
+    **dict.fromkeys(("state_cache_bytes", "cpu_cache_bytes"), (Integral, 0)),
+    "prefix_cache_bytes": (Integral, 1 << 20),
     "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
     **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
     "tensor_parallel_size": (Integral, 1, MAX_INT32),

@@ -281,6 +281,10 @@ class BlockManager:
         """Exactly: would allocate_with_prefix succeed now?"""
         return self.plan_allocation(seq) is not None
 
+    def awaits(self, seq: Sequence) -> bool:
+        """Is K/V of its prefix on its way into the pool? Then others are admitted first. (core/tiers brings some.)"""
+        return False
+
     def is_cached(self, seq: Sequence, position: int) -> bool:
         """Is the K/V of this position already in a named block of the sequence's table?"""
         return self.blocks[seq.block_table[position // self.block_size]].block_hash is not None

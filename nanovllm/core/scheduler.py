@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import filterfalse, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -195,14 +195,15 @@ class Scheduler:
             budget -= num_tokens
 
         # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
-        while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[0]
-            if not self.may_run(seq, self.running) or not self.block_manager.allocate_with_prefix(seq):
+        ready = filterfalse(self.block_manager.awaits, [] if preempted else [*self.waiting])
+        while budget > 0 and len(self.running) < self.max_num_seqs and (new := next(ready, None)) is not None:
+            if not self.may_run(new, self.running) or not self.block_manager.allocate_with_prefix(new):
                 break
-            insort_right(self.running, self.waiting.popleft(), key=by_priority)
-            seq.status = SequenceStatus.PREFILL
-            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, self.long_prefill_token_threshold, budget)
-            chunks.append(self.make_chunk(seq, num_tokens))
+            self.waiting.remove(new)
+            insort_right(self.running, new, key=by_priority)
+            new.status = SequenceStatus.PREFILL
+            num_tokens = min(len(new.tokens) - new.num_computed_tokens, self.long_prefill_token_threshold, budget)
+            chunks.append(self.make_chunk(new, num_tokens))
             budget -= num_tokens
 
         if self.speculation is not None:

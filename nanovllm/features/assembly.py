@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import BlockManager
+from nanovllm.core.snapshots.manager import make_block_manager
 
 if TYPE_CHECKING:
+    from nanovllm.core.tiers.tiers import Tiers
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.outputs import RequestOutput
     from nanovllm.request import Request
+
+
+WAIT_S = 0.02  # for blocks, at a time: then the engine hears of other requests
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -27,16 +33,29 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
 
 
 class Features:
-    """known_adapters: those that requests have named. grammars: a compiler of what answers must fit."""
+    """known_adapters: those that requests have named. grammars: a compiler of what answers must fit. tiers: below the
+    pool, or None."""
+
+    tiers: "Tiers | None" = None
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any) -> None:
+        """Raises ValueError for options that do not go together, or a directory that cannot be used."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.has_tiers = config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
+        if self.has_tiers:
+            from nanovllm.features.tiers.assembly import check_options
+
+            check_options(config)
 
     @cached_property
     def known_adapters(self) -> "KnownAdapters":
         from nanovllm.features.lora.registry import KnownAdapters
 
         return KnownAdapters(self.model_config, self.config)
+
+    def adapter_digest(self, lora_id: int) -> str:
+        """Of the content of the adapter that has this number in this process."""
+        return self.known_adapters.digest_of(lora_id)
 
     @cached_property
     def grammars(self) -> "GrammarCompiler":
@@ -75,3 +94,29 @@ class Features:
 
             options["speculation"] = make_speculation(self.config, directory, self.model_config, self.tokenizer)
         return options
+
+    def make_block_manager(self, runner: Any, pool: Any, directory: Path) -> BlockManager:
+        """With whom it tells of its names. directory: the checkpoint's."""
+        caching, hash_algo = self.config.enable_prefix_caching, self.config.prefix_caching_hash_algo
+        kinds = None
+        if self.has_tiers:
+            from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
+
+            kinds = WatchedBlockManager, WatchedHybridBlockManager
+        manager = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        if self.has_tiers:
+            from nanovllm.features.tiers.assembly import make_tiers
+
+            self.tiers = make_tiers(self, runner, manager, directory)
+        return manager
+
+    def wait_for_blocks(self) -> None:
+        """Requests wait and a step has nothing to compute: blocks must be on their way from another tier."""
+        if self.tiers is None or not self.tiers.wait(WAIT_S):
+            raise AssertionError("requests wait and none can be scheduled")
+
+    def reset_tiers(self, is_wanted: bool) -> bool:
+        """If so, forget what is kept beside the pool. True, as reset_prefix_cache()."""
+        for store in self.tiers.stores if self.tiers is not None and is_wanted else ():
+            store.reset()
+        return True

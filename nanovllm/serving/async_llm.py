@@ -210,9 +210,9 @@ class AsyncLLM(EngineClient):
         """See LLM.stats."""
         return await self.call(lambda: snapshot(self.engine))
 
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See LLMEngine.reset_prefix_cache."""
-        return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests))
+        return await self.call(lambda: self.engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """See LLMEngine.add_lora, as for the next three."""

@@ -20,12 +20,16 @@ from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.core.snapshots.state import NOTHING_READ, SequenceState
 
 
-def make_block_manager(pool: Any, **options: Any) -> BlockManager:
-    """For the pools that a model runner has made: a KVPool of worker/kv_cache.py."""
+def make_block_manager(pool: Any, kinds: tuple[Any, Any] | None = None, **options: Any) -> BlockManager:
+    """For the pools that a model runner has made: a KVPool of worker/kv_cache.py.
+
+    kinds: of manager, for a pool without states and for one with.
+    """
+    plain, hybrid = kinds or (BlockManager, HybridBlockManager)
     if pool.states is None:
-        return BlockManager(pool.num_blocks, pool.block_size, **options)
+        return plain(pool.num_blocks, pool.block_size, **options)
     options |= {"max_running": pool.states.max_running, "max_snapshots": pool.states.max_snapshots}
-    return HybridBlockManager(pool.num_blocks, pool.block_size, **options)
+    return hybrid(pool.num_blocks, pool.block_size, **options)
 
 
 @dataclass(slots=True)

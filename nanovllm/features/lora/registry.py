@@ -44,6 +44,10 @@ class KnownAdapters:
     def named(self, name: Any) -> LoRARequest | None:
         return next((request for request in self.requests if request.lora_name == name), None)
 
+    def digest_of(self, lora_id: int) -> str:
+        """Of all that the adapter computes that has, or had, this lora_id."""
+        return next(digest for (_, digest), number in list(self._lora_ids.items()) if number == lora_id)
+
     def may_run(self, seq: Sequence, running: list[Sequence]) -> bool:
         """Is there a slot for this sequence's adapter beside those of the sequences that run?"""
         used = {other.lora_id for other in (*running, seq)} - {None}

@@ -1,11 +1,15 @@
 """RankRunner: the model runner of one rank (chapter 9)."""
 
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.features.parallel.group import RankGroup, shard_config
 from nanovllm.worker.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from nanovllm.features.tiers.pool_data import RankData
 
 
 class RankRunner(ModelRunner):
@@ -24,6 +28,16 @@ class RankRunner(ModelRunner):
     def get(self, name: str) -> Any:
         """An attribute of this runner, for the driver."""
         return getattr(self, name)
+
+    @cached_property
+    def rank_data(self) -> "RankData":
+        from nanovllm.features.tiers.pool_data import RankData
+
+        return RankData(self)
+
+    def data(self, method: str, *arguments: Any) -> Any:
+        """Read or write this rank's share of what is in blocks and states, for the driver."""
+        return getattr(self.rank_data, method)(*arguments)
 
     def usage(self) -> dict[str, int]:
         return super().usage() | {"all_reduced": self.group.num_reduced_bytes}

@@ -108,6 +108,10 @@ class ParallelRunner:
         self.prompt_logprobs = self._ask("get", "prompt_logprobs")[0] if sampling.prompt_rows is not None else []
         return sampled
 
+    def ask_data(self, method: str, *arguments: Any) -> list[Any]:
+        """What each rank has in its blocks, or is to have: RankRunner.data."""
+        return self._ask("data", method, *arguments)
+
     def usage(self) -> list[dict[str, int]]:
         """Bytes of each rank: its weights, its KV pool, what it has sent through all-reduces so far."""
         return self._ask("usage")

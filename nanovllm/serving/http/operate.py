@@ -61,11 +61,10 @@ class Operation:
         return json_response({"server_load": self.metrics.num_answering})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """?reset_running_requests=true: running requests give their blocks back first, and are computed again."""
-        reset_running = _switch_of_query(request, "reset_running_requests")
-        if _switch_of_query(request, "reset_external"):
-            raise Refused(400, "reset_external asks for a cache outside of this process; there is none")
-        return json_response({"success": await self.llm.reset_prefix_cache(reset_running)})
+        """?reset_running_requests=true: running requests give their blocks back first, and are computed again.
+        reset_external=true: what is kept beside the pool goes, too."""
+        asked = [_switch_of_query(request, name) for name in ("reset_running_requests", "reset_external")]
+        return json_response({"success": await self.llm.reset_prefix_cache(*asked)})
 
     async def tokenize(self, request: Request) -> Response:
         """{"prompt": TEXT} or {"messages": [...]}: the tokens that a completion or a chat would have."""

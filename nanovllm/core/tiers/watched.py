@@ -1,0 +1,121 @@
+"""Block managers that tell others what becomes of their names (chapter 7).
+
+on_event shows single moves of blocks to whoever draws them. A watcher wants to know what can be found: when K/V under a
+name is there to be read, and when it is about to go.
+"""
+
+from typing import Any
+from weakref import WeakSet
+
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.manager import HybridBlockManager
+
+
+class Watcher:
+    """What a watcher may be told. It changes nothing of the manager, but for awaits(), which may bring K/V in."""
+
+    def awaits(self, seq: Sequence) -> bool:
+        """See BlockManager.awaits."""
+        return False
+
+    def admitted(self, seq: Sequence, is_first: bool) -> None:
+        """A sequence has got its blocks. is_first: it was not preempted before."""
+
+    def happened(self, event: BlockEvent) -> None:
+        """As BlockManager.on_event."""
+
+    def stored(self, blocks: list[Block]) -> None:
+        """From now on K/V can be read under the names of these blocks. Parents come before their children."""
+
+    def removed(self, block: Block) -> None:
+        """This block is about to lose its name. Its K/V is still there."""
+
+    def snapshots_stored(self, names: list[bytes]) -> None:
+        """The states after these blocks are kept (core/snapshots)."""
+
+    def snapshot_removed(self, name: bytes) -> None:
+        """The state after this block, which keeps its name, is about to be given up."""
+
+    def rolled_back(self) -> None:
+        """Names that were given in a step that failed have gone. Nothing was told of them."""
+
+    def cleared(self) -> None:
+        """The prefix cache was reset, by reset_prefix_cache()."""
+
+
+class WatchedBlockManager(BlockManager):
+    """watchers: who is told, in this order."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.watchers: list[Watcher] = []
+        self._were_admitted: WeakSet[Sequence] = WeakSet()
+
+    def awaits(self, seq: Sequence) -> bool:
+        return any(watcher.awaits(seq) for watcher in self.watchers)
+
+    def allocate_with_prefix(self, seq: Sequence) -> bool:
+        if not super().allocate_with_prefix(seq):
+            return False
+        for watcher in self.watchers:
+            watcher.admitted(seq, seq not in self._were_admitted)
+        self._were_admitted.add(seq)
+        return True
+
+    def commit(self) -> None:
+        new = sorted((self.blocks[block_id] for block_id in self._uncommitted), key=lambda block: block.depth)
+        super().commit()
+        for watcher in self.watchers if new else ():
+            watcher.stored(new)
+
+    def roll_back(self) -> None:
+        super().roll_back()
+        for watcher in self.watchers:
+            watcher.rolled_back()
+
+    def remove_name(self, block: Block) -> None:
+        for watcher in self.watchers if block.block_hash is not None else ():
+            watcher.removed(block)
+        super().remove_name(block)
+
+    def tell(self, kind: str, block_id: int, seq: Sequence) -> None:
+        super().tell(kind, block_id, seq)
+        for watcher in self.watchers:
+            watcher.happened(BlockEvent(kind, block_id, seq.seq_id))
+
+    def reset_prefix_cache(self) -> bool:
+        watchers, self.watchers = self.watchers, []  # they are told once, not of each name
+        try:
+            was_reset = super().reset_prefix_cache()
+        finally:
+            self.watchers = watchers
+        for watcher in watchers if was_reset else ():
+            watcher.cleared()
+        return was_reset
+
+
+class WatchedHybridBlockManager(WatchedBlockManager, HybridBlockManager):
+    """The same, of a model that has states. Behind the prompt only the newest snapshot of a sequence that has given its
+    blocks back is told of: the ones before it go within a few tokens."""
+
+    def commit(self) -> None:
+        passing = {state.newest for state in self.states.values()}
+        taken = [name for name in self._new if name not in passing]
+        super().commit()
+        self._tell_stored(taken)
+
+    def free(self, seq: Sequence) -> None:
+        newest = seq.state.newest if seq.state is not None else None
+        super().free(seq)
+        if newest in self.snapshots and newest not in self._new:
+            self._tell_stored([newest])
+
+    def forget(self, name: bytes | None) -> None:
+        for watcher in self.watchers if name in self.snapshots and name in self.hash_to_block else ():
+            watcher.snapshot_removed(name)  # type: ignore[arg-type]
+        super().forget(name)
+
+    def _tell_stored(self, names: list[bytes]) -> None:
+        for watcher in self.watchers if names else ():
+            watcher.snapshots_stored(names)

@@ -1,0 +1,87 @@
+"""Tiers as options ask for them."""
+
+import json
+import logging
+import sqlite3
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.config import EngineConfig
+from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.store import BLOCK, STATE
+from nanovllm.core.tiers.tiers import Tiers
+from nanovllm.features.tiers.directory import CacheDirectory, prepared
+from nanovllm.features.tiers.disk_store import DiskStore
+from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of
+from nanovllm.features.tiers.memory_store import MemoryStore
+from nanovllm.features.tiers.segment import Space
+
+if TYPE_CHECKING:
+    from nanovllm.features.assembly import Features
+
+logger = logging.getLogger("nanovllm")
+
+
+def check_options(config: EngineConfig) -> None:
+    """Raises ValueError for what cannot work, and makes the directory."""
+    if not config.enable_prefix_caching:
+        raise ValueError("prefix_cache_dir and cpu_cache_bytes need enable_prefix_caching; leave them out without it")
+    if config.prefix_cache_dir is not None:
+        try:
+            prepared(config.prefix_cache_dir)
+        except OSError as error:
+            raise ValueError(f"prefix_cache_dir: {config.prefix_cache_dir} cannot be used: {error}") from error
+
+
+def make_tiers(features: "Features", runner: Any, manager: Any, directory: Path) -> Tiers:
+    """Of an engine whose runner is prepared. directory: the checkpoint's."""
+    from nanovllm.features.tiers.pool_data import PoolData, RanksData
+
+    config = features.config
+    data: Any = (PoolData if config.tensor_parallel_size == 1 else RanksData)(runner)
+    memory = MemoryStore(config.cpu_cache_bytes) if config.cpu_cache_bytes else None
+    disk, key = None, b"of one process"
+    if config.prefix_cache_dir is not None:
+        disk, key = open_disk(features, runner, data, directory)
+    return Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
+
+
+def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> tuple[DiskStore | None, bytes]:
+    """(store, fingerprint). None, with a warning, if the directory can not even be read."""
+    config, model = features.config, features.model_config
+    path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
+    try:
+        kept = open_directory(path, config.prefix_cache_bytes)
+        key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, kept))
+        options = config.dtype, config.quantization, config.kv_cache_dtype
+        about = {"model": config.model, "numbers": [o for o in options if o not in (None, "auto")]}
+        text = json.dumps(about)[:2000]
+        spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, text)]
+        spaces += [Space(key, STATE, 0, data.state_bytes, text)] if data.state_bytes else []
+        kept.use(spaces)
+    except (OSError, sqlite3.Error) as error:
+        logger.warning("prefix cache: %s cannot be used: %s", path, error)
+        return None, b""
+    store = DiskStore(kept)
+    weakref.finalize(features, store.close)  # at exit, too
+    return store, bytes.fromhex(key)
+
+
+def open_directory(path: Path, num_bytes: int) -> CacheDirectory:
+    """For reading and writing; if it cannot be written, for reading."""
+    try:
+        return CacheDirectory(path, num_bytes)
+    except (OSError, sqlite3.OperationalError) as error:
+        logger.warning("prefix cache: %s is read, and not written: %s", path, error)
+        return CacheDirectory(path, num_bytes, is_writable=False)
+
+
+def digest_of(path: Path, kept: CacheDirectory) -> str:
+    """Of a checkpoint's file, computed once."""
+    where, stamp = str(path.resolve()), stamp_of(path)
+    assert kept.index is not None
+    digest = kept.index.digest(where, stamp) or file_digest(path)
+    if kept.is_writable:
+        kept.index.keep_digest(where, stamp, digest)
+    return digest

@@ -1,0 +1,309 @@
+"""A directory of cached prefixes: segments, their index, and a budget in bytes that holds at every moment.
+
+Several processes may use it at once, each for reading and writing: a change of the index is a transaction, and within
+it nobody else writes. Who reads a slot compares it with what was asked for, so a slot that another process writes
+meanwhile is a miss, and nothing worse.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nanovllm.checks.values import shorten
+from nanovllm.core.tiers.store import Record
+from nanovllm.features.tiers.index import FILE, Index, NameSet, Place, now_ms
+from nanovllm.features.tiers.segment import Segment, Space
+
+SLACK_BYTES = 512 << 10  # of the budget, for the index: its journal, and what a transaction adds
+READ_BYTES = 64 << 20  # at a time
+DAMAGED_INDEX = (sqlite3.DatabaseError, TypeError, ValueError, OverflowError)  # what a row that is nonsense may raise
+
+
+def prepared(path: str | os.PathLike) -> Path:
+    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError."""
+    directory = Path(path).expanduser()
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    other = next((p.name for p in directory.iterdir() if p.suffix != ".seg" and not p.name.startswith(FILE)), None)
+    if other is not None:
+        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} holds {shorten(other)}; name a directory of its own")
+    with suppress(OSError):  # it may be somebody else's, or read-only
+        directory.chmod(0o700)
+    return directory
+
+
+class CacheDirectory:
+    """It belongs to one thread at a time. Methods raise OSError and sqlite3.Error. Of the latter all but an
+    OperationalError say that the index is damaged: rebuild() makes a new one.
+
+    spaces       {kind: Space} that this process reads and writes; others are only made room in
+    names        of records in those
+    num_added    records that were kept
+    num_refused  records that found no room, or no parent
+    num_removed  records that have made room for others
+    num_damaged  records that were found to be no records
+    """
+
+    def __init__(self, path: Path, num_bytes: int, is_writable: bool = True) -> None:
+        """Raises OSError or sqlite3.OperationalError if it cannot be opened."""
+        self.path, self.num_bytes, self.is_writable = path, num_bytes, is_writable
+        self.spaces: dict[int, Space] = {}
+        self.names = NameSet()
+        self.num_added = self.num_refused = self.num_removed = self.num_damaged = 0
+        self._own: dict[int, tuple[int, Segment]] = {}  # kind -> (its id in the index, its segment)
+        self._holes: dict[int, set[int]] = {}  # id of a space -> slots without a record; made when it is needed
+        self.index: Index | None = None
+        try:
+            self.index = Index(path, is_writable)
+        except sqlite3.OperationalError:
+            raise
+        except DAMAGED_INDEX:
+            if not is_writable:
+                raise
+            self.rebuild(show_progress)
+
+    def use(self, spaces: Iterable[Space]) -> None:
+        """What this process reads and writes from now on."""
+        self.spaces = {space.kind: space for space in spaces}
+        try:
+            self._open()
+        except sqlite3.OperationalError:
+            raise
+        except DAMAGED_INDEX:
+            if not self.is_writable:
+                raise
+            self.rebuild(show_progress)
+
+    def _open(self) -> None:
+        assert self.index is not None
+        if self.is_writable:
+            with self.index.writing():
+                ids = {kind: self.index.add_space(space) for kind, space in self.spaces.items()}
+        else:
+            by_file = {file: number for number, file in self.index.spaces().items()}
+            there = {kind: space.file_name for kind, space in self.spaces.items() if space.file_name in by_file}
+            ids = {kind: by_file[file] for kind, file in there.items() if (self.path / file).exists()}
+        self._own = {kind: (ids[kind], Segment(self.path, self.spaces[kind], self.is_writable)) for kind in ids}
+        self._holes = {}
+        self.names = NameSet(self.index.names(ids.values()))
+
+    def close(self) -> None:
+        for _, segment in self._own.values():
+            segment.close()
+        self._own = {}
+        if self.index is not None:
+            self.index.close()
+            self.index = None
+
+    def sync(self) -> None:
+        """What was written so far is on the disk when this returns."""
+        if not self.is_writable:
+            return
+        for _, segment in self._own.values():
+            os.fsync(segment.fileno())
+        if self.index is not None:
+            with open(self.index.path, "rb+") as file:
+                os.fsync(file.fileno())
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def put(self, items: list[tuple[Record, Any]]) -> None:
+        """Keep records and their data, parents first; but those that are known, or have no room, or no parent here."""
+        assert self.index is not None
+        added: list[bytes] = []
+        gone: list[Place] = []
+        with self.index.writing():
+            room = self.num_bytes - self.used_bytes()
+            for record, data in items:
+                room = self._put(record, data, room, added, gone)
+        for place in gone:
+            self.names.discard(place.name)
+        for name in added:
+            self.names.add(name)
+        self.num_added += len(added)
+        self.num_removed += len(gone)
+
+    def _put(self, record: Record, data: Any, room: int, added: list[bytes], gone: list[Place]) -> int:
+        """Returns the room that is left in the budget, in bytes."""
+        index, (space, segment) = self.index, self._own[record.kind]
+        assert index is not None
+        if index.has(record.name):
+            return room
+        if not (record.parent is None or index.has(record.parent)):
+            self.num_refused += 1
+            return room
+        while (slot := self._hole(space, segment)) is None:
+            if room >= segment.space.slot_bytes:
+                slot, room = segment.num_slots, room - segment.space.slot_bytes
+                break
+            victim = index.oldest()
+            if victim is None or victim.name == record.parent:  # its own chain fills the budget
+                self.num_refused += 1
+                return room
+            removed = index.remove(victim)
+            gone += removed
+            room += sum(self._give_up(place, space) for place in removed)
+        segment.write(slot, record, data)
+        if index.add(record, space, slot):
+            added.append(record.name)
+        else:
+            self._holes[space].add(slot)
+        return room
+
+    def read(self, records: list[Record]) -> list[Any]:
+        """Data of the first of these, up to one that is not there, READ_BYTES at most; the first in any case."""
+        assert self.index is not None
+        if not records or records[0].kind not in self._own:
+            return []
+        (space, segment), places = self._own[records[0].kind], list[Place]()
+        for record in records[: max(1, READ_BYTES // segment.space.slot_bytes)]:
+            place = self.index.place_of(record.name)
+            if place is None or place.space != space:
+                self.names.discard(record.name)
+                break
+            places.append(place)
+        found = []
+        for record, place, slot in zip(records, places, segment.read([p.slot for p in places]), strict=False):
+            if (data := segment.data_of(slot, record)) is None:
+                self._damaged(place)
+                break
+            found.append(data)
+        return found
+
+    def touch(self, names: list[bytes]) -> None:
+        assert self.index is not None
+        with self.index.writing():
+            self.index.touch(names, now_ms())
+
+    def _damaged(self, place: Place) -> None:
+        """A slot does not hold what the index says. Another process may just have changed both: then all is well."""
+        assert self.index is not None
+        if not self.is_writable:
+            self.names.discard(place.name)
+            return
+        with self.index.writing():
+            gone = self.index.remove(place)
+        for removed in gone:
+            self.names.discard(removed.name)
+            self._holes.get(removed.space, set()).add(removed.slot)
+        self.num_damaged += bool(gone)
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Of the budget: segments, the index, and what the index may need."""
+        files = sum(path.stat().st_size for path in self.path.glob("*.seg"))
+        return files + (self.path / FILE).stat().st_size + SLACK_BYTES
+
+    def _hole(self, space: int, segment: Segment) -> int | None:
+        assert self.index is not None
+        if space not in self._holes:
+            self._holes[space] = set(range(segment.num_slots)) - self.index.slots(space)
+        holes = self._holes[space]
+        while holes:
+            slot = holes.pop()
+            if slot < segment.num_slots and self.index.in_slot(space, slot) is None:  # other processes fill them, too
+                return slot
+        return None
+
+    def _give_up(self, place: Place, wanted: int) -> int:
+        """A record has gone: its slot is for another of the space `wanted`, or its file becomes smaller. By how much.
+
+        The last record of the file takes the free slot, so that a file has no more slots than it needs.
+        """
+        if place.space == wanted:
+            self._holes[wanted].add(place.slot)
+            return 0
+        assert self.index is not None
+        path = self.path / self.index.spaces().get(place.space, "")
+        if not path.is_file() or (space := Segment.space_of(path)) is None:
+            return 0
+        segment = Segment(self.path, space)
+        try:
+            before, last = segment.num_bytes, segment.num_slots - 1
+            while last >= 0 and (name := self.index.in_slot(place.space, last)) is None:
+                last -= 1
+            if place.slot < last:
+                segment.copy(last, place.slot)
+                self.index.move(Place(name, place.space, last), place.slot)  # type: ignore[arg-type]
+                last -= 1
+            segment.truncate(last + 1)
+            self._holes.pop(place.space, None)
+            return before - segment.num_bytes
+        finally:
+            segment.close()
+
+    def prune(self, num_bytes: int) -> int:
+        """Remove the least recently used records until no more than num_bytes are used. Returns how many."""
+        assert self.index is not None
+        gone: list[Place] = []
+        with self.index.writing():
+            room = num_bytes - self.used_bytes()
+            while room < 0 and (victim := self.index.oldest()) is not None:
+                removed = self.index.remove(victim)
+                gone += removed
+                room += sum(self._give_up(place, wanted=-1) for place in removed)
+            for number, file in self.index.spaces().items():
+                if not self.index.slots(number) and number not in [own for own, _ in self._own.values()]:
+                    (self.path / file).unlink(missing_ok=True)
+                    self.index.remove_space(number)
+        return len(gone)
+
+    def forget_own(self) -> None:
+        """Remove what this process may read."""
+        assert self.index is not None
+        with self.index.writing():
+            for space, segment in self._own.values():
+                self.index.remove_all(space)
+                segment.truncate(0)
+        self.names, self._holes = NameSet(), {}
+
+    def clear(self) -> None:
+        """Remove every file."""
+        self.close()
+        for path in [*self.path.glob("*.seg"), *self.path.glob(f"{FILE}*")]:
+            path.unlink(missing_ok=True)
+
+    # -- what a crash or damage has left --------------------------------------------------------------------------
+
+    def rebuild(self, shown: Callable[[Iterable, int], Iterable] = lambda slots, num_slots: slots) -> None:
+        """Make a new index of what the segments say. shown: iterates over all slots, of which there are so many."""
+        self.close()
+        for path in self.path.glob(f"{FILE}*"):
+            path.unlink()
+        self.index = Index(self.path)
+        for space in self.spaces.values():
+            Segment(self.path, space).close()  # writes a header that was damaged
+        found = {path: Segment.space_of(path) for path in self.path.glob("*.seg")}
+        spaces = [space for space in found.values() if space is not None]
+        for path in (path for path, space in found.items() if space is None):
+            path.unlink()
+        num_slots, now = sum((self.path / s.file_name).stat().st_size // s.slot_bytes for s in spaces), now_ms()
+        with self.index.writing():
+            for number, slot, record in shown(self._all_slots(spaces), num_slots):
+                if record is not None and not self.index.has(record.name):
+                    self.index.add(record, number, slot, now)
+            self.index.remove_orphans()
+        self._open()
+
+    def _all_slots(self, spaces: list[Space]) -> Iterator[tuple[int, int, Record | None]]:
+        """(space, slot, what it holds)."""
+        assert self.index is not None
+        for space in spaces:
+            number, segment = self.index.add_space(space), Segment(self.path, space)
+            for slot, record in enumerate(segment.records()):
+                yield number, slot, record
+            segment.close()
+
+
+def show_progress(slots: Iterable, num_slots: int) -> Iterable:
+    """With a bar on a terminal: a large directory takes a while."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(slots, "a new index of the prefix cache", num_slots, console=console, transient=True)

@@ -1,0 +1,147 @@
+"""DiskStore: a CacheDirectory behind a thread of its own, so that no step waits for a disk (core/tiers/store.py).
+
+The thread reads before it writes. What waits to be written is bounded: when a disk is slower than the engine, blocks
+are dropped, and counted. A block whose parent was dropped is not kept either, so what is kept is whole chains.
+
+The thread does not wait for the disk: a killed process loses what was queued, a machine without power also what the
+system had not written yet. Who reads finds that out, for a slot is compared with what is asked for. close() writes what
+is queued, and waits for the disk.
+"""
+
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Condition, Thread
+from typing import Any
+
+from nanovllm.core.tiers.store import Record
+from nanovllm.features.tiers.directory import DAMAGED_INDEX, CacheDirectory
+
+logger = logging.getLogger("nanovllm")
+
+QUEUE_BYTES = 256 << 20  # that wait to be written
+BATCH = 16  # records written between two looks at who wants to read
+MAX_REBUILDS = 3
+
+
+class DiskStore:
+    """A Store (core/tiers/store.py). Its thread alone touches the directory.
+
+    num_read     records that were delivered
+    num_dropped  records that were not written, because the disk was behind or cannot be written
+    """
+
+    medium = "disk"
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self.directory, self.num_read, self.num_dropped = directory, 0, 0
+        self._fetches: deque[tuple[list[Record], Future[list[Any]]]] = deque()
+        self._puts: deque[tuple[Record, Any]] = deque()
+        self._others: deque[Callable[[], Any]] = deque()
+        self._queued_bytes, self._num_rebuilds = 0, 0
+        self._writes, self._is_closing = directory.is_writable, False
+        self._wake = Condition()
+        self._thread = Thread(target=self._run, name="prefix cache", daemon=True)
+        self._thread.start()
+
+    # -- for the engine's thread ----------------------------------------------------------------------------------
+
+    def may_have(self, name: bytes) -> bool:
+        return name in self.directory.names
+
+    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
+        num_bytes = sum(self.directory.spaces[record.kind].data_bytes for record in records)
+        if not self._writes or self._queued_bytes + num_bytes > QUEUE_BYTES:
+            self.num_dropped += len(records)
+            return
+        data = read()
+        with self._wake:
+            self._queued_bytes += num_bytes
+            self._puts.extend(zip(records, data, strict=True))
+            self._wake.notify()
+
+    def fetch(self, records: list[Record]) -> "Future[list[Any]]":
+        future: Future[list[Any]] = Future()
+        with self._wake:
+            self._fetches.append((records, future))
+            self._wake.notify()
+        return future
+
+    def touch(self, names: list[bytes]) -> None:
+        for start in range(0, len(names) if self._writes else 0, BATCH):
+            self._later(partial(self.directory.touch, names[start : start + BATCH]))
+
+    def reset(self) -> None:
+        """What this process may read of the directory goes, and what waits to be written."""
+        with self._wake:
+            self._puts.clear()
+            self._queued_bytes = 0
+        self._later(self.directory.forget_own)
+
+    def flush(self) -> None:
+        """Wait until everything that was put has been written."""
+        done: Future[None] = Future()
+        self._later(lambda: done.set_result(None))
+        done.result()
+
+    def close(self) -> None:
+        """Write what is queued, and end. Safe to call twice; what is asked for later is not there."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _later(self, work: Callable[[], Any]) -> None:
+        with self._wake:
+            self._others.append(work)
+            self._wake.notify()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._fetches or self._puts or self._others or self._is_closing):
+                    self._wake.wait()
+                fetch = self._fetches.popleft() if self._fetches else None
+                batch = [self._puts.popleft() for _ in range(min(BATCH, len(self._puts)))] if fetch is None else []
+                self._queued_bytes -= sum(data.nbytes for _, data in batch)
+                other = self._others.popleft() if self._others and not batch and fetch is None else None
+            if fetch is not None:
+                found = self._guarded(partial(self.directory.read, fetch[0])) or []
+                self.num_read += len(found)
+                fetch[1].set_result(found)
+            elif batch:
+                self._guarded(partial(self.directory.put, batch))
+            elif other is not None:
+                self._guarded(other)
+            else:
+                break
+        self._guarded(self.directory.sync)
+        self.directory.close()
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Whatever happens to the directory, requests are answered: without it, if need be."""
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):  # else another process is writing: this batch is dropped
+                self._stop_writing(error)
+        except DAMAGED_INDEX as error:
+            self._num_rebuilds += 1
+            if self._writes and self._num_rebuilds <= MAX_REBUILDS:
+                logger.warning("prefix cache: a new index for %s: %s", self.directory.path, error)
+                self._guarded(self.directory.rebuild)
+            else:
+                self._stop_writing(error)
+        except Exception as error:
+            self._stop_writing(error)
+        return None
+
+    def _stop_writing(self, error: BaseException) -> None:
+        if self._writes:
+            logger.warning("prefix cache: %s is not written any more: %s", self.directory.path, error)
+        self._writes = False

@@ -1,0 +1,70 @@
+"""What K/V depends on beside its tokens, as one fingerprint: under an equal one, what was kept is what is computed.
+
+Where the same bits hold (chapter 10), that is meant bit for bit: so the code that computes is part of it, and where
+bits depend on the processor, the processor is, too.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+import nanovllm
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+
+logger = logging.getLogger("nanovllm")
+
+PACKAGE = Path(nanovllm.__file__).parent
+COMPUTES = ("worker", "features")  # folders whose code may change a bit of K/V
+NOT_COMPUTED = ("eos_token_ids", "generation", "is_quantized")  # of a ModelConfig
+
+
+def fingerprint(
+    config: EngineConfig, model: ModelConfig, runner: Any, directory: Path, digest_of: Callable[[Path], str]
+) -> str:
+    """32 hexadecimal digits. runner: prepared. digest_of: a file's content."""
+    files = [directory] if directory.is_file() else sorted(directory.glob("*.safetensors"))
+    dummies = config.load_format == "dummy"
+    same_bits = runner.same_bits
+    depends_on = {
+        "weights": "dummy" if dummies else {path.name: digest_of(path) for path in files},
+        "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
+        "numbers": (config.dtype, config.quantization, config.kv_cache_dtype, runner.block_size),
+        "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), same_bits),
+        "processor": "any" if same_bits == "on every processor" else torch.backends.cpu.get_cpu_capability(),
+        "code": (torch.__version__, code_digest()),
+    }
+    text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def code_digest() -> str:
+    """Of the package's own sources that compute."""
+    digest = xxhash.xxh3_128()
+    for folder in COMPUTES:
+        for path in sorted(path for path in (PACKAGE / folder).rglob("*") if path.suffix in (".py", ".c", ".h")):
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's content."""
+    logger.info("prefix cache: reading %s once, to know its content again", path)
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while data := file.read(1 << 22):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def stamp_of(path: Path) -> str:
+    """What changes when a file is written."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"

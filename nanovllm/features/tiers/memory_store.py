@@ -1,0 +1,72 @@
+"""MemoryStore: what the pool has evicted, in the CPU's memory (core/tiers/store.py)."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from nanovllm.core.tiers.store import Record
+
+
+class MemoryStore:
+    """A Store. Of records that were used together the deepest goes first, as in the pool.
+
+    num_bytes    of data, at most
+    used_bytes   of data, now
+    num_read     records that were delivered
+    num_dropped  records that were larger than all of it
+    num_removed  records that have made room for others
+    """
+
+    medium = "memory"
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes, self.used_bytes = num_bytes, 0
+        self.num_read = self.num_dropped = self.num_removed = 0
+        self._records: OrderedDict[bytes, tuple[Record, Any]] = OrderedDict()  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def may_have(self, name: bytes) -> bool:
+        return name in self._records
+
+    def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
+        if all(record.name in self._records for record in records):
+            self.touch([record.name for record in records])
+            return
+        for record, data in zip(records, read(), strict=True):
+            if data.nbytes > self.num_bytes:
+                self.num_dropped += 1
+                continue
+            self._remove(record.name)
+            while self.used_bytes + data.nbytes > self.num_bytes:
+                self._remove(next(iter(self._records)))
+                self.num_removed += 1
+            self._records[record.name] = record._replace(token_ids=tuple(record.token_ids)), data
+            self.used_bytes += data.nbytes
+
+    def fetch(self, records: list[Record]) -> "Future[list[Any]]":
+        found: list[Any] = []
+        for record in records:
+            kept, data = self._records.get(record.name, (None, None))
+            if kept != record._replace(token_ids=tuple(record.token_ids)):
+                break
+            found.append(data)
+        self.num_read += len(found)
+        future: Future[list[Any]] = Future()
+        future.set_result(found)
+        return future
+
+    def touch(self, names: list[bytes]) -> None:
+        for name in reversed(names):
+            if name in self._records:
+                self._records.move_to_end(name)
+
+    def reset(self) -> None:
+        self._records.clear()
+        self.used_bytes = 0
+
+    def _remove(self, name: bytes) -> None:
+        if name in self._records:
+            self.used_bytes -= self._records.pop(name)[1].nbytes
