@@ -27,13 +27,13 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
 
     with_model: lay the model that some labs play with beside the pages; a text names another one than the demo model.
     """
-    sources, num_bytes = Sources(), None
+    sources, on_pages = Sources(), None
     if with_model:
-        num_bytes = model_files.write_model(folder / "model", None if with_model is True else with_model)
+        on_pages = model_files.write_model(folder / "model", None if with_model is True else with_model)
     for source, target in TEXTS.items():
         write(folder, target, text_page(source, target, sources))
     for chapter in all_chapters():
-        for name, text in (("lab", lab_text(chapter, num_bytes)), ("exercises", exercises_text(chapter))):
+        for name, text in (("lab", lab_text(chapter, on_pages)), ("exercises", exercises_text(chapter))):
             path = f"{chapter.folder.name}/{name}.html"
             body = frame(chapter, name, path, text)
             write(folder, path, page(f"{TABS[name]}: {chapter.title}", body, path, SCRIPTS, STYLES))
@@ -101,9 +101,9 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_text(chapter: Chapter, num_bytes: int | None = None) -> Text:
-    """The lab that runs on the page, or its recorded story, or both. num_bytes: of a model beside the pages."""
-    living, text = labs.lab_section(chapter) + model.model_section(chapter, num_bytes), Text(chapter.title)
+def lab_text(chapter: Chapter, on_pages: model_files.OnPages | None = None) -> Text:
+    """The lab that runs on the page, or its recorded story, or both. on_pages: the model."""
+    living, text = labs.lab_section(chapter) + model.model_section(chapter, on_pages), Text(chapter.title)
     if (chapter.folder / "story.txt").exists():
         text = story_of(chapter)
     heading = ""

@@ -50,12 +50,15 @@ class PageEngine:
         self.pending: Step | None = None
 
     def begin(self, prompt_token_ids: list[int], params: SamplingParams) -> Sequence:
-        """A new text instead of the one before, whose blocks stay in the prefix cache. Raises ValueError."""
-        seq = Sequence(prompt_token_ids, params)
+        """A new text instead of the one before, whose blocks stay in the prefix cache.
+
+        Raises ValueError for one that is too long; then the one before goes on.
+        """
+        before, seq = list(self.scheduler.seqs), Sequence(prompt_token_ids, params)
+        self.scheduler.add(seq)
         if self.pending is not None:
             self.take(self.pending.chosen)
-        self.scheduler.abort(*list(self.scheduler.seqs))
-        self.scheduler.add(seq)
+        self.scheduler.abort(*before)
         return seq
 
     def compute(self, wants_logits: bool = False) -> Step:

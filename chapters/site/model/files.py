@@ -11,7 +11,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chapters.site.runtime import TOKENIZERS, cached, sha384_of
 
@@ -30,8 +30,17 @@ class MissingCompiler(ValueError):
     """Nothing here makes a WebAssembly program."""
 
 
-def write_model(folder: Path, model: str | None = None) -> int:
-    """Write a model's files, by default the demo model's, into the folder. How many bytes a reader's browser fetches.
+class OnPages(NamedTuple):
+    """What pages say of the model that is beside them. num_bytes: that a reader's browser fetches."""
+
+    name: str
+    num_bytes: int
+    num_layers: int
+    num_heads: int
+
+
+def write_model(folder: Path, model: str | None = None) -> OnPages:
+    """Write a model's files, by default the demo model's, into the folder.
 
     Raises MissingCompiler, DemoModelError, or ValueError for a model that cannot be computed with there.
     """
@@ -53,7 +62,8 @@ def write_model(folder: Path, model: str | None = None) -> int:
     shutil.copyfile(HERE / "kernels.js", folder / "kernels.js")
     manifest = {path.name: entry(path) for path in sorted(folder.iterdir()) if path.name != "manifest.json"}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
-    return sum(file["size"] for file in manifest.values())
+    num_bytes, name = sum(file["size"] for file in manifest.values()), Path(model).stem if model else NAME
+    return OnPages(name, num_bytes, len(image.layout["layers"]), image.layout["num_attention_heads"])
 
 
 def entry(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from chapters.site.model.engine import draw, noise
 from chapters.site.model.lessons import Values
 from nanovllm.sampling_params import SamplingParams
 
-NUM_SHOWN = 8
+NUM_SHOWN, SEED = 8, 3
 
 
 class Lesson(lessons.Lesson):
@@ -15,7 +15,7 @@ class Lesson(lessons.Lesson):
     def on_begin(self, values: Values) -> None:
         token_ids = self.words.encode(values["text"])
         room = self.engine.layout["max_model_len"] - len(token_ids)
-        self.seq = self.engine.begin(token_ids, SamplingParams(max_tokens=max(room, 1), ignore_eos=True))
+        self.seq = self.engine.begin(token_ids, SamplingParams(max_tokens=max(room, 1), ignore_eos=True, seed=SEED))
         self._compute()
         found = self.seq.num_cached_tokens
         self.said = f"{len(token_ids)} tokens. {found} of them were in the prefix cache. {self.said}"
