@@ -2,9 +2,12 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,14 @@ from chapters.site.model.engine import PageEngine
 from chapters.site.model.lessons import begin_lesson
 from chapters.site.server import served
 from nanovllm import LLM, SamplingParams
-from nanovllm.features.speculation.ngrams import NgramProposer
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker.sampler import SamplingBatch, sample
 from tests.checkpoints import make_checkpoint
 from tests.course.course_text import ROOT
 from tests.gguf_files import write_gguf
 from tests.site_browser import assert_accessible
+
+pytestmark = pytest.mark.slow  # compiles, and starts a browser
 
 SIZES = dict(hidden_size=96, head_dim=64, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)
 TEXT = "the quick brown fox jumps over the lazy dog. "
@@ -102,20 +108,30 @@ def generate(engine: PageEngine, token_ids: list[int], params: SamplingParams) -
     return seq.generated_token_ids, seq.num_cached_tokens
 
 
+class HalfRight:
+    """Guesses what will be said, and then, after two tokens, something else."""
+
+    answer: list[int]
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [[*self.answer[seq.num_generated_tokens :][:2], 7, 7][:num_guesses] for seq, num_guesses in wanted]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("guesser", [None, NgramProposer(4, 2)], ids=["alone", "guesses"])
-@pytest.mark.slow
-def test_tokens_are_the_engines(model, llm, temperature, guesser):
+@pytest.mark.parametrize("guesses", [False, True], ids=["alone", "guesses"])
+def test_tokens_are_the_engines(model, llm, temperature, guesses):
     """Cold, from the prefix cache, in chunks of 64, with guesses; greedy and drawn."""
     engine, params = (
         PageEngine(json.loads(model.layout), model.step),
         SamplingParams(temperature=temperature, seed=7, max_tokens=24),
     )
-    engine.scheduler.speculation = guesser and Always(guesser, 4, 64)
+    guesser = HalfRight()
+    engine.scheduler.speculation = Always(guesser, 4, 64) if guesses else None
     llm.reset_prefix_cache()
     cached = []
     for prompt in [*PROMPTS, *PROMPTS]:
         [output] = llm.generate([prompt], params, use_tqdm=False)
+        guesser.answer = output.outputs[0].token_ids
         token_ids, num_cached = generate(engine, output.prompt_token_ids, params)
         assert token_ids == output.outputs[0].token_ids
         assert num_cached == output.num_cached_tokens
@@ -139,7 +155,6 @@ def test_attention_is_the_models(model, llm, checkpoint_file):
     assert engine.take([5]) == [] and engine.compute().chosen, "the pending step is as it was"
 
 
-@pytest.mark.slow
 def test_words_are_the_tokenizers(model, site, demo_checkpoint, tmp_path):
     """Lines of the course, and any characters, as transformers cuts and joins them."""
     folder = shutil.copytree(site / "model", tmp_path / "model")
@@ -179,6 +194,19 @@ def test_lessons_say_what_was_wrong(model):
     assert len(lesson.seq.tokens) == before + 1
 
 
+def test_draws_are_the_samplers(model):
+    """The engine's own sampler takes the same tokens of the same logits."""
+    lesson = begin_lesson(8, model)
+    values = {"text": TEXT, "temperature": "1.5", "min_p": "0.02", "top_k": "20", "top_p": "0.8"}
+    lesson.do("begin", values)
+    assert lesson.do("draw", values)["said"].startswith("200 drawn, with seeds 0 to 199.")
+    seqs = [Sequence([0], replace(lesson.params, seed=seed)) for seed in range(200)]
+    token_ids, _ = sample(torch.tensor([lesson.logits]).repeat(200, 1), SamplingBatch.from_sequences(seqs))
+    assert lesson.drawn == Counter(token_ids) and 1 < len(lesson.drawn) <= lesson.shape.num_left < 20
+    values |= {"temperature": "1", "min_p": "0", "top_k": "2", "top_p": "1"}
+    assert lesson.do("change", values)["said"].startswith("2 of 320 tokens are left: top_k cuts 318.")
+
+
 def ready(phone) -> str:
     """What the page says once the model has done what was asked."""
     phone.wait_for_function("document.querySelector('.model').ariaBusy === 'false'")
@@ -195,7 +223,7 @@ def start(phone, address: str, chapter: str) -> None:
 
 
 def test_a_page_with_its_model(site, llm, phone):
-    """Fetched by a click, then kept; a text, its candidates, a head's attention, a distribution, guesses."""
+    """Fetched by a click, then kept; a text, its candidates, a head's attention; guesses on another page."""
     with served(site.parent) as host:
         start(phone, f"{host}/site", "ch01_inference")
         phone.route("**/model/*", lambda route: route.abort())  # from here on it is in the browser
@@ -210,17 +238,12 @@ def test_a_page_with_its_model(site, llm, phone):
         assert phone.locator(".shown .panel >> nth=0").locator(".token b").all_inner_texts()[0] == next_one
         assert_accessible(phone)
 
-        start(phone, f"{host}/site", "ch08_sampling")
-        phone.locator("[data-name=top_k]").fill("8")  # its ninth stop: 2
-        assert ready(phone).startswith("2 of 320 tokens are left: top_k cuts 318.")
-        phone.click("text=Draw 200 times")
-        assert "200 drawn" in ready(phone)
-        assert_accessible(phone)
-
         start(phone, f"{host}/site", "ch13_guess_and_check")
-        phone.click("text=Run")
+        phone.fill(".model textarea", "dog dog dog dog dog dog")
+        phone.click("text=Begin with this text")
+        phone.click("[data-act=run]")
         phone.wait_for_function("document.querySelector('.model .said').textContent.startsWith('95 tokens')")
-        assert phone.locator(".token.held, .token.refused").count() > 0
         ready(phone)
+        assert int(re.search(r"guesses\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
         assert_accessible(phone)
         phone.problems.clear()  # the manifest could not be loaded, and the one that is kept was taken

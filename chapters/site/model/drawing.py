@@ -27,8 +27,7 @@ def percent(share: float) -> str:
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Cells are HTML."""
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    names = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="shares"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    inside = f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table class="shares">{inside}</table></div>'

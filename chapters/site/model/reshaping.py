@@ -48,11 +48,8 @@ class Lesson(lessons.Lesson):
         largest = max(before[self.best[0]], max(after))
         rows = []
         for i in self.best[:NUM_SHOWN]:
-            now = (
-                drawing.bar(after[i], largest, "after") if not cut_by[i] else f'<em class="cut">cut by {cut_by[i]}</em>'
-            )
-            numbers = drawing.percent(before[i]), drawing.percent(after[i]) if after[i] else ""
+            bars = drawing.bar(before[i], largest) + drawing.bar(after[i], largest, "after")
+            now = drawing.percent(after[i]) if not cut_by[i] else f'<em class="cut">cut by {cut_by[i]}</em>'
             count = f"{self.drawn[i]:,}" if self.drawn else ""
-            bars = drawing.bar(before[i], largest)
-            rows.append((drawing.token(self.words.piece(i)), bars, numbers[0], now, numbers[1], count))
-        return [("The next token", drawing.table(("token", "before", "", "after", "", "drawn"), rows))]
+            rows.append((drawing.token(self.words.piece(i)), bars, drawing.percent(before[i]), now, count))
+        return [("The next token", drawing.table(("token", "", "before", "after", "drawn"), rows))]
