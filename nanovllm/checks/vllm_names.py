@@ -6,10 +6,11 @@ don't are refused by name. examples/move_to_vllm.md is the whole list; a test co
 """
 
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from nanovllm.checks import vllm_pooling
-from nanovllm.checks.values import reject_unknown, shorten
+from nanovllm.checks.values import check_number, reject_unknown, shorten
 from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
 from nanovllm.checks.vllm_options import asks as _asks
@@ -40,7 +41,8 @@ ENGINE: Table = {
     **_asks("a scheduler of your own", scheduler_cls=None),
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
-    **_asks("parts of the model or of the cache in another memory", cpu_offload_gb=0, kv_offloading_size=None),
+    **_asks("parts of the model in another memory", cpu_offload_gb=0),
+    **_any("kv_offloading_size"),  # cpu_cache_bytes, in GiB: see Named
     **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
     **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_any("max_cpu_loras"),
@@ -173,6 +175,11 @@ class Named(type):
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
+        if "cpu_cache_bytes" in cls.__dataclass_fields__ and kwargs.get("kv_offloading_size") is not None:  # type: ignore[attr-defined]
+            if "cpu_cache_bytes" in kwargs:
+                raise ValueError("kv_offloading_size (in GiB) and cpu_cache_bytes are one thing; leave one of them out")
+            size = check_number("kv_offloading_size", kwargs["kv_offloading_size"], Real, 0, 1 << 20)
+            kwargs["cpu_cache_bytes"] = int(size * (1 << 30))
         return super().__call__(*args, **accepted(kwargs, cls.__dataclass_fields__, what))  # type: ignore[attr-defined]
 
 

@@ -26,11 +26,12 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm generate "The capital of France is"    let it continue a text
   nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests, however long
   nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
+  nanovllm cache DIRECTORY                        what a --prefix-cache-dir holds; --prune, --clear
   nanovllm bench                                  how fast is this machine?
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id such as
-Qwen/Qwen3-0.6B, and --help.
+Every command but cache takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id
+such as Qwen/Qwen3-0.6B; every one takes --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         try:
             _reject_empty(args)
-            if args.model is None or args.model.startswith("demo:"):
+            if "model" in args and (args.model is None or args.model.startswith("demo:")):
                 args.model = str(demo_model_path(args.model))
             status = COMMANDS[args.command](args)
             sys.stdout.flush()
@@ -91,6 +92,12 @@ def _analyze(args: argparse.Namespace) -> int:
     from nanovllm.tools.analyze import run_analyze
 
     return run_analyze(Path(args.log), args.model, args.block_size)
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from nanovllm.tools.prefix_cache import run_cache
+
+    return run_cache(args.directory, args.prune, args.clear)
 
 
 def _run_batch(args: argparse.Namespace) -> int:
@@ -145,6 +152,7 @@ COMMANDS = {
     "generate": _generate,
     "run-batch": _run_batch,
     "analyze": _analyze,
+    "cache": _cache,
     "bench": _bench,
     "serve": _serve,
 }
@@ -167,7 +175,8 @@ def _load(args: argparse.Namespace) -> LLM:
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig) if hasattr(args, f.name)})
+    names = [*EngineConfig.__dataclass_fields__, "kv_offloading_size"]
+    return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
 def _load_and_sample(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
@@ -205,6 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     analyze.add_argument("log", help="requests.jsonl")
     analyze.add_argument("--block-size", type=int, default=16, help="tokens in a block of the KV pool (default: 16)")
+    cache = commands.add_parser("cache", description="Shows what a directory of cached prefixes holds.")
+    cache.add_argument("directory", help="what --prefix-cache-dir named")
+    smaller = cache.add_mutually_exclusive_group()
+    smaller.add_argument("--prune", metavar="SIZE", help="remove the least recently used, until so much is left: 2G")
+    smaller.add_argument("--clear", action="store_true", help="remove everything")
     bench = commands.add_parser(
         "bench", description="Random prompts, greedy, EOS ignored; a batch of each size is submitted at once."
     )

@@ -42,6 +42,9 @@ class Store(Protocol):
     def reset(self) -> None:
         """Forget everything, before the next fetch."""
 
+    def counts(self) -> dict[str, int]:
+        """num_records and num_bytes that it holds; num_read, num_dropped, num_removed, num_damaged so far."""
+
 
 class BlockData(Protocol):
     """The pool's tensors, for who moves what is in them."""

@@ -26,10 +26,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import HybridBlockManager, Snapshot
+from nanovllm.core.snapshots.manager import Snapshot
 from nanovllm.core.tiers.names import NO_EXTRA, TierNames
 from nanovllm.core.tiers.store import STATE, BlockData, Record, Store
-from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
+from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager, Watcher
 
 MAX_FETCHES = 4  # under way or not delivered yet; what each may take is bounded by its store
 
@@ -122,7 +122,7 @@ class Tiers(Watcher):
     def next_wanted(self, seq: Sequence, awaited: Awaited, num_hits: int) -> list[Record]:
         """Records that would help, in order; none if all was asked for."""
         wanted = awaited.records[num_hits:]
-        if isinstance(self.manager, HybridBlockManager):
+        if isinstance(self.manager, WatchedHybridBlockManager):
             num_usable = self.num_usable(seq, awaited.records, num_hits)
             wanted = awaited.records[num_hits:num_usable]
             if num_usable and not wanted and not awaited.has_asked_for_state:
@@ -183,7 +183,7 @@ class Tiers(Watcher):
         states: Any = self.manager
         if name not in states.hash_to_block or name in states.snapshots:
             return
-        if (slot := states.take_slot(is_wanted=True)) is not None:
+        if (slot := states.slot_to_write()) is not None:
             self.data.write_state(slot, data)
             states.snapshots[name] = Snapshot(slot, is_wanted=True)
 
@@ -218,7 +218,7 @@ class Tiers(Watcher):
         assert block.block_hash is not None
         if self.memory is not None:
             self.memory.put([self.record_of(block)], lambda: self.data.read([block.block_id]))
-            if isinstance(self.manager, HybridBlockManager) and block.block_hash in self.manager.snapshots:
+            if isinstance(self.manager, WatchedHybridBlockManager):
                 self.snapshot_removed(block.block_hash)
         if len(self.manager.hash_to_block[block.block_hash]) == 1:
             self._names_in_pool.pop(block.block_hash, None)
@@ -234,8 +234,9 @@ class Tiers(Watcher):
 
     def keep_state(self, store: Store, name: bytes) -> None:
         states: Any = self.manager
-        block, slot = next(iter(states.hash_to_block[name].values())), states.snapshots[name].slot
-        store.put([self.state_record(self.record_of(block))], lambda: [self.data.read_state(slot)])
+        if (slot := states.slot_of(name)) is not None:
+            block = next(iter(states.hash_to_block[name].values()))
+            store.put([self.state_record(self.record_of(block))], lambda: [self.data.read_state(slot)])
 
     def rolled_back(self) -> None:
         self._names_in_pool.clear()  # a name that has gone may come to stand for other content

@@ -108,13 +108,33 @@ class WatchedHybridBlockManager(WatchedBlockManager, HybridBlockManager):
     def free(self, seq: Sequence) -> None:
         newest = seq.state.newest if seq.state is not None else None
         super().free(seq)
-        if newest in self.snapshots and newest not in self._new:
-            self._tell_stored([newest])
+        if self.slot_of(newest) is not None:
+            self._tell_stored([newest])  # type: ignore[list-item]
+
+    def slot_of(self, name: bytes | None) -> int | None:
+        """Where the state after this block is kept. None if it is not, or if the running step will compute it."""
+        return self.snapshots[name].slot if name in self.snapshots and name not in self._new else None
 
     def forget(self, name: bytes | None) -> None:
-        for watcher in self.watchers if name in self.snapshots and name in self.hash_to_block else ():
+        for watcher in self.watchers if name in self.hash_to_block and self.slot_of(name) is not None else ():
             watcher.snapshot_removed(name)  # type: ignore[arg-type]
         super().forget(name)
+
+    def slot_to_write(self) -> int | None:
+        """A slot for a snapshot that is written now, if need be of the least recently used one; or None.
+
+        The running step's chunks have their slots and will be computed later: those are not to be touched.
+        """
+        in_step = {slot for state in self.states.values() for s in state.segments for slot in (s.source, s.target)}
+        if len(self.snapshots) == self.max_snapshots:
+            victims = (name for name in self.removable() if self.snapshots[name].slot not in in_step)
+            if (victim := next(victims, None)) is None:
+                return None
+            self.forget(victim)
+        slot = next((slot for slot in self.free_slots if slot not in in_step), None)
+        if slot is not None:
+            self.free_slots.remove(slot)
+        return slot
 
     def _tell_stored(self, names: list[bytes]) -> None:
         for watcher in self.watchers if names else ():

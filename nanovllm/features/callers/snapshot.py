@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from nanovllm.core.integrity.states import count_blocks
 
 if TYPE_CHECKING:
+    from nanovllm.core.tiers.tiers import Tiers
     from nanovllm.engine import LLMEngine
 
 CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate".split()
@@ -25,6 +26,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
         **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
+        **({} if engine.features.tiers is None else {"tiers": tier_counts(engine.features.tiers)}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks},
         "kv_pool": {
             "num_blocks": num_blocks,
@@ -45,3 +47,9 @@ def state_counts(engine: "LLMEngine") -> dict[str, int]:
         "num_snapshots": len(manager.snapshots),
         "num_snapshots_taken": manager.num_snapshots_taken,
     }
+
+
+def tier_counts(tiers: "Tiers") -> dict[str, dict[str, int]]:
+    """Of each store below the pool, by its medium (core/tiers)."""
+    hits = {medium: {"hit_tokens": sum(tokens)} for medium, tokens in tiers.hit_tokens.items()}
+    return {store.medium: hits[store.medium] | store.counts() for store in tiers.stores}

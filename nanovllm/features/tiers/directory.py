@@ -59,6 +59,8 @@ class CacheDirectory:
         self.index: Index | None = None
         try:
             self.index = Index(path, is_writable)
+            if self.index.is_new and next(path.glob("*.seg"), None) is not None:
+                raise sqlite3.DatabaseError("the index is lost")
         except sqlite3.OperationalError:
             raise
         except DAMAGED_INDEX:
@@ -117,11 +119,10 @@ class CacheDirectory:
         added: list[bytes] = []
         gone: list[Place] = []
         with self.index.writing():
-            room = self.num_bytes - self.used_bytes()
+            room = self.num_bytes - SLACK_BYTES - self.used_bytes()
             for record, data in items:
                 room = self._put(record, data, room, added, gone)
-        for place in gone:
-            self.names.discard(place.name)
+        self._forget_names(gone)
         for name in added:
             self.names.add(name)
         self.num_added += len(added)
@@ -168,10 +169,13 @@ class CacheDirectory:
             places.append(place)
         found = []
         for record, place, slot in zip(records, places, segment.read([p.slot for p in places]), strict=False):
-            if (data := segment.data_of(slot, record)) is None:
+            held = segment.record_in(slot)
+            if held is None or held[0].name != place.name:
                 self._damaged(place)
                 break
-            found.append(data)
+            if held[0] != record._replace(token_ids=tuple(record.token_ids)):
+                break
+            found.append(held[1])
         return found
 
     def touch(self, names: list[bytes]) -> None:
@@ -187,17 +191,26 @@ class CacheDirectory:
             return
         with self.index.writing():
             gone = self.index.remove(place)
+        self._forget_names(gone)
         for removed in gone:
-            self.names.discard(removed.name)
             self._holes.get(removed.space, set()).add(removed.slot)
         self.num_damaged += bool(gone)
+
+    def _forget_names(self, gone: list[Place]) -> None:
+        for place in gone:
+            self.names.discard(place.name)
+
+    @property
+    def own_bytes(self) -> int:
+        """Of the segments that this process reads."""
+        paths = (self.path / space.file_name for space in self.spaces.values())
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     # -- room -----------------------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
-        """Of the budget: segments, the index, and what the index may need."""
-        files = sum(path.stat().st_size for path in self.path.glob("*.seg"))
-        return files + (self.path / FILE).stat().st_size + SLACK_BYTES
+        """Of segments and index."""
+        return sum(path.stat().st_size for path in [*self.path.glob("*.seg"), self.path / FILE])
 
     def _hole(self, space: int, segment: Segment) -> int | None:
         assert self.index is not None
@@ -251,6 +264,7 @@ class CacheDirectory:
                 if not self.index.slots(number) and number not in [own for own, _ in self._own.values()]:
                     (self.path / file).unlink(missing_ok=True)
                     self.index.remove_space(number)
+        self._forget_names(gone)
         return len(gone)
 
     def forget_own(self) -> None:

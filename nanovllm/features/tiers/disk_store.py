@@ -81,6 +81,12 @@ class DiskStore:
             self._queued_bytes = 0
         self._later(self.directory.forget_own)
 
+    def counts(self) -> dict[str, int]:
+        kept = self.directory
+        held = {"num_records": len(kept.names), "num_bytes": kept.own_bytes, "num_read": self.num_read}
+        num_dropped = self.num_dropped + kept.num_refused
+        return held | {"num_dropped": num_dropped, "num_removed": kept.num_removed, "num_damaged": kept.num_damaged}
+
     def flush(self) -> None:
         """Wait until everything that was put has been written."""
         done: Future[None] = Future()

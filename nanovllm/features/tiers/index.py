@@ -42,7 +42,12 @@ class Place(NamedTuple):
 
 
 class Index:
-    """One connection. It may move between threads, and is used by one at a time. Raises sqlite3.Error."""
+    """One connection. It may move between threads, and is used by one at a time. Raises sqlite3.Error.
+
+    is_new: there was none, or an empty file.
+    """
+
+    is_new = False
 
     def __init__(self, directory: Path, is_writable: bool = True) -> None:
         """Raises sqlite3.DatabaseError for a file that is no index, or no whole one."""
@@ -71,6 +76,7 @@ class Index:
                     for statement in SCHEMA.split(";"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {VERSION}")
+                    self.is_new = True
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"an index of version {version}, and this is {VERSION}")
 

@@ -25,9 +25,6 @@ class MemoryStore:
         self.num_read = self.num_dropped = self.num_removed = 0
         self._records: OrderedDict[bytes, tuple[Record, Any]] = OrderedDict()  # the least recently used first
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def may_have(self, name: bytes) -> bool:
         return name in self._records
 
@@ -66,6 +63,10 @@ class MemoryStore:
     def reset(self) -> None:
         self._records.clear()
         self.used_bytes = 0
+
+    def counts(self) -> dict[str, int]:
+        held = {"num_records": len(self._records), "num_bytes": self.used_bytes, "num_read": self.num_read}
+        return held | {"num_dropped": self.num_dropped, "num_removed": self.num_removed, "num_damaged": 0}
 
     def _remove(self, name: bytes) -> None:
         if name in self._records:

@@ -105,13 +105,10 @@ class Segment:
             yield from data
             start = end
 
-    def data_of(self, slot: np.ndarray, record: Record) -> np.ndarray | None:
-        """A slot's data, if it holds just this record, undamaged."""
-        found = self._parse(slot[: self.space.head_bytes].tobytes())
-        if found is None or found[0] != record._replace(token_ids=tuple(record.token_ids)):
-            return None
-        data = slot[self.space.head_bytes :]
-        return data if xxhash.xxh3_64_intdigest(data.data) == found[1] else None
+    def record_in(self, slot: np.ndarray) -> tuple[Record, np.ndarray] | None:
+        """What a slot holds, and its data. None if it is damaged."""
+        found, data = self._parse(slot[: self.space.head_bytes].tobytes()), slot[self.space.head_bytes :]
+        return None if found is None or xxhash.xxh3_64_intdigest(data.data) != found[1] else (found[0], data)
 
     def records(self) -> Iterator[Record | None]:
         """What each slot says that it holds. Data is not read."""

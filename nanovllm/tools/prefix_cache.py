@@ -1,0 +1,63 @@
+"""What a directory of cached prefixes holds: the report of `nanovllm cache`, and how it is made smaller."""
+
+import json
+from contextlib import suppress
+from numbers import Integral
+from pathlib import Path
+
+from rich.table import Table
+
+from nanovllm.checks.values import check_number, shorten, size_of
+from nanovllm.core.tiers.store import STATE
+from nanovllm.features.tiers.directory import CacheDirectory, prepared
+from nanovllm.features.tiers.index import now_ms
+from nanovllm.features.tiers.segment import Segment
+from nanovllm.tools.screen import Screen
+
+
+def run_cache(path: str, prune: str | None, clear: bool) -> int:
+    """prune: bytes that may stay, or text like "2G". clear: nothing stays."""
+    if not Path(path).expanduser().is_dir():
+        raise FileNotFoundError(f"{shorten(path)} is not a directory; --prefix-cache-dir names one, and makes it")
+    limit = None if prune is None else check_number("--prune", size_of("--prune", prune), Integral, 0)
+    directory = CacheDirectory(prepared(path), num_bytes=0)
+    try:
+        if clear:
+            directory.clear()
+            print("It is empty.")
+            return 0
+        if limit is not None:
+            print(f"{directory.prune(limit):,} records removed, the least recently used ones.")
+        draw(directory)
+        return 0
+    finally:
+        directory.close()
+
+
+def draw(directory: CacheDirectory) -> None:
+    assert directory.index is not None
+    table = Table(title=str(directory.path), title_justify="left")
+    for column in ("model", "what", "records", "size", "used again", "last used"):
+        table.add_column(column, justify="left" if column in ("model", "what") else "right")
+    files = directory.index.spaces()
+    for number, num_records, num_hits, _, last in sorted(directory.index.summary(), key=lambda row: -row[4]):
+        path = directory.path / files.get(number, "")
+        if (space := Segment.space_of(path)) is None:
+            continue
+        about = {"model": "?", "numbers": []}
+        with suppress(ValueError):
+            about |= json.loads(space.about)
+        what = "states" if space.kind == STATE else f"blocks of {space.num_tokens} tokens"
+        name = " ".join([str(about["model"]), *map(str, about["numbers"])])
+        size = f"{path.stat().st_size / 1e6:,.1f} MB"
+        table.add_row(name, what, f"{num_records:,}", size, f"{num_hits:,} times", ago((now_ms() - last) / 1000))
+    Screen().print(table)
+    total = sum(path.stat().st_size for path in directory.path.iterdir())
+    print(f"{total / 1e6:,.1f} MB in all. --prune SIZE keeps what was used last, --clear nothing.")
+
+
+def ago(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if (number := int(seconds // length)) > 0:
+            return f"{number} {unit}{'s' if number > 1 else ''} ago"
+    return "just now"

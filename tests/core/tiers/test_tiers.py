@@ -1,0 +1,159 @@
+"""What tiers bring back is what was computed, whatever happens meanwhile; and a prompt is computed only once."""
+
+import random
+
+import pytest
+
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.tiers.names import TierNames
+from nanovllm.features.tiers.memory_store import MemoryStore
+from tests.core.tiers.world import BLOCK, SlowStore, World
+
+PROMPT = list(range(100, 100 + 9 * BLOCK + 2))
+OTHER = list(range(500, 500 + 23 * BLOCK))
+
+
+def evict(world: World) -> None:
+    """Fill the pool with something else."""
+    world.add(OTHER)
+    world.run()
+    assert world.manager.hash_to_block
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_an_evicted_prompt_comes_back(tier, is_hybrid):
+    rng = random.Random(0)
+    store = SlowStore(rng) if tier == "disk" else MemoryStore(1000)
+    world = World(rng, **{tier: store}, is_hybrid=is_hybrid)
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    before = world.num_computed
+    seq = world.add(PROMPT)
+    world.run()
+    assert seq.num_cached_tokens == 9 * BLOCK
+    assert world.num_computed - before == 2 + 3, "the tail, then a token a step"
+    assert world.tiers.hit_tokens[tier] == [9 * BLOCK, 0]
+
+
+def test_others_are_admitted_while_blocks_are_on_their_way():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)))
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    seq, other = world.add(PROMPT), world.add([1, 2, 3])
+    world.step()
+    assert world.scheduler.running == [other] and [*world.scheduler.waiting] == [seq]
+    world.step()
+    assert [*world.scheduler.waiting] == [seq], "nothing has come yet"
+    world.tiers.disk.deliver()
+    world.step()
+    assert seq in world.scheduler.running and seq.num_cached_tokens == 9 * BLOCK
+
+
+def test_a_chain_is_read_once_for_all_who_wait_for_it():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)))
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    seqs = [world.add([*PROMPT, i]) for i in range(3)]
+    world.step()
+    assert len(world.tiers.disk.promised) == 1
+    world.tiers.disk.deliver()
+    world.step()
+    assert [seq.num_cached_tokens for seq in seqs] == [9 * BLOCK] * 3
+
+
+def test_nothing_to_compute_and_nothing_on_its_way():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)))
+    assert not world.tiers.wait(0.0)
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    world.add(PROMPT)
+    world.step()
+    assert world.tiers.wait(0.0)
+
+
+def test_an_aborted_sequence_leaves_nothing_behind():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)))
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    seq = world.add(PROMPT)
+    world.step()
+    world.scheduler.abort(seq.seq_id)
+    del seq
+    world.finished.clear()
+    assert not world.tiers.wait(0.0)
+    world.tiers.disk.deliver()
+    assert len(world.manager.free_blocks) == len(world.manager.blocks)
+
+
+def test_what_is_not_delivered_is_computed():
+    world = World(random.Random(0), disk=SlowStore(random.Random(0), loses=1.0))
+    world.add(PROMPT)
+    world.run()
+    evict(world)
+    seq = world.add(PROMPT)
+    world.run()
+    assert seq.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens(seed):
+    """Shared prompts, a small pool, preemption, failing steps, requests that leave, resets, stores that lose things."""
+    rng = random.Random(seed)
+    disk = SlowStore(rng, loses=0.1) if seed % 4 != 3 else None
+    memory = MemoryStore(40 * BLOCK) if seed % 4 != 2 else None
+    world = World(rng, memory, disk, num_blocks=20, is_hybrid=seed % 2 == 1)
+    stems = [[rng.randrange(50) for _ in range(rng.randrange(4, 30))] for _ in range(4)]
+    keys = [{}, {}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_id": 1}]
+    for _ in range(400):
+        action = rng.random()
+        if action < 0.35 and len(world.scheduler.waiting) < 6:
+            stem = rng.choice(stems)
+            tail = [rng.randrange(50) for _ in range(rng.randrange(1, 12))]
+            world.add(stem[: rng.randrange(1, len(stem) + 1)] + tail, rng.randrange(1, 20), **rng.choice(keys))
+        elif action < 0.4 and world.scheduler.seqs:
+            world.scheduler.abort(rng.choice([*world.scheduler.seqs]))
+        elif action < 0.41:
+            world.scheduler.roll_back(None)
+            assert world.manager.reset_prefix_cache()
+        elif action < 0.5 and disk is not None:
+            disk.deliver()
+        else:
+            world.step(fails=rng.choice([None] * 12 + ["schedule", "compute"]))
+    if disk is not None:
+        disk.deliver()
+    world.run()
+    hits = world.tiers.hit_tokens
+    assert all(sum(tokens) > 0 for tokens in hits.values()), hits
+    assert any(again for _, again in hits.values()) or world.scheduler.num_preemptions == 0, hits
+
+
+def test_names_hold_in_every_process_and_tell_everything_apart():
+    names = TierNames(b"fingerprint", {1: "weights a", 2: "weights b", 7: "weights a"}.__getitem__)
+
+    def name(*, names=names, tokens=(1, 2, 3), **options):
+        world = World(random.Random(0))
+        world.tiers.names = names
+        seq = Sequence([*range(40, 40 + BLOCK), *tokens, 9][: 2 * BLOCK], **options)
+        return world.tiers.records_of(seq)[1].name
+
+    known = [
+        name(),
+        name(tokens=(1, 2, 4)),
+        name(cache_salt="a"),
+        name(cache_salt="b"),
+        name(lora_id=1),
+        name(lora_id=2),
+        name(lora_id=1, cache_salt="a"),
+        name(mm_spans=((5, 2, "an image"),)),
+        name(mm_spans=((5, 2, "another"),)),
+        name(names=TierNames(b"other weights")),
+    ]
+    assert len({*known}) == len(known)
+    assert name(lora_id=7) == name(lora_id=1), "a number is this process's, the weights are the same"
+    assert names.name(None, [1, 2], bytes(16)).hex() == "2232fbb3a9bb64a6ec2c5a2717bfa6c8"

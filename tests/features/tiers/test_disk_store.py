@@ -1,0 +1,160 @@
+"""The store's thread: order, bounds, and what it does when the disk does not do what it should."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from nanovllm.features.tiers import disk_store
+from nanovllm.features.tiers.directory import CacheDirectory, prepared
+from nanovllm.features.tiers.disk_store import DiskStore
+from nanovllm.features.tiers.index import FILE
+from nanovllm.features.tiers.memory_store import MemoryStore
+from tests.features.tiers.chains import DATA, SPACE, chain, data_of
+from tests.features.tiers.test_directory import ENV, ROOM, opened
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = DiskStore(opened(tmp_path / "cache"))
+    yield made
+    made.close()
+
+
+def put(store, records):
+    store.put(records, lambda: [data_of(record) for record in records])
+
+
+def read(store, records):
+    found = store.fetch(records).result(timeout=30)
+    assert [data.tobytes() for data in found] == [data_of(record).tobytes() for record in records[: len(found)]]
+    return len(found)
+
+
+@pytest.mark.parametrize("make", [lambda path: DiskStore(opened(path / "cache")), lambda path: MemoryStore(50 * DATA)])
+def test_both_stores_deliver_what_they_were_given(tmp_path, make):
+    store, records = make(tmp_path), chain(*range(20))
+    put(store, records)
+    getattr(store, "flush", lambda: None)()
+    assert all(store.may_have(record.name) for record in records)
+    assert read(store, records) == 20 and read(store, chain(0, 1, 77)) == 2
+    assert read(store, [records[3]._replace(token_ids=[5] * 4)]) == 0
+    assert store.counts()["num_records"] == 20 and store.counts()["num_read"] == 22
+    store.reset()
+    getattr(store, "flush", lambda: None)()
+    assert not any(store.may_have(record.name) for record in records) and read(store, records) == 0
+    getattr(store, "close", lambda: None)()
+
+
+def test_memory_holds_its_budget_and_drops_the_deepest_first():
+    store = MemoryStore(10 * DATA)
+    first, second = chain(*range(6)), chain(*range(50, 58))
+    for record in reversed(first):  # as the pool evicts
+        put(store, [record])
+    store.touch([record.name for record in first])
+    for record in reversed(second):
+        put(store, [record])
+        assert store.used_bytes <= 10 * DATA
+    assert [store.may_have(record.name) for record in first] == [True, True, False, False, False, False]
+    assert all(store.may_have(record.name) for record in second)
+    big = chain(99)[0]
+    store.put([big], lambda: [data_of(big, 11 * DATA)])
+    assert not store.may_have(big.name) and store.counts()["num_dropped"] == 1
+
+
+def test_what_is_queued_is_written_at_the_end(tmp_path):
+    store = DiskStore(opened(tmp_path / "cache"))
+    for token in range(30):
+        put(store, chain(token))
+    store.close()
+    store.close()
+    assert len(opened(tmp_path / "cache").names) == 30
+
+
+def test_behind_means_dropped_and_counted(tmp_path, monkeypatch):
+    """While the disk does nothing the queue takes what it may, and calls for no more copies. Children of what was
+    dropped are not kept."""
+    monkeypatch.setattr(disk_store, "QUEUE_BYTES", 10 * DATA)
+    store, go = DiskStore(opened(tmp_path / "cache")), threading.Event()
+    store._later(go.wait)
+    while store._others:  # until its thread waits
+        pass
+    records = chain(*range(30))
+    for record in records[:9] + records[10:]:
+        put(store, [record])
+    go.set()
+    store.flush()
+    assert store.counts()["num_dropped"] == 19 + 1, "no room for 19, and the last has no parent"
+    assert read(store, records) == 9
+    store.close()
+
+
+def test_a_full_disk_is_survived_with_one_warning(tmp_path):
+    """A real one, as far as a process can make it: files may not grow beyond a size, and a write takes a part."""
+    script = tmp_path / "full.py"
+    script.write_text(
+        textwrap.dedent("""
+        import logging, resource, signal, sys
+        from pathlib import Path
+        from tests.features.tiers.test_disk_store import *
+
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_500, 60_500))
+        store, records = DiskStore(opened(Path(sys.argv[1]), 10 << 20)), chain(*range(300))
+        for record in records:
+            put(store, [record])
+        store.flush()
+        print(read(store, records))
+        store.close()
+        """)
+    )
+    command = [sys.executable, str(script), str(tmp_path / "cache")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) >= 20
+    assert ended.stderr.count("is not written any more") == 1 and ended.stderr.count("\n") == 1, ended.stderr
+    again = DiskStore(opened(tmp_path / "cache", 10 << 20))
+    assert read(again, chain(*range(300))) == int(ended.stdout)
+    again.close()
+
+
+def test_a_directory_that_is_removed(store, caplog):
+    records = chain(*range(20))
+    put(store, records[:10])
+    store.flush()
+    for path in [*store.directory.path.iterdir()]:
+        path.unlink()
+    store.directory.path.rmdir()
+    for record in records[10:]:
+        put(store, [record])
+    store.flush()
+    assert read(store, records) <= 10
+    assert caplog.text.count("is not written any more") == 1
+
+
+def test_an_index_that_breaks_while_it_is_open(store, caplog):
+    records = chain(*range(20))
+    put(store, records)
+    store.flush()
+    with open(store.directory.path / FILE, "r+b") as file:
+        file.write(os.urandom(200))
+    assert read(store, records) == 0
+    assert read(store, records) == 20, "a new index knows all that the segments hold"
+    assert "a new index" in caplog.text
+
+
+def test_another_process_that_writes_for_long(store):
+    """The batch is dropped: nobody waits for somebody else's transaction for ever."""
+    store.directory.index._db.execute("PRAGMA busy_timeout = 50")
+    other = CacheDirectory(prepared(store.directory.path), ROOM)
+    with other.index.writing():
+        put(store, chain(1))
+        store.flush()
+    put(store, chain(2))
+    store.flush()
+    assert read(store, chain(1)) == 0 and read(store, chain(2)) == 1
+    assert SPACE.file_name in {path.name for path in store.directory.path.iterdir()}
