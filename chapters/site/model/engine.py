@@ -5,7 +5,6 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -100,9 +99,9 @@ class PageEngine:
         assert self.pending is not None
         chunk = self.pending.chunk
         again = ScheduledChunk(chunk.seq, chunk.known_end - 1, chunk.known_end, write_start=chunk.known_end)
-        return self._run(again, watch=[layer])["attention"][str(layer)]
+        return self._run(again, watch=layer)["attention"]
 
-    def _run(self, chunk: ScheduledChunk, **wanted: Seq[int]) -> dict[str, Any]:
+    def _run(self, chunk: ScheduledChunk, **wanted: Any) -> dict[str, Any]:
         """What worker/batch.py packs, of one sequence, and the tasks that worker/cpu/c_kernels.py makes of it."""
         table, size, num_rows = chunk.seq.block_table, self.layout["block_size"], chunk.end - chunk.start
         positions = range(chunk.start, chunk.end)

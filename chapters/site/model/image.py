@@ -57,67 +57,60 @@ class Image:
     def __init__(self, llm: LLM) -> None:
         """Raises NotPortable."""
         runner: Any = llm.engine.model_runner
-        record, model, config = runner._graphs, runner.model, runner.model_config
+        record = runner._graphs
         if not isinstance(record, RecordedStep) or runner.dtype != torch.bfloat16:
-            raise NotPortable(
-                "a page replays what the engine has recorded, of a model with quantized weights, in bfloat16"
-            )
+            raise NotPortable("a page replays what the engine has recorded, of quantized weights, in bfloat16")
         self.defines = defines_of(runner.local_config, runner.dtype, everywhere=True)
-        calls, memory, *_ = record.kept
-        constants = [*model.parameters(), *model.buffers(), runner.rotary.table, model.embed_tokens]
+        self.places: dict[int, tuple[int, int]] = {}  # address of memory here: (its bytes, address there)
+        self.end, self.file, self.functions = BASE, bytearray(), list[str]()
+        self.layout: dict[str, Any] = facts_of(runner)
+        self._place(runner, record)
+        self._write_calls(record)
+        table = runner.model.embed_tokens
+        self.layout |= {
+            "inputs": self._find(record.inputs.data_ptr()),
+            "logits": self._find(record.results[1][1].data_ptr()),
+            "looked_up": self._find(record.looked_up.data_ptr()) if record.looked_up is not None else 0,
+            "table": self._table(table) if record.looked_up is not None else 0,
+            "end": self.end,
+        }
+
+    def _place(self, runner: Any, record: RecordedStep) -> None:
+        """Give places to all memory that calls read and write, and the weights their bytes."""
+        model, (calls, memory, *_) = runner.model, record.kept
         kept = [x for _, args in calls for x in getattr(args, "kept", ())]
         written = [record.inputs, record.looked_up, runner.kv_cache.data, *kept, *(x for part in memory for x in part)]
-
-        self.places: dict[int, tuple[int, int]] = {}  # address of memory here: (its bytes, address there)
-        self.end, self.file = BASE, bytearray()
-        layers, self.functions = list[dict[str, int]](), list[str]()
-        constant = memory_of(constants)
+        constant = memory_of([*model.parameters(), *model.buffers(), runner.rotary.table, model.embed_tokens])
         for here, size in memory_of(written).items():
             if here not in constant:
                 self.places[here] = size, self._zeros(size)
-        width = cdiv(runner.max_model_len, runner.block_size)
-        self.step = self._zeros(len(as_bytes(AttentionStep())))
-        tables, tasks = self._zeros(4 * width), self._zeros(4 * 8 * MAX_ROWS)
-        choice, token_ids = self._zeros(len(as_bytes(ChoiceArgs()))), self._zeros(8 * MAX_ROWS)
-        start = self.end
+        self.layout |= {  # what kernels.js fills in before a step
+            "step": self._zeros(len(as_bytes(AttentionStep()))),
+            "tables": self._zeros(4 * self.layout["table_width"]),
+            "tasks": self._zeros(4 * 8 * MAX_ROWS),
+            "choice": self._zeros(len(as_bytes(ChoiceArgs()))),
+            "token_ids": self._zeros(8 * MAX_ROWS),
+        }
+        self.layout["start"] = self.end
         for here, size in constant.items():
             self.places[here] = size, self._put(ctypes.string_at(here, size))
+
+    def _write_calls(self, record: RecordedStep) -> None:
         names = {ctypes.cast(getattr(record.library, name), PTR).value: name for name in RECORDED}
-        entries = list[bytes]()
-        for address, args in calls:
+        entries, layers = list[bytes](), list[dict[str, int]]()
+        for address, args in record.kept[0]:
             entries.append(self._call(names[address], args))
             if isinstance(args, RotaryArgs):  # what attention reads
                 layers.append(self._attended(args, len(entries)))
         num_calls = len(record.calls)
-        self.layout: dict[str, Any] = {
-            "start": start,
+        self.layout |= {
             "functions": self.functions,
             "calls": self._put(b"".join(entries[:num_calls])),
             "num_calls": num_calls,
             "finish": self._put(b"".join(entries[num_calls:])),
             "num_finish": len(entries) - num_calls,
-            "end": self.end,
-            "inputs": self._find(record.inputs.data_ptr()),
-            "looked_up": self._find(record.looked_up.data_ptr()) if record.looked_up is not None else 0,
-            "table": self._table(model.embed_tokens) if record.looked_up is not None else 0,
-            "step": self.step,
-            "tables": tables,
-            "tasks": tasks,
-            "table_width": width,
-            "choice": choice,
-            "token_ids": token_ids,
-            "max_rows": MAX_ROWS,
-            "tile_rows": TILE_ROWS,
-            "few_rows": FEW_ROWS,
-            "logits": self._find(record.results[1][1].data_ptr()),
             "layers": layers,
-            "num_blocks": runner.num_blocks,
-            "block_size": runner.block_size,
-            "max_model_len": runner.max_model_len,
-            "eos_token_ids": sorted(config.eos_token_ids),
         }
-        sizes = "hidden_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads"
-        self.layout |= {name: getattr(config, name) for name in sizes}
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +148,7 @@ class Image:
             lists = [self._parts((QuantizedPart * args.num_parts).from_address(weight or 0)) for weight in weights]
             own = {"weights": self._put(struct.pack(f"{len(lists)}I", *lists))}
         else:
-            own = {"step": self.step} if pointers.pop("step", None) else {}
+            own = {"step": self.layout["step"]} if pointers.pop("step", None) else {}
         there = {field: self._find(address) for field, address in pointers.items()} | own
         return struct.pack("2I", self.functions.index(name), self._put(as_bytes(args, **there)))
 
@@ -170,6 +163,23 @@ class Image:
 
     def _parts(self, parts: Iterable[QuantizedPart]) -> int:
         return self._put(b"".join(as_bytes(part, blocks=self._find(part.blocks)) for part in parts))
+
+
+def facts_of(runner: Any) -> dict[str, Any]:
+    """What does not depend on addresses."""
+    config = runner.model_config
+    sizes = "hidden_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads"
+    pool = "num_blocks", "block_size", "max_model_len"
+    return {
+        **{name: getattr(config, name) for name in sizes},
+        **{name: getattr(runner, name) for name in pool},
+        "eos_token_ids": sorted(config.eos_token_ids),
+        "table_width": cdiv(runner.max_model_len, runner.block_size),
+        "base": BASE,
+        "max_rows": MAX_ROWS,
+        "tile_rows": TILE_ROWS,
+        "few_rows": FEW_ROWS,
+    }
 
 
 def memory_of(tensors: Iterable[Any]) -> dict[int, int]:

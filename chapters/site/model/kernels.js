@@ -18,7 +18,7 @@ async function loadKernels(program, layout, weights) {
   const { exports } = await WebAssembly.instantiate(program, {});
   exports._initialize();
   const memory = exports.memory, functions = exports.__indirect_function_table;
-  if (exports.__heap_base.value > 4 << 20) throw new Error("the program is larger than the image leaves room for");
+  if (exports.__heap_base.value > layout.base) throw new Error("the program is larger than the image leaves room for");
   memory.grow(Math.ceil((layout.end - memory.buffer.byteLength) / 65_536));
   new Uint8Array(memory.buffer).set(weights, layout.start);
   const first = functions.grow(layout.functions.length);
@@ -38,22 +38,20 @@ async function loadKernels(program, layout, weights) {
   const asFloats = (address, count) => Array.from(halves.subarray(address / 2, address / 2 + count), asFloat);
 
   // inputs: token ids, positions, slots, rows with logits. table: block ids. tasks: attention_task of cpu/attention.h.
-  // watch: layers whose attention is wanted, ascending. logits: which of the rows with logits are wanted whole.
-  function step({ inputs, table, tasks, watch = [], logits = [] }) {
+  // watch: a layer whose attention is wanted. logits: which of the rows with logits are wanted whole.
+  function step({ inputs, table, tasks, watch = null, logits = [] }) {
     inputs.forEach((values, i) => put(layout.inputs + 8 * layout.max_rows * i, values));
     pointers.set(table, layout.tables / 4);
     put(layout.tasks, tasks.flat());
     pointers.set([layout.tables, layout.tasks, 0], layout.step / 4);
     put(layout.step + 16, [layout.table_width, tasks.length, 1, Math.max(...tasks.map((task) => task[1]))]);
     const numRows = inputs[0].length, numResults = inputs[3].length;
-    if (layout.looked_up) exports.look_up(layout.looked_up, layout.table, layout.inputs, BigInt(numRows), BigInt(layout.hidden_size));
-    let done = 0;
-    const attention = {};
-    for (const layer of watch) { // in their order
-      replay(layout.calls, done, (done = layout.layers[layer].num_calls), numRows);
-      attention[layer] = attentionWeights(layout.layers[layer], numRows - 1, table, Number(inputs[1].at(-1)) + 1);
-    }
-    replay(layout.calls, done, layout.num_calls, numRows);
+    if (layout.looked_up)
+      exports.look_up(layout.looked_up, layout.table, layout.inputs, BigInt(numRows), BigInt(layout.hidden_size));
+    const watched = layout.layers[watch], pause = watched ? watched.num_calls : 0;
+    replay(layout.calls, 0, pause, numRows);
+    const attention = watched ? attentionWeights(watched, numRows - 1, table, inputs[1].at(-1) + 1) : [];
+    replay(layout.calls, pause, layout.num_calls, numRows);
     replay(layout.finish, 0, layout.num_finish, numResults);
     if (numResults) {
       put(layout.choice, [numResults]);
@@ -70,7 +68,8 @@ async function loadKernels(program, layout, weights) {
   function attentionWeights({ q, q_stride, k_cache, block_stride }, row, table, numKeys) {
     const { head_dim: dim, block_size: size, num_attention_heads: numHeads, num_key_value_heads: numKvHeads } = layout;
     return Array.from({ length: numHeads }, (_, head) => {
-      const query = asFloats(q + 2 * (row * q_stride + head * dim), dim), kvHead = Math.floor(head / (numHeads / numKvHeads));
+      const query = asFloats(q + 2 * (row * q_stride + head * dim), dim);
+      const kvHead = Math.floor(head / (numHeads / numKvHeads));
       const scores = Array.from({ length: numKeys }, (_, t) => { // a key lies in a column: cpu/kv_cache.h
         const at = k_cache / 2 + table[Math.floor(t / size)] * block_stride + kvHead * size * dim + t % size;
         let score = 0;

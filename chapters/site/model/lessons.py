@@ -56,6 +56,8 @@ class Lesson:
 def begin_lesson(chapter: int, model: Any = None) -> Lesson:
     """model: that of the page, if it is not given."""
     if model is None:
-        import page_model as model  # type: ignore[import-not-found]
+        import page_model
+
+        model = page_model
     module = importlib.import_module(f"chapters.site.model.{LESSONS[chapter]}")
     return module.Lesson(model)

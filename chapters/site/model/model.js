@@ -2,7 +2,7 @@
 
 import { Python, download, fetched, loadingBar } from "./python.js";
 
-const FOLDER = new URL("../model/", import.meta.url), KEPT = "nanovllm-model";
+const FOLDER = new URL("../model/", import.meta.url), MANIFEST = new URL("manifest.json", FOLDER), KEPT = "nanovllm-model";
 
 const section = document.querySelector("section.model[data-chapter]");
 if (section) run(section);
@@ -20,7 +20,7 @@ function run(section) {
   };
   for (const slider of section.querySelectorAll("[data-stops]")) {
     slider.oninput = () => (slider.previousElementSibling.value = value(slider));
-    slider.onchange = () => ask(slider.dataset.name === "num_guesses" || chapter === 13 ? "begin" : "change");
+    slider.onchange = () => ask(section.dataset.moved);
   }
   section.addEventListener("click", ({ target }) => {
     const button = target.closest("[data-act]");
@@ -34,7 +34,7 @@ function run(section) {
     bar.begin();
     try {
       const files = await load(bar.progress);
-      await python.start((loaded, total) => bar.progress(loaded, total));
+      await python.start(bar.progress);
       await python.call({ do: "model", ...files });
       $(".begin").hidden = true;
       $(".asking").hidden = false;
@@ -77,17 +77,16 @@ async function load(progress) {
   const total = Object.values(manifest).reduce((sum, file) => sum + file.size, 0);
   let loaded = 0;
   const count = (bytes) => progress((loaded += bytes), total);
-  const blobs = {};
+  const blobs = {}, wanted = new Set([MANIFEST.href]);
   for (const [name, { url, integrity, size }] of Object.entries(manifest)) {
     const address = new URL(`${url}?${encodeURIComponent(integrity)}`, FOLDER); // another file has another address
     const found = await kept?.match(address);
+    wanted.add(address.href);
     blobs[name] = found ? await found.blob() : await download(address, integrity, count);
     if (found) count(size);
-    else await kept?.put(address, new Response(blobs[name]));
+    else await kept?.put(address, new Response(blobs[name])).catch(() => {}); // no room: it is fetched again next time
   }
-  for (const request of (await kept?.keys()) ?? [])
-    if (!Object.values(manifest).some(({ integrity }) => request.url.includes(encodeURIComponent(integrity))) && request.url !== MANIFEST.href)
-      await kept.delete(request);
+  for (const { url } of (await kept?.keys()) ?? []) if (!wanted.has(url)) await kept.delete(url);
   const script = (name) => URL.createObjectURL(new Blob([blobs[name]], { type: "text/javascript" }));
   return {
     kernels: script("kernels.js"),
@@ -99,8 +98,6 @@ async function load(progress) {
     tokenizer_config: await blobs["tokenizer_config.json"].text(),
   };
 }
-
-const MANIFEST = new URL("manifest.json", FOLDER);
 
 // The site's manifest; without a network, the one that is kept.
 async function newest(kept) {

@@ -78,7 +78,8 @@ def model_section(chapter: Chapter, model: OnPages | None) -> str:
 folder:</p><pre class="code" tabindex="0"><code>{COMMAND}</code></pre></section>"""
     buttons = "".join(f'<button type="button" data-act="{act}">{label}</button>' for act, label in acts.items())
     return f"""
-<section class="model" data-chapter="{chapter.number}" aria-label="Model">
+<section class="model" data-chapter="{chapter.number}" data-moved="{"begin" if chapter.number == 13 else "change"}"
+aria-label="Model">
 <h2>{title}</h2>
 <p>{text}</p>
 <div class="begin"><p>The model, {escape(model.name)}, runs in your browser, on the engine's own scheduler and C
