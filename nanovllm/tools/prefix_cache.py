@@ -10,7 +10,7 @@ from rich.table import Table
 from nanovllm.checks.values import check_number, shorten, size_of
 from nanovllm.core.tiers.store import STATE
 from nanovllm.features.tiers.directory import CacheDirectory, prepared
-from nanovllm.features.tiers.index import now_ms
+from nanovllm.features.tiers.index import now_us
 from nanovllm.features.tiers.segment import Segment
 from nanovllm.tools.screen import Screen
 
@@ -50,7 +50,7 @@ def draw(directory: CacheDirectory) -> None:
         what = "states" if space.kind == STATE else f"blocks of {space.num_tokens} tokens"
         name = " ".join([str(about["model"]), *map(str, about["numbers"])])
         size = f"{path.stat().st_size / 1e6:,.1f} MB"
-        table.add_row(name, what, f"{num_records:,}", size, f"{num_hits:,} times", ago((now_ms() - last) / 1000))
+        table.add_row(name, what, f"{num_records:,}", size, f"{num_hits:,} times", ago((now_us() - last) / 1e6))
     Screen().print(table)
     total = sum(path.stat().st_size for path in directory.path.iterdir())
     print(f"{total / 1e6:,.1f} MB in all. --prune SIZE keeps what was used last, --clear nothing.")

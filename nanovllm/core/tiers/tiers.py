@@ -10,8 +10,7 @@ waiting sequence whether it awaits anything. Then its blocks are looked for behi
 
 A round brings a chain of blocks from one store. They get their names in the pool as computed blocks do, and are
 nobody's, as if their sequence had ended. So nothing is reserved while a disk is read, and a sequence that is aborted
-meanwhile leaves nothing behind. A block is asked for once: one that does not come, or is evicted before the admission,
-is computed.
+meanwhile leaves nothing behind. What does not come is computed.
 
 The disk gets a block when it has been computed: parents come before children, so what a killed process leaves is whole
 chains. Memory gets a block when the pool evicts it: what both had would be lost to the tier.
@@ -32,6 +31,7 @@ from nanovllm.core.tiers.store import STATE, BlockData, Record, Store
 from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager, Watcher
 
 MAX_FETCHES = 4  # under way or not delivered yet; what each may take is bounded by its store
+MAX_IN_VAIN = 3  # then what is still missing is computed
 
 
 @dataclass(eq=False)
@@ -39,13 +39,13 @@ class Awaited:
     """What a waiting sequence wants from tiers.
 
     records     its full blocks
-    num_asked   those before this one were asked for, if the pool lacked them
+    num_in_vain answers that brought nothing: it was not there, or what comes before it has left the pool
     fetch       what a store has promised: the data of `wanted`
     found       {medium: tokens whose K/V has come from it}
     """
 
     records: list[Record]
-    num_asked: int = 0
+    num_in_vain: int = 0
     has_asked_for_state: bool = False
     fetch: "Future[list[Any]] | None" = None
     store: Store | None = None
@@ -96,11 +96,12 @@ class Tiers(Watcher):
                 return True
             awaited = self._awaited[seq] = Awaited(self.records_of(seq))
         while not awaited.is_pending:
+            plan = BlockManager.plan_allocation(self.manager, seq)
+            if plan is None:  # no room for the sequence: what is brought in now would be evicted before its admission
+                return False
             if awaited.fetch is not None:
                 self.take(seq, awaited)
-            # Where there is no room for the sequence, nothing is brought in: it would be evicted before its admission.
-            plan = BlockManager.plan_allocation(self.manager, seq)
-            if plan is None or not self.ask(seq, awaited, len(plan.hits)):
+            elif not self.ask(seq, awaited, len(plan.hits)):
                 return False
         return True
 
@@ -120,7 +121,7 @@ class Tiers(Watcher):
         return True
 
     def next_wanted(self, seq: Sequence, awaited: Awaited, num_hits: int) -> list[Record]:
-        """Records that would help, in order; none if all was asked for."""
+        """Records that would help, in order."""
         wanted = awaited.records[num_hits:]
         if isinstance(self.manager, WatchedHybridBlockManager):
             num_usable = self.num_usable(seq, awaited.records, num_hits)
@@ -129,10 +130,7 @@ class Tiers(Watcher):
                 awaited.has_asked_for_state = True
                 missing = seq.block_hashes[num_usable - 1] not in self.manager.snapshots
                 return [self.state_record(awaited.records[num_usable - 1])] if missing else []
-        if num_hits < awaited.num_asked:
-            return []
-        awaited.num_asked = num_hits + 1
-        return wanted
+        return wanted if awaited.num_in_vain < MAX_IN_VAIN else []
 
     def num_usable(self, seq: Sequence, records: list[Record], num_hits: int) -> int:
         """Of a hybrid model: blocks up to the deepest one that a state may be had after."""
@@ -149,13 +147,16 @@ class Tiers(Watcher):
         assert awaited.fetch is not None
         data, wanted, store, awaited.fetch = awaited.fetch.result(), awaited.wanted, awaited.store, None
         self._fetching.discard(awaited)
-        if not wanted or not data or store is None:
+        if not wanted or store is None:
             return
-        if wanted[0].kind == STATE:
+        if not data:
+            awaited.num_in_vain += 1
+        elif wanted[0].kind == STATE:
             self.put_state(seq.block_hashes[wanted[0].depth - 1], data[0])
-            return
-        num_tokens = self.put_blocks(seq, wanted[0].depth, data) * self.manager.block_size
-        awaited.found[store.medium] = awaited.found.get(store.medium, 0) + num_tokens
+        else:
+            num_blocks = self.put_blocks(seq, wanted[0].depth, data)
+            awaited.num_in_vain += num_blocks == 0
+            awaited.found[store.medium] = awaited.found.get(store.medium, 0) + num_blocks * self.manager.block_size
 
     def put_blocks(self, seq: Sequence, first: int, data: list[Any]) -> int:
         """Give K/V of the sequence's full blocks, from `first` on, blocks of the pool and their names. How many."""

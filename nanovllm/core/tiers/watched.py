@@ -64,7 +64,9 @@ class WatchedBlockManager(BlockManager):
         return True
 
     def commit(self) -> None:
-        new = sorted((self.blocks[block_id] for block_id in self._uncommitted), key=lambda block: block.depth)
+        named = (self.blocks[block_id] for block_id in self._uncommitted)
+        # What a tier has brought in for one sequence may have been evicted for another, in the same step.
+        new = sorted((block for block in named if block.block_hash is not None), key=lambda block: block.depth)
         super().commit()
         for watcher in self.watchers if new else ():
             watcher.stored(new)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.index import FILE, Index, NameSet, Place, now_ms
+from nanovllm.features.tiers.index import FILE, Index, NameSet, Place, now_us
 from nanovllm.features.tiers.segment import Segment, Space
 
 SLACK_BYTES = 512 << 10  # of the budget, for the index: its journal, and what a transaction adds
@@ -181,7 +181,7 @@ class CacheDirectory:
     def touch(self, names: list[bytes]) -> None:
         assert self.index is not None
         with self.index.writing():
-            self.index.touch(names, now_ms())
+            self.index.touch(names, now_us())
 
     def _damaged(self, place: Place) -> None:
         """A slot does not hold what the index says. Another process may just have changed both: then all is well."""
@@ -296,7 +296,7 @@ class CacheDirectory:
         spaces = [space for space in found.values() if space is not None]
         for path in (path for path, space in found.items() if space is None):
             path.unlink()
-        num_slots, now = sum((self.path / s.file_name).stat().st_size // s.slot_bytes for s in spaces), now_ms()
+        num_slots, now = sum((self.path / s.file_name).stat().st_size // s.slot_bytes for s in spaces), now_us()
         with self.index.writing():
             for number, slot, record in shown(self._all_slots(spaces), num_slots):
                 if record is not None and not self.index.has(record.name):

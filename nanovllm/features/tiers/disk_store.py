@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice, takewhile
 from threading import Condition, Thread
 from typing import Any
 
@@ -39,7 +40,7 @@ class DiskStore:
     def __init__(self, directory: CacheDirectory) -> None:
         self.directory, self.num_read, self.num_dropped = directory, 0, 0
         self._fetches: deque[tuple[list[Record], Future[list[Any]]]] = deque()
-        self._puts: deque[tuple[Record, Any]] = deque()
+        self._queue: dict[bytes, tuple[Record, Any]] = {}  # by name, to be written in this order
         self._others: deque[Callable[[], Any]] = deque()
         self._queued_bytes, self._num_rebuilds = 0, 0
         self._writes, self._is_closing = directory.is_writable, False
@@ -50,7 +51,7 @@ class DiskStore:
     # -- for the engine's thread ----------------------------------------------------------------------------------
 
     def may_have(self, name: bytes) -> bool:
-        return name in self.directory.names
+        return name in self.directory.names or name in self._queue
 
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
         num_bytes = sum(self.directory.spaces[record.kind].data_bytes for record in records)
@@ -59,8 +60,11 @@ class DiskStore:
             return
         data = read()
         with self._wake:
-            self._queued_bytes += num_bytes
-            self._puts.extend(zip(records, data, strict=True))
+            for record, of_record in zip(records, data, strict=True):
+                if record.name not in self._queue:
+                    kept = record._replace(token_ids=tuple(record.token_ids))
+                    self._queue[record.name] = kept, of_record
+                    self._queued_bytes += of_record.nbytes
             self._wake.notify()
 
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":
@@ -77,7 +81,7 @@ class DiskStore:
     def reset(self) -> None:
         """What this process may read of the directory goes, and what waits to be written."""
         with self._wake:
-            self._puts.clear()
+            self._queue.clear()
             self._queued_bytes = 0
         self._later(self.directory.forget_own)
 
@@ -110,24 +114,41 @@ class DiskStore:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._fetches or self._puts or self._others or self._is_closing):
+                while not (self._fetches or self._queue or self._others or self._is_closing):
                     self._wake.wait()
                 fetch = self._fetches.popleft() if self._fetches else None
-                batch = [self._puts.popleft() for _ in range(min(BATCH, len(self._puts)))] if fetch is None else []
-                self._queued_bytes -= sum(data.nbytes for _, data in batch)
+                batch = [*islice(self._queue.values(), BATCH)] if fetch is None else []
                 other = self._others.popleft() if self._others and not batch and fetch is None else None
             if fetch is not None:
-                found = self._guarded(partial(self.directory.read, fetch[0])) or []
+                found = self._read(fetch[0])
                 self.num_read += len(found)
                 fetch[1].set_result(found)
             elif batch:
                 self._guarded(partial(self.directory.put, batch))
+                self._written(batch)
             elif other is not None:
                 self._guarded(other)
             else:
                 break
         self._guarded(self.directory.sync)
         self.directory.close()
+
+    def _read(self, records: list[Record]) -> list[Any]:
+        """The end of a chain may not be written yet."""
+        written = [*takewhile(lambda record: record.name not in self._queue, records)]
+        found = self._guarded(partial(self.directory.read, written)) or []
+        for record in records[len(written) :] if len(found) == len(written) else ():
+            kept, data = self._queue.get(record.name, (None, None))
+            if kept != record._replace(token_ids=tuple(record.token_ids)):
+                break
+            found.append(data)
+        return found
+
+    def _written(self, batch: list[tuple[Record, Any]]) -> None:
+        with self._wake:
+            for record, data in batch:
+                if self._queue.pop(record.name, None) is not None:
+                    self._queued_bytes -= data.nbytes
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         """Whatever happens to the directory, requests are answered: without it, if need be."""
@@ -149,5 +170,5 @@ class DiskStore:
 
     def _stop_writing(self, error: BaseException) -> None:
         if self._writes:
-            logger.warning("prefix cache: %s is not written any more: %s", self.directory.path, error)
+            logger.warning("prefix cache: %s is not written any more: %r", self.directory.path, error)
         self._writes = False

@@ -113,7 +113,7 @@ class Index:
         self._db.execute("DELETE FROM spaces WHERE id = ?", (space,))
 
     def summary(self) -> list[tuple[int, int, int, int, int]]:
-        """(space, records, hits, first use, last use) of each; times in milliseconds."""
+        """(space, records, hits, first use, last use) of each; times in microseconds."""
         columns = "space, count(*), sum(hits), min(used), max(used)"
         return self._db.execute(f"SELECT {columns} FROM records GROUP BY space").fetchall()
 
@@ -145,7 +145,7 @@ class Index:
             used = self._one("SELECT used FROM records WHERE name = ?", record.parent)  # type: ignore[assignment]
             if used is None:
                 return False
-        values = record.name, record.parent, space, slot, record.depth, now_ms() if used is None else used
+        values = record.name, record.parent, space, slot, record.depth, now_us() if used is None else used
         self._db.execute(
             "INSERT OR REPLACE INTO records (name, parent, space, slot, depth, used) VALUES (?, ?, ?, ?, ?, ?)", values
         )
@@ -197,8 +197,9 @@ class Index:
         self._db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (path, stamp, digest))
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def now_us() -> int:
+    """The time, in microseconds."""
+    return time.time_ns() // 1000
 
 
 class NameSet:

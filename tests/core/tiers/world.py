@@ -7,6 +7,7 @@ from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.state import NOTHING_READ
 from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.store import BLOCK as BLOCK_KIND
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
 from nanovllm.sampling_params import SamplingParams
@@ -53,6 +54,7 @@ class SlowStore:
 
     def put(self, records, read):
         for record, data in zip(records, read(), strict=True):
+            assert record.kind != BLOCK_KIND or len(record.token_ids) == BLOCK, "a block without a name"
             assert record.parent is None or record.parent in self.kept, "a child without its parent"
             self.kept[record.name] = record, data
 
