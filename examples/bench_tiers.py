@@ -40,8 +40,9 @@ from nanovllm.core.tiers.store import Record
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.tiers import segment
-from nanovllm.features.tiers.directory import DAMAGED_INDEX, CacheDirectory, prepared
+from nanovllm.features.tiers.directory import DAMAGED_INDEX, CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
+from nanovllm.features.tiers.index import prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
 from nanovllm.sampling_params import SamplingParams

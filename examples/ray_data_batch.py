@@ -12,9 +12,12 @@ On a cluster the input and the checkpoint lie on storage that every node sees. A
 import argparse
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports that it is used
 
 import ray
 from ray.data.datasource import BlockBasedFileDatasink, SaveMode

@@ -26,9 +26,7 @@ class EngineConfig(metaclass=Named):
     convert: str = option("auto", 'with a pooling runner, "embed" or "classify"; "auto" as the runner\'s')
     pooler_config: dict[str, Any] | Any = option(None, 'such as {"use_activation": false}: a PoolerConfig')
     kv_cache_dtype: str = option("auto", '"auto" (the weights\'), or "int8", on a CPU: half the memory of bfloat16')
-    max_model_len: int | None = option(
-        None, 'tokens of a sequence, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what model and KV pool allow'
-    )
+    max_model_len: int | None = option(None, 'tokens, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what fits')
     max_num_seqs: int = option(256, "sequences that run at a time")
     max_num_batched_tokens: int = option(2048, "tokens computed in one step; a longer prompt is computed in chunks")
     long_prefill_token_threshold: int = option(0, "of these, for one prompt at most; others get in beside it; 0: all")
@@ -45,17 +43,16 @@ class EngineConfig(metaclass=Named):
     num_gpu_blocks_override: int | None = option(None, "blocks of the KV pool; overrides kv_cache_memory_bytes")
     tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
-    optimizations: tuple[str, ...] = option(
-        OPTIMIZATIONS, "which to use; on a CPU the first three (cpu/), on a GPU the others (cuda/)"
-    )
+    # On a CPU the first three are used (worker/cpu/), on a GPU the others (worker/cuda/).
+    optimizations: tuple[str, ...] = option(OPTIMIZATIONS, "which to use, of those that the device has")
     enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
     max_lora_rank: int = option(16, "the largest rank of an adapter")
-    speculative_config: dict[str, Any] | Any = option(  # checked: a SpeculativeConfig
-        None,
-        'who guesses tokens: {"method": "ngram"}, {"model": "..."} or {"method": "self"} (nanovllm/features/README.md)',
-    )
+    speculative_config: dict[str, Any] | Any = option(None, 'who guesses tokens, such as {"method": "ngram"}')
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
+    kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
+    kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
+    kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured")
     profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
     seed: int = option(0, "requests without a seed of their own derive theirs from it")
 

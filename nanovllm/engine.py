@@ -214,7 +214,7 @@ class LLMEngine(EngineMethods):
             self.scheduler.update(output, token_ids)
             progressed = self.process_outputs(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
-            if self.on_step is not None:
+            if self.on_step is not None and output.chunks:
                 self.on_step(output, progressed)
         except BaseException:
             self._settle()

@@ -125,10 +125,10 @@ class LLM(PoolingCalls, LLMMethods):
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
 
-        prefix_cache counts blocks; recent_hit_rate is that of the last 1,000 requests, utilization the share of the
-        pool that is cached. For an interval, subtract two engine.block_manager.stats.snapshot(). same_bits says where a
-        prompt's logits have the same bits in any company: "on every processor", "on processors that multiply bf16
-        pairs" (AVX512-BF16), or "not promised".
+        prefix_cache counts blocks, its hit_tokens tokens; recent_hit_rate is that of the last 1,000 requests since the
+        cache was reset, utilization the share of the pool that is cached. For an interval, subtract two
+        engine.block_manager.stats.snapshot(). same_bits says where a prompt's logits have the same bits in any company:
+        "on every processor", "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised".
         """
         return self._shared.stats()
 

@@ -93,6 +93,18 @@ def test_bench_prefix_cache(run, tmp_path):
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
 
 
+def test_bench_tiers(run, tmp_path):
+    """Ten kills, and a small directory; damage and the rest are in tests/features/tiers."""
+    sizes = ("--kills", "10", "--damages", "20", "--gigabytes", "0.03")
+    out = run("bench_tiers.py", "--parts", "work", "harm", "size", *sizes)
+    ratios = re.findall(r"│ +(\d\.\d\d) │ +(\d\.\d\d) │$", out, re.MULTILINE)
+    assert len(ratios) == 10 and all(float(ratio) <= 1.1 for pair in ratios for ratio in pair)
+    [(killed, read)] = re.findall(r"killed while writing │ +(\d+) │ +([\d,]+) │ +0 │ +0 │", out)
+    assert killed == "10" and int(read.replace(",", "")) > 30
+    [taken] = re.findall(r"index in memory +│ +(\d+) bytes a block", out)
+    assert "blocks of 16 tokens" in out and int(taken) >= 0
+
+
 def test_tensor_parallel(run, short_demo):
     out = run("tensor_parallel.py", str(short_demo))
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3

@@ -8,7 +8,13 @@ from typing import Any
 
 from chapters.ch14_many_users.overload import State
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it)
+from nanovllm.core.sequence import SequenceStatus  # noqa: F401 (you will need it, and the three kinds of events)
+from nanovllm.features.cache_reports.events import (
+    AllBlocksCleared,  # noqa: F401
+    BlockRemoved,  # noqa: F401
+    BlockStored,  # noqa: F401
+    KVCacheEvent,
+)
 
 
 def abort(scheduler: Scheduler, *seq_ids: int) -> None:
@@ -54,25 +60,27 @@ def admit(state: State, deadline_s: float) -> bool:
     raise NotImplementedError
 
 
-def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], num_blocks: int) -> int:
+def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]) -> int:
     """Which replica gets this request? Return its index in `loads`.
 
-        memory      yours, a dict that is empty at first. What you put into it is there at the next call
-        names       of the prompt's full blocks, from the first to the last; a block has 64 tokens. A name stands for
-                    the block and for all blocks before it (chapter 7), so two prompts with the same name in place 5
-                    begin with the same six blocks. May be empty
-        loads       for each replica, how many tokens it has still to compute for requests that were sent to it
-        num_blocks  how many blocks the pool of a replica has
+        memory  yours, a dict that is empty at first. What you put into it is there at the next call
+        names   of the prompt's full blocks, from the first to the last; a block has 64 tokens. A name stands for
+                the block and for all blocks before it (chapter 7), so two prompts with the same name in place 5
+                begin with the same six blocks. May be empty
+        loads   for each replica, how many tokens it has still to compute for requests that were sent to it
+        events  what replicas have announced since the last call, as (index of the replica, event), oldest first:
+                BlockStored       it has the blocks with the names event.block_hashes from now on
+                BlockRemoved      it has no longer those with the names event.block_hashes
+                AllBlocksCleared  it has no blocks any more
 
-    A replica has the blocks of what you sent to it, as long as they have not been evicted. It does not have to compute
-    the leading blocks that it has. A pool evicts what was used longest ago, and nobody tells you.
+    A replica has what it has announced, and nothing else: what you have sent to it has to be computed first, and may
+    have been evicted since. It does not have to compute the leading blocks that it has. An event may be told twice.
 
     Send a request where it has the fewest tokens before its first token: those that the replica has to compute, and
     those of its own prompt's blocks that the replica does not have. Of replicas that are equally good, take the first.
-    Then remember what you sent there, and forget what will have been evicted: keep num_blocks names for each replica,
-    those that were sent last. Of one prompt's names the first counts as the last one sent, for the pool evicts the
-    deepest block first.
+    Keep no name that nobody has any more.
 
-    The same calls always give the same answers: no clock, no random numbers. `loads` and `names` stay as they are.
+    The same calls always give the same answers: no clock, no random numbers. `names`, `loads` and `events` stay as they
+    are.
     """
     raise NotImplementedError

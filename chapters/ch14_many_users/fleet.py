@@ -6,13 +6,16 @@ from the queue to the prefix cache, is the engine's own. Standard library and na
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.tiers.watched import WatchedBlockManager
+from nanovllm.features.cache_reports.events import KVEventBatch
+from nanovllm.features.cache_reports.kv_events import KVEvents
 from nanovllm.sampling_params import SamplingParams
+from nanovllm.serving.routing import Announced
 
 BLOCK_SIZE, NUM_BLOCKS = 64, 160
 TOKEN = 10  # what is "sampled"; it ends nothing
@@ -89,7 +92,7 @@ class Replica:
         max_num_batched_tokens: int = 1024,
         cost: Cost = Cost(),
     ) -> None:
-        self.manager = BlockManager(num_blocks, block_size)
+        self.manager = WatchedBlockManager(num_blocks, block_size)
         self.scheduler = Scheduler(
             self.manager,
             max_num_seqs=max_num_seqs,
@@ -160,11 +163,15 @@ class Replica:
         self.load -= 1 if job.token_times else job.num_new_tokens
 
 
-Router = Callable[[list[bytes], list[int]], int]  # names of the prompt's full blocks, loads -> which replica
+# Names of the prompt's full blocks, {replica: load}, what replicas have announced -> which replica.
+Router = Callable[[list[bytes], dict[int, int], Announced], int]
 
 
 class Fleet:
-    """Replicas and the router before them. load_of: what the router is told of each replica."""
+    """Replicas and the router before them. A replica's events come to the router when its step has ended.
+
+    load_of: what the router is told of each replica.
+    """
 
     def __init__(
         self,
@@ -176,12 +183,19 @@ class Fleet:
     ) -> None:
         self.replicas = [Replica(**options) for _ in range(num_replicas)]
         self.route, self.load_of = route, load_of
+        self.announced = Announced(self.replicas[0].manager.block_size)
         self.jobs: list[Job] = []
+        for index, replica in enumerate(self.replicas):
+            KVEvents(replica.manager).on_batch = partial(self.hear, index)
+
+    def hear(self, index: int, batch: KVEventBatch) -> None:
+        self.announced.take(index, batch.events)
 
     def send(self, job: Job) -> None:
         for replica in self.replicas:
             replica.advance(job.arrival_s)
-        job.replica = self.route(self.names(job), list(map(self.load_of, self.replicas)))
+        loads = {index: self.load_of(replica) for index, replica in enumerate(self.replicas)}
+        job.replica = self.route(self.announced.names_of(job.prompt), loads, self.announced)
         self.replicas[job.replica].add(job)
         self.jobs.append(job)
 
@@ -191,11 +205,6 @@ class Fleet:
         for replica in self.replicas:
             replica.advance(float("inf"))
         return self
-
-    def names(self, job: Job) -> list[bytes]:
-        """The names that the prefix cache gives to the full blocks. They are the same on every machine."""
-        manager = self.replicas[0].manager
-        return [manager.name_block(job.seq, i)[0] for i in range(len(job.prompt) // manager.block_size)]
 
     @property
     def hit_rate(self) -> float:

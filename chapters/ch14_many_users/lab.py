@@ -11,7 +11,7 @@ from chapters.ch14_many_users import queues, workload
 from chapters.ch14_many_users.drawing import cells, draw_last, draw_replicas, draw_results
 from chapters.ch14_many_users.fleet import BLOCK_SIZE, NUM_BLOCKS, Cost, Fleet, Job, percentile
 from chapters.ch14_many_users.overload import Gate, Server, admit_all, at_most, capacity, goodput, in_time, serve
-from chapters.ch14_many_users.routing import POLICIES, LeastLoaded
+from chapters.ch14_many_users.routing import POLICIES, least_loaded
 from chapters.ch14_many_users.server_lab import tell_server
 from chapters.ch14_many_users.sharing import GREEDY, FairServer, greedy_and_others, impatient, long_and_short
 from chapters.ch14_many_users.workload import alone, own_tokens, shared_prefixes
@@ -221,7 +221,7 @@ def tell_fleet(story: Story) -> None:
             if num_replicas == 1 and name != "cache-aware":
                 continue
             jobs = islice(shared_prefixes(num_replicas), PER_REPLICA * num_replicas)
-            fleet = Fleet(num_replicas, make(num_replicas)).run(jobs)
+            fleet = Fleet(num_replicas, make()).run(jobs)
             table.add_row(str(num_replicas), "any" if num_replicas == 1 else name, *cells(result_of(fleet)))
         table.add_section()
     story.show(table)
@@ -236,6 +236,6 @@ def tell_loads(story: Story) -> None:
     table = make_table("it counts", "TTFT", "TTFT p99", "busiest", width=8, first=10)
     kinds: dict[str, Any] = {"requests": lambda replica: len(replica.jobs), "tokens": lambda replica: replica.load}
     for name, load_of in kinds.items():
-        fleet = Fleet(20, LeastLoaded(20), load_of=load_of).run(islice(shared_prefixes(20), PER_REPLICA * 20))
+        fleet = Fleet(20, least_loaded, load_of=load_of).run(islice(shared_prefixes(20), PER_REPLICA * 20))
         table.add_row(name, *cells(result_of(fleet))[1:])
     story.show(table)

@@ -1,11 +1,12 @@
 """Our solutions of the exercises of chapter 14."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Any
 
 from chapters.ch14_many_users.overload import State
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import SequenceStatus
+from nanovllm.features.cache_reports.events import AllBlocksCleared, BlockStored, KVCacheEvent
 
 BLOCK_SIZE = 64
 SHARE_OF_DEADLINE = 0.75  # for the queue; the rest is for the prompt, and for what was measured wrong
@@ -34,20 +35,21 @@ def admit(state: State, deadline_s: float) -> bool:
     return wait_s <= SHARE_OF_DEADLINE * deadline_s
 
 
-def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], num_blocks: int) -> int:
+def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: list[tuple[int, KVCacheEvent]]) -> int:
     """See exercise.py."""
+    for index, event in events:
+        here = memory.setdefault(index, set())
+        if isinstance(event, AllBlocksCleared):
+            here.clear()
+        elif isinstance(event, BlockStored):
+            here.update(event.block_hashes)
+        else:
+            here.difference_update(event.block_hashes)
     costs = []
     for index, load in enumerate(loads):
-        sent = memory.setdefault(index, OrderedDict())
+        here = memory.get(index, set())
         num_found = 0
-        while num_found < len(names) and names[num_found] in sent:
+        while num_found < len(names) and names[num_found] in here:
             num_found += 1
         costs.append(load + BLOCK_SIZE * (len(names) - num_found))
-    best = costs.index(min(costs))
-    sent = memory[best]
-    for name in reversed(names):
-        sent[name] = True
-        sent.move_to_end(name)
-    while len(sent) > num_blocks:
-        sent.popitem(last=False)
-    return best
+    return costs.index(min(costs))

@@ -81,7 +81,7 @@ class World:
     # -- what there is ----------------------------------------------------------------------------------------------
 
     def begin(self, said: str, results: dict[str, Result] | None = None) -> str:
-        self.fleet = Fleet(self.num_replicas, POLICIES[self.policy](self.num_replicas))
+        self.fleet = Fleet(self.num_replicas, POLICIES[self.policy]())
         self.jobs: Iterator[Job] = shared_prefixes(self.num_replicas, self.rate, self.skew)
         self.results = results or {}
         return said

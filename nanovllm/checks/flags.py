@@ -20,7 +20,8 @@ ENGINE_GROUPS = {
     "sequences and steps": "max_model_len max_num_seqs max_num_batched_tokens "
     "long_prefill_token_threshold scheduling_policy seed".split(),
     "the KV cache": "block_size kv_cache_dtype kv_cache_memory_bytes num_gpu_blocks_override gpu_memory_utilization "
-    "enable_prefix_caching prefix_caching_hash_algo prefix_cache_dir prefix_cache_bytes cpu_cache_bytes".split(),
+    "enable_prefix_caching prefix_caching_hash_algo prefix_cache_dir prefix_cache_bytes cpu_cache_bytes "
+    "kv_events_config kv_cache_metrics kv_cache_metrics_sample".split(),
     "the machine": "tensor_parallel_size enforce_eager optimizations profiler_config".split(),
     "adapters and guesses": "enable_lora max_loras max_lora_rank speculative_config".split(),
 }

@@ -23,6 +23,7 @@ CHOICES = {  # option -> what may be said -> what is meant
 CONFIGS = {  # option -> its class, imported when a value is given, and what a person may give
     "speculative_config": ("nanovllm.features.speculation.config", "SpeculativeConfig", "a dict"),
     "profiler_config": ("nanovllm.features.callers.profile", "ProfilerConfig", "a dict"),
+    "kv_events_config": ("nanovllm.features.cache_reports.config", "KVEventsConfig", "a dict or a KVEventsConfig"),
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
@@ -43,6 +44,7 @@ OPTION_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
     "tensor_parallel_size": (Integral, 1, MAX_INT32),
     "gpu_memory_utilization": (Real, 0.01, 1.0),
+    "kv_cache_metrics_sample": (Real, 1e-9, 1.0),
     "seed": SEED,
 }
 

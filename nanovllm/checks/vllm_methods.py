@@ -1,5 +1,9 @@
-"""Methods that LLM and LLMEngine have because vLLM's do: what a script may call. Names and meanings are vLLM's."""
+"""Methods that LLM and LLMEngine have because vLLM's do: what a script may call. Names and meanings are vLLM's.
 
+on_kv_events is ours: vLLM tells of its blocks over sockets only.
+"""
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanovllm.checks.vllm_refused import refused_method
@@ -8,6 +12,7 @@ if TYPE_CHECKING:
     from nanovllm.config import EngineConfig
     from nanovllm.engine import LLMEngine
     from nanovllm.features.assembly import Features
+    from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.callers.shared_engine import SharedEngine
     from nanovllm.features.lora.request import LoRARequest
@@ -40,6 +45,21 @@ class EngineMethods:
         from nanovllm.features.callers.metrics import metrics_of
 
         return metrics_of(self)  # type: ignore[arg-type]
+
+    @property
+    def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
+        """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
+
+        To set it raises ValueError without LLM(kv_events_config=...).
+        """
+        return None if self.features.kv_events is None else self.features.kv_events.on_batch
+
+    @on_kv_events.setter
+    def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
+        if self.features.kv_events is None:
+            example = 'kv_events_config={"enable_kv_cache_events": True, "publisher": "null"}'
+            raise ValueError(f"KV events are not gathered: LLM({example}) asks for them")
+        self.features.kv_events.on_batch = follower
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
@@ -109,6 +129,15 @@ class LLMMethods:
         """See LLMEngine.get_metrics; stats() has more, under our names."""
         with self._shared.turns:
             return self.engine.get_metrics()
+
+    @property
+    def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
+        """See LLMEngine.on_kv_events."""
+        return self.engine.on_kv_events
+
+    @on_kv_events.setter
+    def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
+        self.engine.on_kv_events = follower
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """See LLMEngine.start_profile."""

@@ -43,7 +43,7 @@ ENGINE: Table = {
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model in another memory", cpu_offload_gb=0),
     **_any("kv_offloading_size"),  # cpu_cache_bytes, in GiB: see Named
-    **_asks("a KV cache that is shared with other engines", kv_transfer_config=None, kv_events_config=None),
+    **_asks("a KV cache that is shared with other engines", kv_transfer_config=None),
     **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
@@ -156,9 +156,11 @@ PROFILER: Table = {
     **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
     **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
+KV_EVENTS: Table = {**_any("endpoint replay_endpoint buffer_steps hwm max_queue_size topic")}  # of ZeroMQ
 TABLES |= vllm_pooling.TABLES
 TABLES |= {
     "ProfilerConfig": PROFILER,
+    "KVEventsConfig": KV_EVENTS,
     "SpeculativeConfig": SPECULATIVE,
     "LoRARequest": LORA,
     "generate": CALL,

@@ -35,7 +35,7 @@ ALONE: dict[str, Any] = dict.fromkeys(
 MORE: Table = {  # options of an engine, beside those of vllm_names.py
     **switches("aggregate_engine_logging enable_shm_tensor_arena allow_deprecated_quantization jit_monitor_verbose"),
     **switches("scheduler_reserve_full_isl disable_hybrid_kv_cache_manager disable_nccl_for_dp_synchronization"),
-    **switches("kv_cache_metrics cudagraph_metrics enable_mfu_metrics enable_logging_iteration_details numa_bind"),
+    **switches("cudagraph_metrics enable_mfu_metrics enable_logging_iteration_details numa_bind"),
     **switches("enable_mm_processor_stats fail_on_environ_validation fully_sharded_loras specialize_active_lora"),
     **switches("enable_mixed_moe_lora_format enable_moe_shared_loras disable_chunked_mm_input language_model_only"),
     **switches("mm_device_do_normalize interleave_mm_strings swa_bounded_replay enable_flashinfer_autotune"),
@@ -57,7 +57,7 @@ MORE: Table = {  # options of an engine, beside those of vllm_names.py
         "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path"
     ),
     **anything("mm_encoder_fp8_scale_save_margin mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb"),
-    **anything("video_pruning_rate video_pruning_method kv_cache_metrics_sample custom_histogram_buckets"),
+    **anything("video_pruning_rate video_pruning_method custom_histogram_buckets"),
     **anything("jit_monitor_mode per_request_spec_decode_metrics show_hidden_metrics_for_version"),
     **anything("logging_config log_level log_config_file shutdown_timeout prefill_schedule_interval prefix_match_unit"),
     **asks("parallelism other than tensor_parallel_size", **OFF, **ALONE),

@@ -17,6 +17,7 @@ import nanovllm.outputs
 import nanovllm.sampling_params
 from nanovllm.checks.vllm_refused import NameRefused, reason_for
 from nanovllm.features.beam_search.params import BeamSearchParams
+from nanovllm.features.cache_reports.config import KVEventsConfig
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
@@ -37,6 +38,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.logprobs": "nanovllm.outputs",
     "nanovllm.lora": "nanovllm.features.lora",
     "nanovllm.lora.request": "nanovllm.features.lora.request",
+    "nanovllm.distributed.kv_events": "nanovllm.features.cache_reports.events",
     **dict.fromkeys(("nanovllm.distributed", "nanovllm.distributed.parallel_state", "nanovllm.platforms"), HELPERS),
     **dict.fromkeys(("nanovllm.tokenizers", "nanovllm.transformers_utils.tokenizer"), HELPERS),
     "nanovllm.pooling_params": "nanovllm.features.pooling.params",
@@ -93,6 +95,7 @@ for _module in (nanovllm.config, nanovllm.engine, nanovllm.outputs, nanovllm.sam
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
 nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[misc]
 nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
+nanovllm.config.KVEventsConfig = KVEventsConfig  # type: ignore[attr-defined]
 nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
 nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]
 nanovllm.config.PoolerConfig = PoolerConfig  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ REFUSED: dict[str, str] = {
     **_refuse("options are arguments of LLM or EngineArgs, and plain dicts where they have parts", "config"),
     **_refuse(
         "there is no KV cache shared with other engines, no expert parallelism and no transfer of weights",
-        "distributed config.kv_transfer config.KVTransferConfig config.KVEventsConfig config.WeightTransferConfig",
+        "distributed config.kv_transfer config.KVTransferConfig config.WeightTransferConfig",
     ),
     **_refuse(
         "models are nanovllm/worker/model.py and what it loads; there is no registry, and no loader to choose",

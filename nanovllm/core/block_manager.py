@@ -190,7 +190,8 @@ class BlockManager:
         seq.num_registered_blocks = num_hits
         seq.hash_collision = plan.hash_collision
         if self.enable_prefix_caching and not seq.skips_cache:
-            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision)
+            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision, seq.was_admitted)
+        seq.was_admitted = True
         return True
 
     def register_prefix(self, seq: Sequence) -> None:
@@ -301,6 +302,7 @@ class BlockManager:
             return False
         for block in self.blocks:
             self.remove_name(block)
+        self.stats.recent.clear()
         return True
 
     def check_integrity(self) -> None:

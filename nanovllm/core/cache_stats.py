@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 RECENT_ALLOCATIONS = 1000
+COUNTERS = "queries hits misses evictions collisions preempted_queries preempted_hits".split()
 
 
 @dataclass(slots=True)
@@ -19,10 +20,11 @@ class PrefixCacheStats:
     misses: int = 0
     evictions: int = 0
     collisions: int = 0
+    preempted_queries: int = 0  # of these, of sequences that had blocks before and were preempted
+    preempted_hits: int = 0
     seconds: float = field(default=0.0, compare=False)  # that the counters cover; set in snapshots
-    recent_queries: int = 0  # of the last RECENT_ALLOCATIONS allocations
-    recent_hits: int = 0
-    _recent: deque[tuple[int, int]] = field(default_factory=deque, repr=False, compare=False)
+    # (queries, hits) of the last RECENT_ALLOCATIONS allocations since the cache was reset
+    recent: deque = field(default_factory=lambda: deque(maxlen=RECENT_ALLOCATIONS), repr=False, compare=False)
     _started: float = field(default_factory=time.perf_counter, repr=False, compare=False)
 
     @property
@@ -31,23 +33,21 @@ class PrefixCacheStats:
 
     @property
     def recent_hit_rate(self) -> float:
-        return self.recent_hits / max(self.recent_queries, 1)
+        return sum(hits for _, hits in self.recent) / max(sum(queries for queries, _ in self.recent), 1)
 
-    def record(self, queries: int, hits: int, collisions: int) -> None:
+    def record(self, queries: int, hits: int, collisions: int, was_preempted: bool = False) -> None:
         """Count one allocation that succeeded."""
         self.queries += queries
         self.hits += hits
         self.misses += queries - hits
         self.collisions += collisions
-        self._recent.append((queries, hits))
-        oldest = self._recent.popleft() if len(self._recent) > RECENT_ALLOCATIONS else (0, 0)
-        self.recent_queries += queries - oldest[0]
-        self.recent_hits += hits - oldest[1]
+        self.preempted_queries += queries * was_preempted
+        self.preempted_hits += hits * was_preempted
+        self.recent.append((queries, hits))
 
     def snapshot(self) -> "PrefixCacheStats":
-        return replace(self, seconds=time.perf_counter() - self._started, _recent=deque())
+        return replace(self, seconds=time.perf_counter() - self._started, recent=self.recent.copy())
 
     def __sub__(self, earlier: "PrefixCacheStats") -> "PrefixCacheStats":
         """Between two snapshots. What is recent stays that of the later one."""
-        counters = ("queries", "hits", "misses", "evictions", "collisions", "seconds")
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counters})
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in (*COUNTERS, "seconds")})

@@ -32,6 +32,7 @@ class Sequence:
     block_hashes            names of its full blocks, computed when they are needed and kept (see block_hash.py)
     num_registered_blocks   blocks at its beginning that are registered
     hash_collision          a name of its blocks already stands for other content: no more of them are registered
+    was_admitted            it has had blocks; if it waits, it was preempted
 
     With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
 
@@ -64,6 +65,7 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks, self.hash_collision = 0, False
+        self.was_admitted = False
 
         # What the engine adds for some requests, each for one feature.
         self.priority = 0  # the lowest number comes first

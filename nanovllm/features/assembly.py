@@ -12,6 +12,8 @@ from nanovllm.core.snapshots.manager import make_block_manager
 
 if TYPE_CHECKING:
     from nanovllm.core.tiers.tiers import Tiers
+    from nanovllm.features.cache_reports.block_times import BlockTimes
+    from nanovllm.features.cache_reports.kv_events import KVEvents
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.outputs import RequestOutput
@@ -34,9 +36,12 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
 
 class Features:
     """known_adapters: those that requests have named. grammars: a compiler of what answers must fit. tiers: below the
-    pool, or None."""
+    pool, or None. kv_events: for who follows the pool's names, or None. block_times: of cached blocks, or
+    None."""
 
     tiers: "Tiers | None" = None
+    kv_events: "KVEvents | None" = None
+    block_times: "BlockTimes | None" = None
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any) -> None:
         """Raises ValueError for options that do not go together, or a directory that cannot be used."""
@@ -46,6 +51,13 @@ class Features:
             from nanovllm.features.tiers.assembly import check_options
 
             check_options(config)
+        events: Any = config.kv_events_config
+        self.has_kv_events = events is not None and events.enable_kv_cache_events
+        if self.has_kv_events:
+            from nanovllm.features.cache_reports.config import check_kv_events
+
+            check_kv_events(config)
+        self.is_watched = self.has_tiers or self.has_kv_events or config.kv_cache_metrics
 
     @cached_property
     def known_adapters(self) -> "KnownAdapters":
@@ -99,11 +111,19 @@ class Features:
         """With whom it tells of its names. directory: the checkpoint's."""
         caching, hash_algo = self.config.enable_prefix_caching, self.config.prefix_caching_hash_algo
         kinds = None
-        if self.has_tiers:
+        if self.is_watched:
             from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
 
             kinds = WatchedBlockManager, WatchedHybridBlockManager
-        manager = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        manager: Any = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        if self.has_kv_events:
+            from nanovllm.features.cache_reports.kv_events import make_kv_events
+
+            self.kv_events = make_kv_events(self, manager)
+        if self.config.kv_cache_metrics:
+            from nanovllm.features.cache_reports.block_times import BlockTimes
+
+            self.block_times = BlockTimes(manager, self.config.kv_cache_metrics_sample)
         if self.has_tiers:
             from nanovllm.features.tiers.assembly import make_tiers
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from nanovllm.checks.values import check_number, shorten, size_of
 from nanovllm.core.tiers.store import STATE
-from nanovllm.features.tiers.directory import CacheDirectory, prepared
-from nanovllm.features.tiers.index import now_us
+from nanovllm.features.tiers.directory import CacheDirectory
+from nanovllm.features.tiers.index import now_us, prepared
 from nanovllm.features.tiers.segment import Segment
 from nanovllm.tools.screen import Screen
 

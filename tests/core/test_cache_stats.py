@@ -3,7 +3,7 @@
 from nanovllm.core import cache_stats
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.integrity.states import count_blocks
-from tests.core.by_hand import admit
+from tests.core.by_hand import CacheModel, admit, make, run, sequence
 
 
 def test_statistics():
@@ -29,3 +29,19 @@ def test_recent_hit_rate_forgets(monkeypatch):
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]):
         manager.free(admit(manager, tokens))
     assert manager.stats.hit_rate == 3 / 4 and manager.stats.recent_hit_rate == 1.0
+    assert manager.reset_prefix_cache()
+    assert manager.stats.recent_hit_rate == 0.0, "what was found before says nothing about the empty cache"
+    for tokens in ([5, 6], [5, 6, 7]):
+        manager.free(admit(manager, tokens))
+    assert manager.stats.recent_hit_rate == 1 / 2 and manager.stats.hits == 4
+
+
+def test_preempted_sequences_are_counted_apart():
+    scheduler, model = make(num_blocks=6, block_size=4, max_model_len=24), CacheModel(4)
+    for tokens, max_tokens in ((range(11), 6), (range(50, 61), 12)):
+        scheduler.add(sequence(tokens, max_tokens=max_tokens))
+    while scheduler.has_unfinished():
+        run(scheduler, model)
+    stats = scheduler.block_manager.stats
+    assert scheduler.num_preemptions == 1
+    assert stats.queries - stats.preempted_queries == 2 * (11 // 4) and stats.hits == stats.preempted_hits > 0

@@ -21,7 +21,7 @@ def assert_empty(replica: Replica) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fleet_answers_all_the_same_way_each_time(policy):
-    fleets = [Fleet(4, POLICIES[policy](4)).run(islice(shared_prefixes(4, rate=9.0), 80)) for _ in range(2)]
+    fleets = [Fleet(4, POLICIES[policy]()).run(islice(shared_prefixes(4, rate=9.0), 80)) for _ in range(2)]
     for fleet in fleets:
         assert all(job.is_complete for job in fleet.jobs)
         for replica in fleet.replicas:

@@ -26,7 +26,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.manager import Snapshot
-from nanovllm.core.tiers.names import NO_EXTRA, TierNames
+from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.pool_names import PoolNames
 from nanovllm.core.tiers.store import STATE, BlockData, Record, Store
 from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager, Watcher
 
@@ -74,12 +75,12 @@ class Tiers(Watcher):
         memory: Store | None = None,
         disk: Store | None = None,
     ) -> None:
-        self.manager, self.data, self.names, self.memory, self.disk = manager, data, names, memory, disk
+        self.manager, self.data, self.memory, self.disk = manager, data, memory, disk
+        self.names = PoolNames(manager, names)
         self.stores = [store for store in (memory, disk) if store is not None]
         self.hit_tokens = {medium: [0, 0] for medium in ("pool", *(store.medium for store in self.stores))}
         self._awaited: WeakKeyDictionary[Sequence, Awaited] = WeakKeyDictionary()
         self._fetching: WeakSet[Awaited] = WeakSet()  # who has asked a store and has not taken the answer
-        self._names_in_pool: dict[bytes, bytes] = {}  # the pool's name -> the tiers' one
         manager.watchers.append(self)
 
     # -- back into the pool ---------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class Tiers(Watcher):
                 return False
             if len(self._fetching) >= MAX_FETCHES:
                 return True
-            awaited = self._awaited[seq] = Awaited(self.records_of(seq))
+            awaited = self._awaited[seq] = Awaited(self.names.records_of(seq))
         while not awaited.is_pending:
             plan = BlockManager.plan_allocation(self.manager, seq)
             if plan is None:  # no room for the sequence: what is brought in now would be evicted before its admission
@@ -129,7 +130,7 @@ class Tiers(Watcher):
             if num_usable and not wanted and not awaited.has_asked_for_state:
                 awaited.has_asked_for_state = True
                 missing = seq.block_hashes[num_usable - 1] not in self.manager.snapshots
-                return [self.state_record(awaited.records[num_usable - 1])] if missing else []
+                return [self.names.state_record(awaited.records[num_usable - 1])] if missing else []
         return wanted if awaited.num_in_vain < MAX_IN_VAIN else []
 
     def num_usable(self, seq: Sequence, records: list[Record], num_hits: int) -> int:
@@ -138,7 +139,7 @@ class Tiers(Watcher):
         end = (len(seq.tokens) - 1) // self.manager.block_size  # one token, at least, is left to be computed
         num_there = num_hits + sum(1 for _ in takewhile(self.is_kept, records[num_hits:]))
         for n in range(min(end, num_there), 0, -1):
-            if seq.block_hashes[n - 1] in states.snapshots or self.is_kept(self.state_record(records[n - 1])):
+            if seq.block_hashes[n - 1] in states.snapshots or self.is_kept(self.names.state_record(records[n - 1])):
                 return n
         return 0
 
@@ -203,26 +204,25 @@ class Tiers(Watcher):
         for medium, num_tokens in {**found, "pool": max(pool, 0)}.items():
             self.hit_tokens[medium][not is_first] += num_tokens
         blocks = [self.manager.blocks[block_id] for block_id in seq.block_table[: seq.num_registered_blocks]]
-        names = [self.name_in_tiers(block) for block in blocks]
+        names = [self.names.name_of(block) for block in blocks]
         if names and seq.state is not None:
-            names.append(self.names.name_of_state(names[-1]))  # it began with the state after its last hit
+            names.append(self.names.names.name_of_state(names[-1]))  # it began with the state after its last hit
         for store in self.stores if names else ():
             store.touch(names)
 
     def stored(self, blocks: list[Block]) -> None:
         disk = self.disk
-        if disk is not None and (new := [b for b in blocks if not disk.may_have(self.name_in_tiers(b))]):
+        if disk is not None and (new := [b for b in blocks if not disk.may_have(self.names.name_of(b))]):
             ids = [block.block_id for block in new]
-            disk.put([self.record_of(block) for block in new], lambda: self.data.read(ids))
+            disk.put([self.names.record_of(block) for block in new], lambda: self.data.read(ids))
 
     def removed(self, block: Block) -> None:
         assert block.block_hash is not None
         if self.memory is not None:
-            self.memory.put([self.record_of(block)], lambda: self.data.read([block.block_id]))
+            self.memory.put([self.names.record_of(block)], lambda: self.data.read([block.block_id]))
             if isinstance(self.manager, WatchedHybridBlockManager):
                 self.snapshot_removed(block.block_hash)
-        if len(self.manager.hash_to_block[block.block_hash]) == 1:
-            self._names_in_pool.pop(block.block_hash, None)
+        self.names.forget(block)
 
     def snapshots_stored(self, names: list[bytes]) -> None:
         if self.disk is not None:
@@ -237,44 +237,13 @@ class Tiers(Watcher):
         states: Any = self.manager
         if (slot := states.slot_of(name)) is not None:
             block = next(iter(states.hash_to_block[name].values()))
-            store.put([self.state_record(self.record_of(block))], lambda: [self.data.read_state(slot)])
+            store.put([self.names.state_record(self.names.record_of(block))], lambda: [self.data.read_state(slot)])
 
     def rolled_back(self) -> None:
-        self._names_in_pool.clear()  # a name that has gone may come to stand for other content
+        self.names.clear()
 
     def cleared(self) -> None:
-        self._names_in_pool.clear()
-
-    # -- names ----------------------------------------------------------------------------------------------------
+        self.names.clear()
 
     def is_kept(self, record: Record) -> bool:
         return any(store.may_have(record.name) for store in self.stores)
-
-    def records_of(self, seq: Sequence) -> list[Record]:
-        """Of all full blocks of a sequence."""
-        records: list[Record] = []
-        for index in range(len(seq.tokens) // self.manager.block_size):
-            _, (_, token_ids, extra_keys) = self.manager.name_block(seq, index)
-            parent, extra = records[-1].name if records else None, self.names.digest(extra_keys)
-            records.append(Record(self.names.name(parent, token_ids, extra), parent, token_ids, extra, index))
-        return records
-
-    def record_of(self, block: Block) -> Record:
-        name, extra = self.name_in_tiers(block), self.names.digest(block.extra_keys)
-        parent = None if block.parent_hash is None else self._names_in_pool[block.parent_hash]
-        return Record(name, parent, block.token_ids, extra, block.depth)
-
-    def state_record(self, block: Record) -> Record:
-        return Record(self.names.name_of_state(block.name), block.name, (), NO_EXTRA, block.depth + 1, STATE)
-
-    def name_in_tiers(self, block: Block) -> bytes:
-        """Of a named block of the pool. All before it are named, too; each is hashed once."""
-        path, known = [block], self._names_in_pool
-        while path[-1].block_hash not in known and path[-1].parent_hash is not None:
-            path.append(next(iter(self.manager.hash_to_block[path[-1].parent_hash].values())))
-        for block in reversed(path):
-            if block.block_hash not in known:
-                parent = None if block.parent_hash is None else known[block.parent_hash]
-                content = block.parent_hash, block.token_ids, block.extra_keys
-                known[block.block_hash] = self.names.name_of(parent, content)  # type: ignore[index]
-        return known[block.block_hash]  # type: ignore[index]

@@ -5,7 +5,6 @@ name is there to be read, and when it is about to go.
 """
 
 from typing import Any
-from weakref import WeakSet
 
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
@@ -37,6 +36,9 @@ class Watcher:
     def snapshot_removed(self, name: bytes) -> None:
         """The state after this block, which keeps its name, is about to be given up."""
 
+    def committed(self) -> None:
+        """A step has succeeded, and all that it has stored or removed was told."""
+
     def rolled_back(self) -> None:
         """Names that were given in a step that failed have gone. Nothing was told of them."""
 
@@ -50,17 +52,16 @@ class WatchedBlockManager(BlockManager):
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)
         self.watchers: list[Watcher] = []
-        self._were_admitted: WeakSet[Sequence] = WeakSet()
 
     def awaits(self, seq: Sequence) -> bool:
         return any(watcher.awaits(seq) for watcher in self.watchers)
 
     def allocate_with_prefix(self, seq: Sequence) -> bool:
+        is_first = not seq.was_admitted
         if not super().allocate_with_prefix(seq):
             return False
         for watcher in self.watchers:
-            watcher.admitted(seq, seq not in self._were_admitted)
-        self._were_admitted.add(seq)
+            watcher.admitted(seq, is_first)
         return True
 
     def commit(self) -> None:
@@ -70,6 +71,8 @@ class WatchedBlockManager(BlockManager):
         super().commit()
         for watcher in self.watchers if new else ():
             watcher.stored(new)
+        for watcher in self.watchers:
+            watcher.committed()
 
     def roll_back(self) -> None:
         super().roll_back()

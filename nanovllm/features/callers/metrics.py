@@ -1,7 +1,7 @@
 """An engine's counters under vLLM's names: LLM.get_metrics(). The server's own are in serving/http/metrics.py."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.features.callers.snapshot import snapshot
 
@@ -40,7 +40,7 @@ class Vector(Metric):
 
 @dataclass
 class Histogram(Metric):
-    """buckets: upper limit, as text -> how many were at most that. Only the server keeps some (/metrics)."""
+    """buckets: upper limit, as text -> how many were at most that. The server has more of them (/metrics)."""
 
     count: int
     sum: float
@@ -50,19 +50,33 @@ class Histogram(Metric):
 def metrics_of(engine: "LLMEngine") -> list[Metric]:
     """Now."""
     stats = snapshot(engine)
-    block_size, cache = stats["kv_pool"]["block_size"], stats["prefix_cache"]
     gauges = {
         "num_requests_running": stats["num_running"],
         "num_requests_waiting": stats["num_waiting"],
         "kv_cache_usage_perc": stats["kv_pool"]["usage"],
     }
     counters = {
-        "prefix_cache_queries": cache["queries"] * block_size,  # tokens, as in vLLM
-        "prefix_cache_hits": cache["hits"] * block_size,
+        **cache_counters(stats),
         "generation_tokens": stats["num_output_tokens"],
         "num_preemptions": stats["num_preemptions"],
         "spec_decode_num_draft_tokens": stats["num_guessed_tokens"],
         "spec_decode_num_accepted_tokens": stats["num_accepted_tokens"],
     }
     found: list[Metric] = [Gauge(f"vllm:{name}", {}, value) for name, value in gauges.items()]
-    return found + [Counter(f"vllm:{name}", {}, value) for name, value in counters.items()]
+    found += [Counter(f"vllm:{name}", {}, value) for name, value in counters.items()]
+    return found + [Histogram(f"vllm:{name}", {}, **times) for name, times in stats.get("block_times", {}).items()]
+
+
+def cache_counters(stats: dict[str, Any]) -> dict[str, int]:
+    """vLLM's counters of the prefix cache: tokens, of sequences that were admitted for the first time.
+
+    stats: of snapshot(). "external" is what lies below the pool. It is asked for what the pool has not.
+    """
+    cache = stats["prefix_cache"]
+    hits = {medium: found["first"] for medium, found in cache["hit_tokens"].items()}
+    queries = (cache["queries"] - cache["preempted_queries"]) * stats["kv_pool"]["block_size"]
+    counters = {"prefix_cache_queries": queries, "prefix_cache_hits": hits["pool"]}
+    if "tiers" in stats:
+        counters["external_prefix_cache_queries"] = queries - hits["pool"]
+        counters["external_prefix_cache_hits"] = sum(hits.values()) - hits["pool"]
+    return counters

@@ -3,13 +3,14 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.core.cache_stats import COUNTERS, PrefixCacheStats
 from nanovllm.core.integrity.states import count_blocks
 
 if TYPE_CHECKING:
     from nanovllm.core.tiers.tiers import Tiers
     from nanovllm.engine import LLMEngine
 
-CACHE_STATS = "queries hits misses evictions collisions hit_rate recent_hit_rate".split()
+CACHE_STATS = [*COUNTERS, "hit_rate", "recent_hit_rate"]
 
 
 def snapshot(engine: "LLMEngine") -> dict[str, Any]:
@@ -27,7 +28,8 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_preemptions": scheduler.num_preemptions,
         **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
         **({} if engine.features.tiers is None else {"tiers": tier_counts(engine.features.tiers)}),
-        "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks},
+        **({} if (times := engine.features.block_times) is None else {"block_times": times.as_dict()}),
+        "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks, "hit_tokens": hit_tokens(engine, now)},
         "kv_pool": {
             "num_blocks": num_blocks,
             "block_size": manager.block_size,
@@ -47,6 +49,18 @@ def state_counts(engine: "LLMEngine") -> dict[str, int]:
         "num_snapshots": len(manager.snapshots),
         "num_snapshots_taken": manager.num_snapshots_taken,
     }
+
+
+def hit_tokens(engine: "LLMEngine", now: PrefixCacheStats) -> dict[str, dict[str, int]]:
+    """Tokens whose K/V was found, by where: in the pool, or in a store below it.
+
+    first: of sequences that were admitted for the first time. again: of those that had been preempted; they mostly find
+    what they have computed themselves.
+    """
+    again = now.preempted_hits * engine.block_manager.block_size
+    pool_only = {"pool": [now.hits * engine.block_manager.block_size - again, again]}
+    found = pool_only if engine.features.tiers is None else engine.features.tiers.hit_tokens
+    return {medium: {"first": tokens[0], "again": tokens[1]} for medium, tokens in found.items()}
 
 
 def tier_counts(tiers: "Tiers") -> dict[str, dict[str, int]]:

@@ -44,6 +44,12 @@ class KnownAdapters:
     def named(self, name: Any) -> LoRARequest | None:
         return next((request for request in self.requests if request.lora_name == name), None)
 
+    def name_of(self, lora_id: int) -> str | None:
+        """lora_name of the adapter with these weights; None if it has been removed or replaced."""
+        known = list(self._known.values())
+        now = (request for request, digest in known if self._lora_ids.get((request.lora_int_id, digest)) == lora_id)
+        return next((request.lora_name for request in now), None)
+
     def digest_of(self, lora_id: int) -> str:
         """Of all that the adapter computes that has, or had, this lora_id."""
         return next(digest for (_, digest), number in list(self._lora_ids.items()) if number == lora_id)

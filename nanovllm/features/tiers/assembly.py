@@ -4,6 +4,7 @@ import json
 import logging
 import sqlite3
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.tiers.names import TierNames
 from nanovllm.core.tiers.store import BLOCK, STATE
 from nanovllm.core.tiers.tiers import Tiers
-from nanovllm.features.tiers.directory import CacheDirectory, prepared
+from nanovllm.features.tiers.directory import CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of
+from nanovllm.features.tiers.index import prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
 
@@ -44,6 +46,11 @@ def make_tiers(features: "Features", runner: Any, manager: Any, directory: Path)
     disk, key = None, b"of one process"
     if config.prefix_cache_dir is not None:
         disk, key = open_disk(features, runner, data, directory)
+    if features.kv_events is not None:
+        for store, told in ((memory, "CPU"), (None if disk is None else disk.directory, "DISK")):
+            if store is not None:
+                store.on_stored = partial(features.kv_events.tier_stored, told)
+                store.on_removed = partial(features.kv_events.tier_removed, told)
     return Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
 
 

@@ -7,33 +7,18 @@ meanwhile is a miss, and nothing worse.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
 from nanovllm.features.tiers.index import FILE, Index, NameSet, Place, now_us
+from nanovllm.features.tiers.rebuild import close_hole, new_index
 from nanovllm.features.tiers.segment import Segment, Space
 
 SLACK_BYTES = 512 << 10  # of the budget, for the index: its journal, and what a transaction adds
 READ_BYTES = 64 << 20  # at a time
 DAMAGED_INDEX = (sqlite3.DatabaseError, TypeError, ValueError, OverflowError)  # what a row that is nonsense may raise
-
-
-def prepared(path: str | os.PathLike) -> Path:
-    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError."""
-    directory = Path(path).expanduser()
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    other = next((p.name for p in directory.iterdir() if p.suffix != ".seg" and not p.name.startswith(FILE)), None)
-    if other is not None:
-        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} holds {shorten(other)}; name a directory of its own")
-    with suppress(OSError):  # it may be somebody else's, or read-only
-        directory.chmod(0o700)
-    return directory
 
 
 class CacheDirectory:
@@ -42,6 +27,7 @@ class CacheDirectory:
 
     spaces       {kind: Space} that this process reads and writes; others are only made room in
     names        of records in those
+    on_stored, on_removed    told of records, in the thread that changes something
     num_added    records that were kept
     num_refused  records that found no room, or no parent
     num_removed  records that have made room for others
@@ -53,32 +39,33 @@ class CacheDirectory:
         self.path, self.num_bytes, self.is_writable = path, num_bytes, is_writable
         self.spaces: dict[int, Space] = {}
         self.names = NameSet()
+        self.on_stored: Callable[[list[Record]], None] = lambda records: None
+        self.on_removed: Callable[[list[bytes]], None] = lambda names: None
         self.num_added = self.num_refused = self.num_removed = self.num_damaged = 0
         self._own: dict[int, tuple[int, Segment]] = {}  # kind -> (its id in the index, its segment)
         self._holes: dict[int, set[int]] = {}  # id of a space -> slots without a record; made when it is needed
         self.index: Index | None = None
-        try:
-            self.index = Index(path, is_writable)
-            if self.index.is_new and next(path.glob("*.seg"), None) is not None:
-                raise sqlite3.DatabaseError("the index is lost")
-        except sqlite3.OperationalError:
-            raise
-        except DAMAGED_INDEX:
-            if not is_writable:
-                raise
-            self.rebuild(show_progress)
+        self._or_rebuild(self._open_index)
 
     def use(self, spaces: Iterable[Space]) -> None:
         """What this process reads and writes from now on."""
         self.spaces = {space.kind: space for space in spaces}
+        self._or_rebuild(self._open)
+
+    def _or_rebuild(self, work: Callable[[], None]) -> None:
         try:
-            self._open()
+            work()
         except sqlite3.OperationalError:
             raise
         except DAMAGED_INDEX:
             if not self.is_writable:
                 raise
-            self.rebuild(show_progress)
+            self.rebuild()
+
+    def _open_index(self) -> None:
+        self.index = Index(self.path, self.is_writable)
+        if self.index.is_new and next(self.path.glob("*.seg"), None) is not None:
+            raise sqlite3.DatabaseError("the index is lost")
 
     def _open(self) -> None:
         assert self.index is not None
@@ -92,6 +79,12 @@ class CacheDirectory:
         self._own = {kind: (ids[kind], Segment(self.path, self.spaces[kind], self.is_writable)) for kind in ids}
         self._holes = {}
         self.names = NameSet(self.index.names(ids.values()))
+
+    def rebuild(self) -> None:
+        """Make a new index of what the segments say."""
+        self.close()
+        self.index = new_index(self.path, self.spaces.values())
+        self._open()
 
     def close(self) -> None:
         for _, segment in self._own.values():
@@ -116,19 +109,20 @@ class CacheDirectory:
     def put(self, items: list[tuple[Record, Any]]) -> None:
         """Keep records and their data, parents first; but those that are known, or have no room, or no parent here."""
         assert self.index is not None
-        added: list[bytes] = []
+        added: list[Record] = []
         gone: list[Place] = []
         with self.index.writing():
             room = self.num_bytes - SLACK_BYTES - self.used_bytes()
             for record, data in items:
                 room = self._put(record, data, room, added, gone)
         self._forget_names(gone)
-        for name in added:
-            self.names.add(name)
+        for record in added:
+            self.names.add(record.name)
         self.num_added += len(added)
         self.num_removed += len(gone)
+        self.on_stored(added)
 
-    def _put(self, record: Record, data: Any, room: int, added: list[bytes], gone: list[Place]) -> int:
+    def _put(self, record: Record, data: Any, room: int, added: list[Record], gone: list[Place]) -> int:
         """Returns the room that is left in the budget, in bytes."""
         index, (space, segment) = self.index, self._own[record.kind]
         assert index is not None
@@ -150,7 +144,7 @@ class CacheDirectory:
             room += sum(self._give_up(place, space) for place in removed)
         segment.write(slot, record, data)
         if index.add(record, space, slot):
-            added.append(record.name)
+            added.append(record)
         else:
             self._holes[space].add(slot)
         return room
@@ -199,6 +193,7 @@ class CacheDirectory:
     def _forget_names(self, gone: list[Place]) -> None:
         for place in gone:
             self.names.discard(place.name)
+        self.on_removed([place.name for place in gone])
 
     @property
     def own_bytes(self) -> int:
@@ -224,31 +219,13 @@ class CacheDirectory:
         return None
 
     def _give_up(self, place: Place, wanted: int) -> int:
-        """A record has gone: its slot is for another of the space `wanted`, or its file becomes smaller. By how much.
-
-        The last record of the file takes the free slot, so that a file has no more slots than it needs.
-        """
+        """A record has gone: its slot is for another of the space `wanted`, or its file is shorter. By how much."""
         if place.space == wanted:
             self._holes[wanted].add(place.slot)
             return 0
         assert self.index is not None
-        path = self.path / self.index.spaces().get(place.space, "")
-        if not path.is_file() or (space := Segment.space_of(path)) is None:
-            return 0
-        segment = Segment(self.path, space)
-        try:
-            before, last = segment.num_bytes, segment.num_slots - 1
-            while last >= 0 and (name := self.index.in_slot(place.space, last)) is None:
-                last -= 1
-            if place.slot < last:
-                segment.copy(last, place.slot)
-                self.index.move(Place(name, place.space, last), place.slot)  # type: ignore[arg-type]
-                last -= 1
-            segment.truncate(last + 1)
-            self._holes.pop(place.space, None)
-            return before - segment.num_bytes
-        finally:
-            segment.close()
+        self._holes.pop(place.space, None)
+        return close_hole(self.path, self.index, place)
 
     def prune(self, num_bytes: int) -> int:
         """Remove the least recently used records until no more than num_bytes are used. Returns how many."""
@@ -281,43 +258,3 @@ class CacheDirectory:
         self.close()
         for path in [*self.path.glob("*.seg"), *self.path.glob(f"{FILE}*")]:
             path.unlink(missing_ok=True)
-
-    # -- what a crash or damage has left --------------------------------------------------------------------------
-
-    def rebuild(self, shown: Callable[[Iterable, int], Iterable] = lambda slots, num_slots: slots) -> None:
-        """Make a new index of what the segments say. shown: iterates over all slots, of which there are so many."""
-        self.close()
-        for path in self.path.glob(f"{FILE}*"):
-            path.unlink()
-        self.index = Index(self.path)
-        for space in self.spaces.values():
-            Segment(self.path, space).close()  # writes a header that was damaged
-        found = {path: Segment.space_of(path) for path in self.path.glob("*.seg")}
-        spaces = [space for space in found.values() if space is not None]
-        for path in (path for path, space in found.items() if space is None):
-            path.unlink()
-        num_slots, now = sum((self.path / s.file_name).stat().st_size // s.slot_bytes for s in spaces), now_us()
-        with self.index.writing():
-            for number, slot, record in shown(self._all_slots(spaces), num_slots):
-                if record is not None and not self.index.has(record.name):
-                    self.index.add(record, number, slot, now)
-            self.index.remove_orphans()
-        self._open()
-
-    def _all_slots(self, spaces: list[Space]) -> Iterator[tuple[int, int, Record | None]]:
-        """(space, slot, what it holds)."""
-        assert self.index is not None
-        for space in spaces:
-            number, segment = self.index.add_space(space), Segment(self.path, space)
-            for slot, record in enumerate(segment.records()):
-                yield number, slot, record
-            segment.close()
-
-
-def show_progress(slots: Iterable, num_slots: int) -> Iterable:
-    """With a bar on a terminal: a large directory takes a while."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(slots, "a new index of the prefix cache", num_slots, console=console, transient=True)

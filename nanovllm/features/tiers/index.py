@@ -7,15 +7,17 @@ No record was used later than its parent: it begins with its parent's time, and 
 the least recently used record, the deepest of those used together, is nobody's parent: what is kept is whole chains.
 """
 
+import os
 import sqlite3
 import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
 from nanovllm.features.tiers.segment import Space, private
 
@@ -33,6 +35,20 @@ CREATE TABLE digests (path TEXT PRIMARY KEY, stamp TEXT, digest TEXT);
 CHILDREN = "SELECT r.name FROM records r JOIN below ON r.parent = below.name"
 BELOW = f"WITH RECURSIVE below(name) AS (SELECT ? UNION {CHILDREN})"
 BUSY_S = 2.0  # how long another process may write
+
+
+def prepared(path: str | os.PathLike) -> Path:
+    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError."""
+    directory = Path(path).expanduser()
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    other = next((p.name for p in directory.iterdir() if p.suffix != ".seg" and not p.name.startswith(FILE)), None)
+    if other is not None:
+        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} holds {shorten(other)}; name a directory of its own")
+    with suppress(OSError):  # it may be somebody else's, or read-only
+        directory.chmod(0o700)
+    return directory
 
 
 class Place(NamedTuple):

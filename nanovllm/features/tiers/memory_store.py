@@ -16,6 +16,7 @@ class MemoryStore:
     num_read     records that were delivered
     num_dropped  records that were larger than all of it
     num_removed  records that have made room for others
+    on_stored, on_removed    told of records
     """
 
     medium = "memory"
@@ -23,6 +24,8 @@ class MemoryStore:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes, self.used_bytes = num_bytes, 0
         self.num_read = self.num_dropped = self.num_removed = 0
+        self.on_stored: Callable[[list[Record]], None] = lambda records: None
+        self.on_removed: Callable[[list[bytes]], None] = lambda names: None
         self._records: OrderedDict[bytes, tuple[Record, Any]] = OrderedDict()  # the least recently used first
 
     def may_have(self, name: bytes) -> bool:
@@ -42,6 +45,7 @@ class MemoryStore:
                 self.num_removed += 1
             self._records[record.name] = record._replace(token_ids=tuple(record.token_ids)), data
             self.used_bytes += data.nbytes
+            self.on_stored([record])
 
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":
         found: list[Any] = []
@@ -61,8 +65,8 @@ class MemoryStore:
                 self._records.move_to_end(name)
 
     def reset(self) -> None:
-        self._records.clear()
-        self.used_bytes = 0
+        for name in [*self._records]:
+            self._remove(name)
 
     def counts(self) -> dict[str, int]:
         held = {"num_records": len(self._records), "num_bytes": self.used_bytes, "num_read": self.num_read}
@@ -71,3 +75,4 @@ class MemoryStore:
     def _remove(self, name: bytes) -> None:
         if name in self._records:
             self.used_bytes -= self._records.pop(name)[1].nbytes
+            self.on_removed([name])

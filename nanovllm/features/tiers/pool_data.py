@@ -13,6 +13,7 @@ class PoolData:
     def __init__(self, runner: Any) -> None:
         data, states = runner.kv_cache.data, runner.states
         self.pieces: Tensor = data.flatten(0, 1).flatten(2).view(torch.uint8)  # [2 * layers, blocks, bytes]
+        self.on_cpu = data.device.type == "cpu"
         self.block_bytes = self.pieces.shape[0] * self.pieces.shape[2]
         self.state_parts: list[Tensor] = []  # each [slots, bytes]
         if states is not None:
@@ -21,7 +22,7 @@ class PoolData:
 
     def read(self, block_ids: list[int]) -> list[np.ndarray]:
         """Of each block an array of block_bytes."""
-        if self.pieces.device.type != "cpu":
+        if not self.on_cpu:
             return [*self.pieces[:, block_ids].transpose(0, 1).contiguous().cpu().numpy().reshape(len(block_ids), -1)]
         pieces, copies = self.pieces.numpy(), np.empty((len(block_ids), *self.pieces.shape[::2]), np.uint8)
         for copy, block_id in zip(copies, block_ids, strict=True):
@@ -30,7 +31,7 @@ class PoolData:
 
     def write(self, block_ids: list[int], data: list[np.ndarray]) -> None:
         shape = self.pieces.shape[::2]
-        if self.pieces.device.type != "cpu":
+        if not self.on_cpu:
             given = torch.from_numpy(np.stack(data)).view(len(data), *shape).to(self.pieces.device)
             self.pieces[:, block_ids] = given.transpose(0, 1)
             return

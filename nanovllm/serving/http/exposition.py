@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nanovllm.features.callers.metrics import cache_counters
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.metrics import Metrics
 
@@ -32,6 +33,13 @@ COUNTERS = {
     "prefix_cache_hits": ("blocks found there", ("prefix_cache", "hits")),
     "prefix_cache_evictions": ("cached blocks that were overwritten", ("prefix_cache", "evictions")),
 }
+CACHE_COUNTERS = {  # without those of sequences that were preempted before
+    "prefix_cache_queries": "tokens looked for",
+    "prefix_cache_hits": "tokens found in the KV pool",
+    "external_prefix_cache_queries": "tokens looked for below the pool",
+    "external_prefix_cache_hits": "tokens found there",
+}
+BLOCK_TIMES = "of a cached block; a sample of them is measured"
 OUR_NAMES = {
     "time_to_first_token_seconds": "nanovllm_time_to_first_token_seconds",
     "inter_token_latency_seconds": "nanovllm_inter_token_seconds",
@@ -77,6 +85,15 @@ class Exposition(Collector):
             if name in OUR_NAMES:
                 yield _renamed(found, OUR_NAMES[name], {})
             yield _renamed(found, f"vllm:{name}", self.labels)
+        found = self._stat("prefix_cache", "hit_tokens")
+        by_medium = {(medium, which): n for medium, tokens in found.items() for which, n in tokens.items()}
+        yield self._family(
+            CounterMetricFamily,
+            "nanovllm_prefix_cache_hit_tokens",
+            "tokens found, by where and by whether their sequence was preempted before",
+            ("medium", "admission"),
+            by_medium,
+        )
         yield from self._as_in_vllm()
 
     def _as_in_vllm(self) -> Iterator[Metric]:
@@ -88,8 +105,7 @@ class Exposition(Collector):
             "kv_cache_usage_perc": ("share of the KV pool's blocks that sequences hold; 1 is all", pool["usage"]),
         }
         counters = {
-            "prefix_cache_queries": ("tokens looked for", stat("prefix_cache", "queries") * block_size),
-            "prefix_cache_hits": ("tokens found there", stat("prefix_cache", "hits") * block_size),
+            **{name: (CACHE_COUNTERS[name], value) for name, value in cache_counters(self._snapshot).items()},
             "prompt_tokens": ("tokens of prompts, computed or found in the cache", self.metrics.prompt_tokens["in"]),
             "prompt_tokens_cached": ("of these, found in the cache", self.metrics.prompt_tokens["cached"]),
             "generation_tokens": ("tokens that were sampled", stat("num_output_tokens")),
@@ -98,6 +114,10 @@ class Exposition(Collector):
         for table, family in ((gauges, GaugeMetricFamily), (counters, CounterMetricFamily)):
             for name, (text, value) in table.items():
                 yield self._family(family, f"vllm:{name}", text, (), {(): value})
+        for name, times in self._snapshot.get("block_times", {}).items():
+            histogram = HistogramMetricFamily(f"vllm:{name}", BLOCK_TIMES, labels=tuple(self.labels))
+            histogram.add_metric([*self.labels.values()], [*times["buckets"].items()], times["sum"])
+            yield histogram
         by_reason = "vllm:num_requests_waiting_by_reason", "sequences that wait", ("reason",)
         yield self._family(GaugeMetricFamily, *by_reason, {("capacity",): num_waiting, ("deferred",): 0})
         success = "vllm:request_success", "samples that have ended", ("finished_reason",)

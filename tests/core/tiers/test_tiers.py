@@ -6,6 +6,7 @@ import pytest
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.pool_names import PoolNames
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests.core.tiers.world import BLOCK, SlowStore, World
 
@@ -138,9 +139,8 @@ def test_names_hold_in_every_process_and_tell_everything_apart():
 
     def name(*, names=names, tokens=(1, 2, 3), **options):
         world = World(random.Random(0))
-        world.tiers.names = names
         seq = Sequence([*range(40, 40 + BLOCK), *tokens, 9][: 2 * BLOCK], **options)
-        return world.tiers.records_of(seq)[1].name
+        return PoolNames(world.manager, names).records_of(seq)[1].name
 
     known = [
         name(),

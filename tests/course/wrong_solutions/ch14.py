@@ -33,12 +33,17 @@ route
         ~ costs.append(load + BLOCK_SIZE * (len(names) - num_found)) => costs.append(load)
     counts_requests_for_tokens: 1,024 tokens are there
         ~ BLOCK_SIZE * (len(names) - num_found) => len(names) - num_found
-    remembers_the_first_home: replica 1 has the blocks, too
-        ~ sent = memory[best] => sent = memory[0] if names and names[0] in memory[0] else memory[best]
-    first_in_first_out: lately
-        ~ sent.move_to_end(name) =>
-    first_block_first: first four are there
-        ~ for name in reversed(names): => for name in names:
+    guesses_from_what_was_sent: has not announced any
+        + memory.setdefault(costs.index(min(costs)), set()).update(names)
+        = return costs.index(min(costs))
+    what_is_gone_is_kept: replica 0 has 4 blocks left
+        ~ here.difference_update(event.block_hashes) => pass
+    raises_when_told_twice: KeyError
+        ~ here.difference_update(event.block_hashes) => any(here.remove(name) for name in event.block_hashes)
+    cleared_is_ignored: has cleared its cache
+        ~ here.clear() => pass
+    keeps_all_events: stored and removed again
+        ~ costs = [] => costs = memory.setdefault("events", []).extend(events) or []
     names_turned_round: have been changed
         ~ costs = [] => costs = names.reverse() or []
 """)

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
+from examples.bench_tiers import chain, data_of
 from nanovllm.features.tiers import disk_store
-from nanovllm.features.tiers.directory import CacheDirectory, prepared
+from nanovllm.features.tiers.directory import CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
-from nanovllm.features.tiers.index import FILE
+from nanovllm.features.tiers.index import FILE, prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
-from tests.features.tiers.chains import DATA, SPACE, chain, data_of
-from tests.features.tiers.test_directory import ENV, ROOM, opened
+from tests.features.tiers.test_directory import DATA, ENV, ROOM, SPACE, opened
 
 
 @pytest.fixture

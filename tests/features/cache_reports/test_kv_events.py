@@ -1,0 +1,252 @@
+"""Who follows the events of the prefix cache holds the names that are in the pool, whatever happens."""
+
+import json
+import random
+import stat
+from contextlib import suppress
+
+import pytest
+from nanovllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+
+import nanovllm
+from nanovllm import LLM, SamplingParams
+from nanovllm.core.block_hash import BlockHasher
+from nanovllm.core.scheduler import Scheduler
+from nanovllm.core.tiers.store import BLOCK, STATE, Record
+from nanovllm.core.tiers.watched import WatchedBlockManager
+from nanovllm.features.cache_reports.kv_events import KVEvents
+from nanovllm.features.tiers.memory_store import MemoryStore
+from tests import test_interruptions as interruptions
+from tests.checkpoints import SMALL
+from tests.core.by_hand import CacheModel, admit, compute, sequence
+from tests.core.tiers.world import BLOCK as BLOCK_SIZE
+from tests.core.tiers.world import SlowStore, World
+from tests.errors import expect
+
+ON = {"enable_kv_cache_events": True, "publisher": "null"}
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+class Follower:
+    """What a router keeps: {(medium, name): (parent, token ids)}. It checks that no event is of what it cannot know."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[str, bytes], tuple[bytes | None, list[int]]] = {}
+
+    def __call__(self, batch: KVEventBatch) -> None:
+        assert KVEventBatch.from_json(batch.to_json()) == batch
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                parent, size = event.parent_block_hash, event.block_size
+                assert len(event.token_ids) == size * len(event.block_hashes)
+                assert parent is None or (event.medium, parent) in self.blocks, "a parent that nobody has heard of"
+                for i, name in enumerate(event.block_hashes):
+                    self.blocks[event.medium, name] = parent, event.token_ids[i * size : (i + 1) * size]
+                    parent = name
+            elif isinstance(event, BlockRemoved):
+                for name in event.block_hashes:
+                    self.blocks.pop((event.medium, name), None)
+            else:
+                assert isinstance(event, AllBlocksCleared)
+                self.blocks.clear()
+
+    @property
+    def names(self) -> set[bytes]:
+        return {name for _, name in self.blocks}
+
+
+def holds(follower: Follower, manager) -> bool:
+    """Does it hold exactly what is in the pool?"""
+    pool = {name: next(iter(copies.values())) for name, copies in manager.hash_to_block.items()}
+    return follower.blocks == {("GPU", name): (b.parent_hash, b.token_ids) for name, b in pool.items()}
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_follower_holds_the_names_in_the_pool(seed):
+    """Random schedules with preemptions, aborts, resets and steps that fail before or after they were computed."""
+    rng, model, seen = random.Random(seed), CacheModel(4), {"preempted": 0, "failed": 0, "cleared": 0, "copies": 0}
+    manager = WatchedBlockManager(14, 4)
+    scheduler = Scheduler(manager, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=40)
+    events, follower = KVEvents(manager), Follower()
+    events.on_batch = follower
+    for _ in range(400):
+        if rng.random() < 0.3:
+            prompt = [*range(rng.choice((0, 4, 9, 17))), *rng.sample(range(90, 94), rng.randint(1, 4))]
+            scheduler.add(sequence(prompt, max_tokens=rng.randint(1, 12)))
+        if rng.random() < 0.05 and scheduler.seqs:
+            scheduler.abort(rng.choice(list(scheduler.seqs)))
+        if rng.random() < 0.05 and manager.reset_prefix_cache():
+            seen["cleared"] += 1
+            assert not follower.blocks
+        output = scheduler.schedule()
+        seen["preempted"] += len(output.preempted)
+        tokens = model.execute(output)
+        if rng.random() < 0.1:
+            if rng.random() < 0.5:
+                scheduler.update(output, tokens)
+            scheduler.roll_back(output)
+            seen["failed"] += 1
+            continue
+        scheduler.update(output, tokens)
+        seen["copies"] += any(len(copies) > 1 for copies in manager.hash_to_block.values())
+        assert holds(follower, manager)
+    assert all(seen.values()) and manager.stats.evictions > 0, seen
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_with_tiers_below_the_pool(is_hybrid):
+    """What tiers bring back gets its name as what is computed does, and may be evicted in the same step."""
+    rng = random.Random(7)
+    world = World(rng, MemoryStore(40 * BLOCK_SIZE), SlowStore(rng, 0.1), 20, is_hybrid, max_num_seqs=4)
+    follower = Follower()
+    KVEvents(world.manager).on_batch = follower
+    for _ in range(600):
+        if rng.random() < 0.3:
+            prompt = [*range(rng.choice((0, 20, 45))), *rng.sample(range(90, 94), rng.randint(1, 4))]
+            world.add(prompt, rng.randint(1, 12), cache_salt=rng.choice((None, "pepper")))
+        if rng.random() < 0.5:
+            world.tiers.disk.deliver()
+        fails = rng.choice((None,) * 8 + ("schedule", "compute"))
+        world.step(fails)
+        assert fails or holds(follower, world.manager)
+    assert world.tiers.hit_tokens["disk"] != [0, 0] and world.scheduler.num_preemptions > 0
+
+
+def test_after_an_exception_out_of_any_line(checkpoint, monkeypatch):
+    files = (*interruptions.FILES, f"{nanovllm.__path__[0]}/features/cache_reports/")
+    monkeypatch.setattr(interruptions, "FILES", files)
+    options = dict(block_size=interruptions.BLOCK_SIZE, num_gpu_blocks_override=interruptions.NUM_BLOCKS)
+    llm = LLM(str(checkpoint()), **options, max_model_len=40, kv_events_config=ON)
+    llm.engine.model_runner = interruptions.StandIn(llm.engine.model_config.vocab_size)
+    follower = Follower()
+    llm.on_kv_events = follower
+    lines = interruptions.lines_to_try(lambda: interruptions.answers(llm))
+    for line in random.Random(0).sample(lines, 25):
+        with suppress(interruptions.Interrupted):
+            interruptions.interrupted_at({line}, lambda: interruptions.answers(llm))
+        llm.generate([[7]], GREEDY, use_tqdm=False)
+        assert holds(follower, llm.engine.block_manager), f"after an exception at line {line}"
+
+
+def test_what_a_router_needs(checkpoint, tmp_path):
+    """Names that it can make itself, a file that it can read, and no salt."""
+    path = tmp_path / "events.jsonl"
+    llm = LLM(str(checkpoint()), **SMALL, kv_events_config=ON | {"publisher": "jsonl", "path": path})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "prompts are in it"
+    batches: list[KVEventBatch] = []
+    llm.on_kv_events = batches.append
+    prompt = list(range(10, 22))
+    llm.generate([{"prompt_token_ids": prompt, "cache_salt": "pepper"}], GREEDY, use_tqdm=False)
+    num_steps = llm.stats()["num_steps"]
+    assert 0 < len(batches) <= num_steps
+    [stored] = batches[0].events
+    names, hasher = [None], BlockHasher(4)
+    for i in range(3):
+        names.append(hasher.name(names[-1], prompt[i * 4 : i * 4 + 4], (("salt", "pepper"),) if i == 0 else ()))
+    assert stored == BlockStored(names[1:], None, prompt, 4, None, "GPU", None, [("salt",), None, None])
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert batches[-2].events[0].extra_keys is None
+    llm.reset_prefix_cache()
+    lines = path.read_text().splitlines()
+    assert "pepper" not in path.read_text()
+    assert [KVEventBatch.from_json(line).events for line in lines] == [
+        [AllBlocksCleared()],
+        *(batch.events for batch in batches),
+    ]
+    first = json.loads(lines[1])["events"][0]
+    assert first["type"] == "BlockStored" and first["block_hashes"] == [name.hex() for name in names[1:]]
+    assert json.loads(lines[-1])["events"] == [{"type": "AllBlocksCleared"}]
+
+    path.unlink()
+    path.mkdir()
+    assert llm.generate([prompt], GREEDY, use_tqdm=False), "a file that cannot be written to stops nobody"
+    assert isinstance(batches[-1].events[0], BlockStored)
+
+
+def test_what_a_follower_raises_undoes_the_step_and_is_told_again(checkpoint):
+    llm = LLM(str(checkpoint()), **SMALL, kv_events_config=ON)
+    follower = Follower()
+
+    def failing(batch):
+        llm.on_kv_events = follower
+        raise Broken
+
+    llm.on_kv_events = failing
+    with pytest.raises(Broken):
+        llm.generate([list(range(20))], GREEDY, use_tqdm=False)
+    llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert holds(follower, llm.engine.block_manager) and len(follower.blocks) >= 5
+
+
+def test_what_is_evicted_in_the_step_that_named_it_is_not_told():
+    """Tiers bring blocks in for a sequence that waits; another one may take them before it is admitted."""
+    manager, follower = WatchedBlockManager(2, 2), Follower()
+    KVEvents(manager).on_batch = follower
+    seq = admit(manager, [1, 2])
+    manager.free(seq)
+    admit(manager, [7, 7, 7])
+    assert not manager.hash_to_block.keys() & {*seq.block_hashes}
+    manager.commit()
+    assert holds(follower, manager) and len(follower.blocks) == 1
+
+
+def test_a_copy_that_was_not_computed_is_no_copy():
+    manager, follower = WatchedBlockManager(2, 2), Follower()
+    KVEvents(manager).on_batch = follower
+    manager.free(admit(manager, [1, 2]))
+    manager.commit()
+    again = sequence([1, 2])
+    again.skips_cache = True
+    assert manager.allocate_with_prefix(again)
+    compute(manager, again)
+    admit(manager, [7])  # evicts the first block, while the second has the name, too
+    manager.roll_back()
+    manager.commit()
+    assert not manager.hash_to_block and not follower.blocks
+
+
+def test_adapters_have_their_names():
+    manager, batches = WatchedBlockManager(4, 2), []
+    KVEvents(manager, name_of_adapter={3: "sailor"}.get).on_batch = batches.append
+    admit(manager, [1, 2, 3, 4], lora_id=3, cache_salt="pepper")
+    manager.commit()
+    [stored] = batches[0].events
+    assert (stored.lora_id, stored.lora_name, stored.extra_keys) == (3, "sailor", [("salt",), None])
+
+
+def test_stores_tell_of_theirs():
+    manager, follower = WatchedBlockManager(4, 2), Follower()
+    events = KVEvents(manager)
+    events.on_batch = follower
+    a = Record(b"a" * 16, None, [1, 2], b"\1" * 16, 0)
+    b = Record(b"b" * 16, a.name, [3, 4], bytes(16), 1)
+    state = Record(b"s" * 16, b.name, (), bytes(16), 2, STATE)
+    assert a.kind == BLOCK
+    events.tier_stored("CPU", [a, b, state])
+    events.committed()
+    assert follower.blocks == {("CPU", a.name): (None, [1, 2]), ("CPU", b.name): (a.name, [3, 4])}
+    events.tier_removed("CPU", [b.name])
+    events.committed()
+    assert follower.names == {a.name}
+
+
+def test_only_who_asks_is_told(llm, checkpoint):
+    assert type(llm.engine.block_manager).__name__ == "BlockManager" and llm.on_kv_events is None
+    expect("KV events are not gathered", setattr, llm, "on_kv_events", print)
+    options = dict(model=str(checkpoint()), **SMALL)
+    for config, message in [
+        ({"enable_kv_cache_events": True}, "opens no sockets; say 'jsonl'"),
+        (ON | {"publisher": "zmq"}, "opens no sockets; say 'jsonl'"),
+        (ON | {"publisher": "jsonl"}, "path is the file of publisher 'jsonl'"),
+        (ON | {"path": "events"}, "path is the file of publisher 'jsonl'"),
+        (ON | {"publisher": "jsonl", "path": 5}, "path must be a file's, found 5"),
+        (ON | {"publisher": "jsonl", "path": "/dev/null/no"}, "/dev/null/no cannot be written to: Not a directory"),
+        (ON | {"paths": ""}, "did you mean 'path'"),
+        (5, "must be a dict or a KVEventsConfig, found 5"),
+    ]:
+        expect(message, LLM, **options, kv_events_config=config)
+    expect("without enable_prefix_caching", LLM, **options, enable_prefix_caching=False, kv_events_config=ON)
