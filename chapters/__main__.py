@@ -52,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     site.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
     site.add_argument("--offline", action="store_true", help="put the labs' runtime beside the pages, for no network")
+    site.add_argument(
+        "--with-model", action="store_true", help="put the demo model beside the pages, 100 MB (takes ziglang and npm)"
+    )
     site.add_argument("--serve", action="store_true", help="show it on this machine")
     site.add_argument("--port", type=int, default=8000, help="with --serve (default: 8000)")
     site.add_argument(
@@ -170,7 +173,7 @@ def run_site(args: argparse.Namespace) -> int:
         for number in args.record or TITLES:
             stories.record(find_chapter(number))
         return 0
-    build.build(args.out, args.offline)
+    build.build(args.out, args.offline, args.with_model)
     print(f"written: {args.out / 'index.html'}")
     if args.serve:
         server.serve(args.out, args.port)

@@ -1,11 +1,13 @@
 """How long a reader waits: for a page's first paint, for a lab after the click, for the verdict on each exercise.
 
     python examples/bench_site.py
+    python examples/bench_site.py --with-model
 
 Builds the site with its runtime (python -m chapters site --offline) into a temporary folder, serves it from this
 machine and opens it in chromium with Playwright, each time with an empty browser cache. Prints a line for each page, in
 milliseconds or seconds; no network is in these numbers. Our solutions are what is graded: one click, and the seconds
-after it at which each exercise has its verdict. The first has loaded Python, too.
+after it at which each exercise has its verdict. The first has loaded Python, too. With the demo model beside the pages
+it prints instead how fast that generates in the browser, without guesses: what chapter 13's page says itself.
 """
 
 import argparse
@@ -41,11 +43,13 @@ VERDICTS = """source => new Promise(resolve => {
     document.querySelector("textarea").value = source;
     document.querySelector(".check").click();
 })"""
+ENDED = "document.querySelector('.model .said').textContent.startsWith('95 tokens')"
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="First paint of a page, a lab after the click, exercises graded.")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="take the median of N (default: 3)")
+    parser.add_argument("--with-model", action="store_true", help="the demo model in the browser, alone")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="a site that was built with --offline")
     parser.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="(default: all)")
     args = parser.parse_args(argv)
@@ -56,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         folder = args.site or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address, playwright = stack.enter_context(served(folder)), stack.enter_context(sync_playwright())
         if not args.site:
-            build(folder, offline=True)
+            build(folder, offline=True, with_model=args.with_model)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
 
         def measure(path: str, script: str) -> float:
@@ -70,6 +74,16 @@ def main(argv: list[str] | None = None) -> None:
                 context.close()
             return statistics.median(times)
 
+        if args.with_model:
+            page = browser.new_page()
+            page.goto(f"{address}/ch13_guess_and_check/lab.html")
+            page.click("text=Fetch the model")
+            page.wait_for_selector(".shown .panel", timeout=300_000)
+            page.fill("[data-name=num_guesses]", "0")
+            page.click("[data-act=run]")
+            page.wait_for_function(ENDED, timeout=300_000)
+            print(f"chromium {browser.version}: {page.inner_text('.model .said')}")
+            return
         megabytes = sum(file.size for file in FILES) / 1e6
         print(f"first paint, or a lab ready after the click ({megabytes:.1f} MB from this machine)")
         for path in ("index.html", *(f"{name}/index.html" for name in names)):

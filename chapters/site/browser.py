@@ -17,6 +17,7 @@ class Browser:
     def __init__(self, folder: Path = Path("/home/pyodide")) -> None:
         self.folder = folder
         self.player: Player | None = None
+        self.lesson: Any = None
 
     def call(self, request: str, begins: Callable[[int], None] = lambda number: None) -> str:
         """{"do": METHOD, ...} -> what the method returns. For a link that is wrong: {"problem": TEXT}."""
@@ -41,6 +42,14 @@ class Browser:
         assert self.player is not None, "lab comes first"
         getattr(self.player, move)(*arguments)
         return self.player.view()
+
+    def learn(self, chapter: int, act: str, values: dict[str, str]) -> dict[str, Any]:
+        """A button or slider of a lesson with the model, once worker.js has that (model/lessons.py)."""
+        if self.lesson is None:
+            from chapters.site.model.lessons import begin_lesson
+
+            self.lesson = begin_lesson(chapter)
+        return self.lesson.do(act, values)
 
     # -- exercises ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from chapters.course import EXERCISES, Chapter, all_chapters
 from chapters.site import labs
+from chapters.site.model import files as model_files
+from chapters.site.model import section as model
 from chapters.site.pages import page, relative, write
 from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
@@ -19,6 +21,7 @@ from nanovllm.serving.http import html_pictures as pictures
 
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
+SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
 READ = (
     '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> I have read this chapter</label></p>\n'
 )
@@ -34,20 +37,25 @@ another browser.</p>
 TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
 
 
-def build(folder: Path, offline: bool = False) -> None:
-    """Write the site into the folder; of an older one there, every file that still has its name is replaced."""
-    sources, index = Sources(), Index()
+def build(folder: Path, offline: bool = False, with_model: bool | str = False) -> None:
+    """Write the site into the folder; of an older one there, every file that still has its name is replaced.
+
+    with_model: lay the model that some labs play with beside the pages; a text names another one than the demo model.
+    """
+    sources, index, on_pages = Sources(), Index(), None
+    if with_model:
+        on_pages = model_files.write_model(folder / "model", None if with_model is True else with_model)
     scenes = {chapter.folder.name: Scenes.of(chapter) for chapter in all_chapters()}
     for source, target in TEXTS.items():
         place = Place(source, target, sources, scenes.get(target.split("/")[0], Scenes()))
         write(folder, target, text_page(place, index))
     for chapter in all_chapters():
         seen = scenes[chapter.folder.name]
-        for name, text in (("lab", lab_text(chapter, seen)), ("exercises", exercises_text(chapter))):
+        for name, text in (("lab", lab_text(chapter, seen, on_pages)), ("exercises", exercises_text(chapter))):
             path = f"{chapter.folder.name}/{name}.html"
             body = frame(chapter, name, path, text)
             title = f"{TABS[name]}: {chapter.title}"
-            write(folder, path, page(title, body, path, labs.SCRIPTS, labs.STYLES))
+            write(folder, path, page(title, body, path, SCRIPTS, STYLES))
             index.add(path, title, text.body)
     sources.write(folder)
     write(folder, "search.html", page("Search", SEARCH, "search.html", classic=("search-index.js", "assets/search.js")))
@@ -55,6 +63,8 @@ def build(folder: Path, offline: bool = False) -> None:
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
+    for name in (model.SCRIPT, model.STYLE):
+        shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
 
 
@@ -117,9 +127,10 @@ def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_text(chapter: Chapter, scenes: Scenes) -> Text:
-    """The lab that runs on the page, or its recorded story, or both."""
-    living, text = labs.lab_section(chapter, scenes), Text(chapter.title)
+def lab_text(chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | None = None) -> Text:
+    """The lab that runs on the page, or its recorded story, or both. on_pages: the model."""
+    living = labs.lab_section(chapter, scenes) + model.model_section(chapter, on_pages)
+    text = Text(chapter.title)
     if (chapter.folder / "story.json").exists():
         text = story_of(chapter, scenes)
     heading = ""

@@ -32,6 +32,8 @@ GRADED = (
     "ch14_many_users",
 )
 
+OF_MODEL = ("ch08_sampling/theory.py", "ch13_guess_and_check/world.py")  # what lessons with the model read of chapters
+
 
 class File(NamedTuple):
     package: str
@@ -57,6 +59,13 @@ MERMAID = File(
     "dist/mermaid.min.js",
     3_572_661,
     "EOXBFmc3gx5mb+vn0vPvvGqACToJD24hhacX5Yx+8NUUQrHIle/Qi5Bg9o3zKwW2",
+)
+# Reads a model's tokenizer; only pages with a model load it (model/files.py).
+TOKENIZERS = File(
+    "@huggingface/tokenizers@0.2.0",
+    "dist/tokenizers.min.mjs",
+    36_601,
+    "Tl2lMbeE3RCGFLOUGQ7LhvaagysxiOw/9dulz2sD6jxNa1MckRJQBbYdVHhOoqEs",
 )
 
 
@@ -91,7 +100,7 @@ def _fetch(package: str, cache: Path) -> None:
                 f"connect to a network, or put the files into {cache}. Without --offline a site takes none of them."
             ) from error
         with tarfile.open(next(Path(temporary).glob("*.tgz"))) as tar:
-            for file in (each for each in (*FILES, MERMAID) if each.package == package):
+            for file in (each for each in (*FILES, MERMAID, TOKENIZERS) if each.package == package):
                 member = tar.extractfile(f"package/{file.path}")
                 data = member.read() if member else b""
                 if sha384_of(data) != file.sha384:
@@ -104,7 +113,8 @@ def _fetch(package: str, cache: Path) -> None:
 def bundled_files() -> dict[str, Path]:
     """What the browser's Python imports: path there -> file here. All are unchanged."""
     paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "player")]
-    paths += (path for name in ("", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
+    paths += (REPOSITORY / "chapters" / name for name in OF_MODEL)
+    paths += (path for name in ("", "site/model", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
     files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
     return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}

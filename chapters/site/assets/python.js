@@ -68,7 +68,7 @@ async function load(progress) {
   return { worker: URL.createObjectURL(worker), files, module };
 }
 
-async function fetched(url, options) {
+export async function fetched(url, options) {
   const response = await fetch(url, options).catch((error) => {
     throw new Error(`${url} cannot be loaded (${error.message}). Is there a network?`);
   });
@@ -76,7 +76,7 @@ async function fetched(url, options) {
   return response;
 }
 
-async function download(url, integrity, count) {
+export async function download(url, integrity, count) {
   const reader = (await fetched(url)).body.getReader();
   const chunks = [];
   for (;;) {

@@ -3,7 +3,7 @@
 const MOST_LINES = 500, MOST_CHARACTERS = 20_000, MOST_IN_A_LINE = 1_000; // of what the code prints
 const MOST_MEMORY = 512 * 2 ** 20; // more is a MemoryError in Python, and not the end of the page
 
-let browser; // the Python object of browser.py
+let python, browser; // Pyodide, and the Python object of browser.py
 
 // From the page: files (addresses of blobs, by name) and Pyodide's WebAssembly, compiled. snapshot: the memory of a Python
 // that has started and run nothing. The first worker makes it; it spares the others most of their start.
@@ -20,7 +20,7 @@ async function start({ folder, files, module, snapshot }) {
   const [{ loadPyodide }, { default: createPyodideModule }, { default: loadXxhash }] = await Promise.all(
     ["pyodide.mjs", "pyodide.asm.mjs", "xxhash-wasm.js"].map((name) => import(files[name])));
   const xxhash = await loadXxhash();
-  const python = await loadPyodide({
+  python = await loadPyodide({
     indexURL: folder,
     createPyodideModule,
     stdLibURL: files["python_stdlib.zip"],
@@ -43,6 +43,12 @@ async function start({ folder, files, module, snapshot }) {
   }
   browser = python.runPython("Browser()");
   return { snapshot };
+}
+
+// A real model, for the chapters that have one (model/).
+async function model({ kernels, weights, ...files }) {
+  const { loadModel } = await import(kernels);
+  python.registerJsModule("page_model", await loadModel({ weights: new Uint8Array(await weights.arrayBuffer()), ...files }));
 }
 
 // Sends text as soon as it is printed, since a loop that never ends may follow, until it is more than one can read.
@@ -69,7 +75,8 @@ function printer(send) {
 self.onmessage = async ({ data: { id, request } }) => {
   try {
     const began = (number) => postMessage({ id, began: number });
-    const result = request.do === "start" ? await start(request) : JSON.parse(browser.call(JSON.stringify(request), began));
+    const prepare = { start, model }[request.do];
+    const result = prepare ? await prepare(request) : JSON.parse(browser.call(JSON.stringify(request), began));
     postMessage({ id, result });
   } catch (error) {
     postMessage({ id, failure: String(error.message || error) });

@@ -111,13 +111,8 @@ def load_cpu_kernels(
     some processors have: they are fast, and round in their own way. kv_int8: the KV cache holds codes of 8 bits
     (cpu/kv_cache.h).
     """
-    group_size = config.num_attention_heads // config.num_key_value_heads
-    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_size, "TILE": TILE_ROWS}
-    defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
-    if dtype == torch.bfloat16:
-        defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
-    defines += ["-DKV_INT8"] if kv_int8 else []
-    defines += [] if config.rotary_dim == config.head_dim else [f"-DROTARY_DIM={config.rotary_dim}"]
+    group_size = group_of(config)
+    defines = defines_of(config, dtype, everywhere, kv_int8)
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
@@ -140,6 +135,21 @@ def load_cpu_kernels(
     library.bits_depend_on.restype = ctypes.c_char_p
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
     return _wrap(library, config)
+
+
+def group_of(config: ModelConfig) -> int:
+    """Query heads that share a KV head."""
+    return config.num_attention_heads // config.num_key_value_heads
+
+
+def defines_of(config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False) -> list[str]:
+    """What cpu/kernels.c is compiled with for a model."""
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": TILE_ROWS}
+    defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
+    if dtype == torch.bfloat16:
+        defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
+    defines += ["-DKV_INT8"] if kv_int8 else []
+    return defines + ([] if config.rotary_dim == config.head_dim else [f"-DROTARY_DIM={config.rotary_dim}"])
 
 
 @cache

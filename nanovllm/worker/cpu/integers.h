@@ -21,6 +21,8 @@ enum { WIDTH = 8, MAX_ROWS = 4, TILE_VECS = 2, SIGNED_CODES = 1 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 enum { WIDTH = 4, MAX_ROWS = 4, TILE_VECS = 4, SIGNED_CODES = 1 };
+#elif defined(__wasm_simd128__)
+enum { WIDTH = 4, MAX_ROWS = 4, TILE_VECS = 2, SIGNED_CODES = 1 };
 #else
 enum { WIDTH = 8, MAX_ROWS = 1, TILE_VECS = 4, SIGNED_CODES = 1 };
 #endif
@@ -81,6 +83,22 @@ static inline ints dot(ints sum, ints codes, ints x, int bits) {
 }
 static inline floats from_halves(const uint16_t *x) { return (floats)vcvt_f32_f16((float16x4_t)vld1_u16(x)); }
 static inline floats fused_floats(floats a, floats b, floats c) { return (floats)vfmaq_f32(c, a, b); }
+
+#elif defined(__wasm_simd128__)
+static inline ints dot(ints sum, ints codes, ints x, int bits) { /* bytes 0 and 2 of a lane, then 1 and 3, as 16 bits */
+    const v128_t even = wasm_i32x4_dot_i16x8(wasm_i16x8_shr(wasm_i16x8_shl((v128_t)codes, 8), 8),
+                                             wasm_i16x8_shr(wasm_i16x8_shl((v128_t)x, 8), 8));
+    const v128_t odd = wasm_i32x4_dot_i16x8(wasm_i16x8_shr((v128_t)codes, 8), wasm_i16x8_shr((v128_t)x, 8));
+    return (void)bits, sum + (ints)even + (ints)odd;
+}
+static inline floats from_halves(const uint16_t *x) {
+    const v128_t bits = wasm_u32x4_load16x4(x), sign = wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_const_splat(0x8000)), 16);
+    const floats magnitude = (floats)wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_const_splat(0x7fff)), 13) * 0x1p112f;
+    return (floats)wasm_v128_or((v128_t)magnitude, sign);
+}
+static inline floats fused_floats(floats a, floats b, floats c) {
+    return (floats)four_fused((v128_t)a, (v128_t)b, (v128_t)c);
+}
 
 #else
 static inline ints dot(ints sum, ints codes, ints x, int bits) {

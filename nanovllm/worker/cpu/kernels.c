@@ -1,7 +1,7 @@
 /* The small operations of a decoder layer, for CPUs (chapter 10). The rest is in the files that are included below:
  *
  *     pool.h              work for all cores
- *     vectors.h           number and vector types
+ *     vectors.h           number and vector types; wasm.h: those of WebAssembly
  *     kv_cache.h          how keys and values lie in the cache
  *     attention.h         the way through the block table
  *     attention_prompt.c  attention of many queries

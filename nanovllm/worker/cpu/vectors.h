@@ -75,6 +75,10 @@ static inline float fused_float(float a, float b, float c) {
 #endif
 }
 
+#ifdef __wasm_simd128__
+#include "wasm.h"
+#endif
+
 /* -- vec and unit ----------------------------------------------------------------------------------------------- */
 
 /* STEP: sums that are computed together, each a vec in a register of its own. */
@@ -99,6 +103,15 @@ static inline vec fused(vec a, vec b, vec c) {
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__wasm_simd128__)
+    v128_t x[2], y[2], z[2];
+    memcpy(x, &a, sizeof(a));
+    memcpy(y, &b, sizeof(b));
+    memcpy(z, &c, sizeof(c));
+    for (int half = 0; half < 2; half++)
+        z[half] = four_fused(x[half], y[half], z[half]);
+    memcpy(&c, z, sizeof(c));
+    return c;
 #else
     float x[LANES], y[LANES], z[LANES]; /* gcc makes no vectors of a loop over the lanes of vectors */
     put(x, a);

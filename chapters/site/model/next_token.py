@@ -1,0 +1,76 @@
+"""Chapter 1 with the model on a page: a text, what may follow it, and what a head of attention looks at."""
+
+from chapters.ch08_sampling.theory import reshape
+from chapters.site.model import drawing, lessons
+from chapters.site.model.engine import draw, noise
+from chapters.site.model.lessons import Values
+from nanovllm.sampling_params import SamplingParams
+
+NUM_SHOWN, SEED = 8, 3
+
+
+class Lesson(lessons.Lesson):
+    """A text that grows by the token that one chooses."""
+
+    def on_begin(self, values: Values) -> None:
+        token_ids = self.words.encode(values["text"])
+        room = self.engine.layout["max_model_len"] - len(token_ids)
+        self.seq = self.engine.begin(token_ids, SamplingParams(max_tokens=max(room, 1), ignore_eos=True, seed=SEED))
+        self._compute()
+        found = self.seq.num_cached_tokens
+        self.said = f"{len(token_ids)} tokens. {found} of them were in the prefix cache. {self.said}"
+
+    def on_change(self, values: Values) -> None:
+        """Of temperature, layer or head: nothing is computed but what is shown."""
+
+    def on_pick(self, values: Values) -> None:
+        self._take(int(values["pick"]))
+
+    def on_likely(self, values: Values) -> None:
+        self._take(self.step.chosen[0])
+
+    def on_draw(self, values: Values) -> None:
+        self._take(draw(self._probs(values), noise(self.seq)))
+
+    def _take(self, token_id: int) -> None:
+        if self.engine.take([token_id]):
+            raise ValueError("The text is as long as this page's memory. Begin another one.")
+        self._compute()
+
+    def _compute(self) -> None:
+        self.step = self.engine.compute(wants_logits=True)
+        chunk = self.step.chunk
+        num_rows = chunk.end - chunk.start
+        rows = "one row" if num_rows == 1 else f"{num_rows} rows"
+        ms, num_layers = self.step.seconds * 1e3, len(self.engine.layout["layers"])
+        self.said = f"The last step: {rows} through {num_layers} layers in {ms:.0f} ms."
+
+    def _probs(self, values: Values) -> list[float]:
+        return reshape(self.step.logits[0], SamplingParams(temperature=float(values["temperature"]))).after
+
+    def panels(self, values: Values) -> list[tuple[str, str]]:
+        layer, head = int(values["layer"]), int(values["head"])
+        weights = self.engine.attention(layer - 1)[head - 1]
+        pieces, largest = [self.words.piece(i) for i in self.seq.tokens], max(weights)
+        looked_at = (
+            drawing.token(piece, share=weight / largest, note=drawing.percent(weight))
+            for piece, weight in zip(pieces, weights, strict=True)
+        )
+        probs = self._probs(values)
+        best = sorted(range(len(probs)), key=self.step.logits[0].__getitem__, reverse=True)[:NUM_SHOWN]
+        rows = [
+            (
+                f'<button type="button" data-act="pick" data-pick="{i}">{drawing.token(self.words.piece(i))}</button>',
+                drawing.bar(probs[i], 1),
+                drawing.percent(probs[i]),
+            )
+            for i in best
+        ]
+        rest = 1 - sum(probs[i] for i in best)
+        rows.append(
+            (f"{len(probs) - len(best):,} others", drawing.bar(max(rest, 0), 1, "rest"), drawing.percent(max(rest, 0)))
+        )
+        return [
+            ("What may come next", drawing.table(("take", "probability", ""), rows)),
+            (f"What head {head} of layer {layer} looks at, from the last token", drawing.text(looked_at)),
+        ]
