@@ -2,8 +2,8 @@
 
 The pool's names are made for one process: adapters have numbers there, and nobody else reads the pool. What outlives a
 process needs names that say everything K/V depends on: the model and how it is computed (a fingerprint), the adapter's
-content in place of its number, and everything before the block. A salt goes into the name and nowhere else: without it
-nobody can ask for the block, and it cannot be read off a disk.
+content in place of its number, and everything before the block. A salt is in what is hashed, and nowhere else: without
+it nobody can ask for the block, and it cannot be read off a disk. (One that can be guessed can be tried.)
 """
 
 import struct

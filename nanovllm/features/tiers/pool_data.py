@@ -24,10 +24,9 @@ class PoolData:
         """Of each block an array of block_bytes."""
         if not self.on_cpu:
             return [*self.pieces[:, block_ids].transpose(0, 1).contiguous().cpu().numpy().reshape(len(block_ids), -1)]
-        pieces, copies = self.pieces.numpy(), np.empty((len(block_ids), *self.pieces.shape[::2]), np.uint8)
-        for copy, block_id in zip(copies, block_ids, strict=True):
-            copy[:] = pieces[:, block_id]
-        return [*copies.reshape(len(block_ids), -1)]
+        # A copy each: malloc keeps what is freed of this size, and a large one would be new pages every time.
+        pieces = self.pieces.numpy()
+        return [pieces[:, block_id].flatten() for block_id in block_ids]
 
     def write(self, block_ids: list[int], data: list[np.ndarray]) -> None:
         shape = self.pieces.shape[::2]
