@@ -4,8 +4,11 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from examples.bench_tiers import SPACE, chain, check_read, damages, with_data
 from nanovllm.core.tiers.names import TierNames
+from nanovllm.features.tiers import directory as directory_module
+from nanovllm.features.tiers import index as index_module
+from nanovllm.features.tiers import rebuild as rebuild_module
 from nanovllm.features.tiers.directory import SLACK_BYTES, CacheDirectory
 from nanovllm.features.tiers.index import FILE, NameSet, prepared
 from nanovllm.features.tiers.segment import Space
@@ -139,71 +145,95 @@ def test_pruned_and_cleared(tmp_path):
     assert not [*(tmp_path / "cache").iterdir()]
 
 
+HOURS = 3600 * 1_000_000  # in microseconds
+
+
 class DirectoryModel(RuleBasedStateMachine):
-    """Against a dictionary, with a clock of its own: what is kept, in which order it goes, through every reopening."""
+    """Days of an index, against a dictionary: what is kept, when it was used, who goes first; reopened, or lost."""
 
-    @initialize(folder=st.integers(0, 1 << 60))
-    def begin(self, folder):
-        import tempfile
-
-        self.tmp = tempfile.TemporaryDirectory()
-        self.path = Path(self.tmp.name) / "cache"
+    @initialize()
+    def begin(self):
+        self.now, self.used = 0, dict[bytes, tuple[int, int]]()  # name -> (when it was used, minus its depth)
+        self.ends = ExitStack()
+        for module in (directory_module, index_module, rebuild_module):
+            self.ends.enter_context(patch.object(module, "now_us", lambda: self.now))
+        self.path = Path(self.ends.enter_context(tempfile.TemporaryDirectory())) / "cache"
         self.directory = opened(self.path)
 
     paths = st.lists(st.integers(0, 3), min_size=1, max_size=14)
 
+    @rule(passed=st.integers(1, 3 * HOURS))
+    def time_passes(self, passed):
+        self.now += passed
+
     @rule(path=paths)
     def put(self, path):
-        before, records = kept(self.directory), chain(*path)
-        names = {record.name for record in records}
-        self.directory.touch([record.name for record in records])
+        records = chain(*path)
+        self.touch(records)
+        before = self.used.copy()
         self.directory.put(with_data(records))
-        after = kept(self.directory)
-        assert after - before <= names and names & before <= after, "a chain that is used made room for itself"
-        if before <= after and not before <= names:
-            assert names <= after, "there was room, or somebody who could make some"
+        after, ours = kept(self.directory), {record.name for record in records}
+        for record in records:
+            if record.name in after and record.name not in before:
+                start = self.now if record.parent is None else self.used[record.parent][0]
+                self.used[record.name] = start, -record.depth
+        gone = before.keys() - after
+        assert after - before.keys() <= ours and not gone & ours
+        others = [before[name] for name in before.keys() - ours - gone]
+        assert all(before[name] <= min(others, default=before[name]) for name in gone), "somebody older stays"
+        assert ours <= after or not others, "there was room, or somebody to make some"
+        self.used = {name: used for name, used in self.used.items() if name in after}
 
     @rule(path=paths)
     def read(self, path):
-        records, names = chain(*path), kept(self.directory)
-        expected = next((n for n, record in enumerate(records) if record.name not in names), len(records))
+        records = chain(*path)
+        expected = next((n for n, record in enumerate(records) if record.name not in self.used), len(records))
         assert check_read(self.directory, records) == expected
-        self.directory.touch([record.name for record in records[:expected]])
+        self.touch(records)
+
+    def touch(self, records):
+        self.now += 1
+        there = [record for record in records if record.name in self.used]
+        self.directory.touch([record.name for record in there])
+        self.used |= {record.name: (self.now, -record.depth) for record in there}
 
     @rule()
     def reopen(self):
-        before = kept(self.directory)
         self.directory.close()
         self.directory = opened(self.path)
-        assert kept(self.directory) == before
 
     @rule()
     def lose_the_index(self):
-        before = kept(self.directory)
+        """The segments do not say when their records were used: all count as used now."""
         self.directory.close()
         (self.path / FILE).unlink()
         self.directory = opened(self.path)
-        assert kept(self.directory) == before
+        self.used = {name: (self.now, depth) for name, (_, depth) in self.used.items()}
 
     @rule(keep=st.integers(0, 40))
     def prune(self, keep):
         self.directory.prune(keep * SPACE.slot_bytes + INDEX_BYTES)
+        left = kept(self.directory)
+        oldest_left = min((self.used[name] for name in left), default=(self.now, 0))
+        assert all(self.used[name] <= oldest_left for name in self.used.keys() - left)
+        self.used = {name: self.used[name] for name in left}
 
     @invariant()
-    def names_are_those_of_the_index(self):
+    def the_index_is_the_dictionary(self):
         if hasattr(self, "directory"):
-            names = kept(self.directory)
-            assert all(name in self.directory.names for name in names)
-            assert len(self.directory.names) == len(names)
+            kept(self.directory)
+            rows = self.directory.index._db.execute("SELECT name, used, -depth FROM records").fetchall()
+            assert {name: (used, depth) for name, used, depth in rows} == self.used
+            assert len(self.directory.names) == len(rows) and all(name in self.directory.names for name in self.used)
 
     def teardown(self):
-        if hasattr(self, "tmp"):
+        if hasattr(self, "directory"):
             self.directory.close()
-            self.tmp.cleanup()
+            self.ends.close()
 
 
 TestDirectoryModel = DirectoryModel.TestCase
-TestDirectoryModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestDirectoryModel.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
 
 
 def test_name_set_against_a_set():
