@@ -11,9 +11,9 @@ from torch import Tensor
 
 from chapters.ch13_guess_and_check.checks import Proposes
 from chapters.ch13_guess_and_check.world import guessing, steps_watched
-from chapters.ch15_which_weights.sparse import make_tokenizer
 from chapters.ch16_fixed_memory.checks_delta import DeltaStep
 from chapters.ch16_fixed_memory.checks_guesses import ReadGuesses
+from chapters.ch17_experts.sparse import make_tokenizer
 from chapters.expect import Wrong, expect
 from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams

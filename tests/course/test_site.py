@@ -380,14 +380,15 @@ def test_progress_is_kept_and_goes_to_another_browser(address, phone, browser, t
     phone.goto(f"{address}/ch07_prefix_caching/index.html")
     phone.check(".read input")
     phone.evaluate(
-        ANSWER, [[answers_of(*each)[0][0] for each in zip(quiz.load(CHAPTERS[6]), range(1, 99), strict=False)]]
+        ANSWER,
+        [[[a[0] for a in answers_of(*each)[:2]] for each in zip(quiz.load(CHAPTERS[6]), range(1, 99), strict=False)]],
     )
     phone.reload()
     assert phone.is_checked(".read input") and "last time: " in phone.inner_text(".question:visible .count")
     phone.evaluate("kept.set('solved-7', '[\"take_fresh\"]'), kept.set('solved-8', '17'), kept.set('quiz-8', '{')")
     phone.goto(f"{address}/index.html")
     [done] = phone.locator(".done").all_inner_texts()
-    assert re.fullmatch(r"read · quiz \d of \d+ · exercises 1 of 4", done)
+    assert re.fullmatch(r"read · quiz \d of \d+ · exercises 1 of 5", done)
     with phone.expect_download() as download:
         phone.click(".export")
     file = tmp_path / "kept.json"
@@ -436,4 +437,4 @@ def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("chapters.site.build.build", lambda *options: done.append(options))
     monkeypatch.setattr("chapters.site.server.serve", lambda *options: done.append(options))
     assert main(["site", "--out", str(tmp_path), "--offline", "--serve", "--port", "8123"]) == 0
-    assert done == [(tmp_path, True), (tmp_path, 8123)] and "index.html" in capsys.readouterr().out
+    assert done == [(tmp_path, True, False), (tmp_path, 8123)] and "index.html" in capsys.readouterr().out

@@ -101,7 +101,7 @@ class CacheDirectory:
         for _, segment in self._own.values():
             os.fsync(segment.fileno())
         if self.index is not None:
-            with open(self.index.path, "rb+") as file:
+            with open(self.index.path, "r+b") as file:
                 os.fsync(file.fileno())
 
     # -- records --------------------------------------------------------------------------------------------------

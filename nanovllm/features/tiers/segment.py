@@ -152,7 +152,8 @@ class Segment:
 def _open(path: Path, is_writable: bool) -> BinaryIO:
     if not is_writable:
         return open(path, "rb", buffering=0)
-    return open(path, "r+b" if path.exists() else "w+b", buffering=0, opener=private)
+    open(path, "ab", opener=private).close()
+    return open(path, "r+b", buffering=0)
 
 
 def private(path: str, flags: int) -> int:
