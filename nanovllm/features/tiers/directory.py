@@ -214,7 +214,9 @@ class CacheDirectory:
         holes = self._holes[space]
         while holes:
             slot = holes.pop()
-            if slot < segment.num_slots and self.index.in_slot(space, slot) is None:  # other processes fill them, too
+            if (
+                0 <= slot < segment.num_slots and self.index.in_slot(space, slot) is None
+            ):  # other processes fill them, too
                 return slot
         return None
 

@@ -57,7 +57,7 @@ def close_hole(directory: Path, index: Index, place: Place) -> int:
         before, last = segment.num_bytes, segment.num_slots - 1
         while last >= 0 and (name := index.in_slot(place.space, last)) is None:
             last -= 1
-        if place.slot < last:
+        if 0 <= place.slot < last:
             segment.copy(last, place.slot)
             index.move(Place(name, place.space, last), place.slot)  # type: ignore[arg-type]
             last -= 1

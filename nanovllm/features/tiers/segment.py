@@ -98,8 +98,11 @@ class Segment:
             while end < len(slots) and slots[end] == slots[end - 1] + 1:
                 end += 1
             data = np.zeros((end - start, self.space.slot_bytes), np.uint8)
-            self._file.seek(self._offset(slots[start]))
             view, done = data.data.cast("B"), 0
+            if 0 <= slots[start] <= self.num_slots:  # otherwise it comes from an index that is damaged
+                self._file.seek(self._offset(slots[start]))
+            else:
+                done = len(view)
             while done < len(view) and (n := self._file.readinto(view[done:])):  # type: ignore[attr-defined]
                 done += n
             yield from data

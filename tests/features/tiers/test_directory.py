@@ -20,7 +20,7 @@ from nanovllm.core.tiers.names import TierNames
 from nanovllm.features.tiers import directory as directory_module
 from nanovllm.features.tiers import index as index_module
 from nanovllm.features.tiers import rebuild as rebuild_module
-from nanovllm.features.tiers.directory import SLACK_BYTES, CacheDirectory
+from nanovllm.features.tiers.directory import DAMAGED_INDEX, SLACK_BYTES, CacheDirectory
 from nanovllm.features.tiers.index import FILE, NameSet, prepared
 from nanovllm.features.tiers.segment import Space
 
@@ -261,6 +261,20 @@ def test_damaged_at_random(tmp_path, seed):
     directory = opened(tmp_path / "cache")
     directory.put(with_data(chain(50, 51)))
     assert check_read(directory, chain(50, 51)) == 2
+
+
+@pytest.mark.parametrize("slot", [-1, 1 << 50, 1 << 62, "text", None])
+def test_an_index_that_names_no_slot(tmp_path, slot):
+    """Found by 10,000 damages: a number that no file has."""
+    directory, records = opened(tmp_path / "cache"), chain(1, 2, 3)
+    directory.put(with_data(records))
+    directory.index._db.execute("UPDATE records SET slot = ? WHERE depth = 1", (slot,))
+    try:
+        assert check_read(directory, records) == 1
+    except DAMAGED_INDEX:
+        directory.rebuild()
+    directory.put(with_data(records))
+    assert check_read(directory, records) == 3
 
 
 def test_two_processes_write(tmp_path):
