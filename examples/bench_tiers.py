@@ -299,6 +299,8 @@ def harm(args: argparse.Namespace, path: Path) -> None:
 
 def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
     """Processes that write in small steps and die at one of them. Yields how many right records each has left."""
+    if sys.platform == "win32":
+        raise SystemExit("part 4 forks processes and kills them: Linux or macOS; name other --parts")
     for seed in range(number):
         if (pid := os.fork()) == 0:
             try:
@@ -315,6 +317,7 @@ def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
 
 def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:
     """A kill is a step's: SQLite's own writes lie between two of them."""
+    assert sys.platform != "win32"
     steps_left, write_all = rng.randrange(1, 120), segment._write_all
 
     class InSteps:

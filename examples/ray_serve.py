@@ -22,6 +22,7 @@ import os
 import random
 import signal
 import statistics
+import threading
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
@@ -262,7 +263,7 @@ def main() -> None:
             Console(width=80).print(compare(url, args.rate, traffic))
             return
         print(f"serving at {url}/v1 (Ctrl-C ends it)", flush=True)
-        signal.pause()
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

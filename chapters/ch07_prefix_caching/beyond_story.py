@@ -1,6 +1,7 @@
 """The lab's last parts: tiers below the pool, played, and measured on this machine."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -170,7 +171,7 @@ def costs_of(tiers: Tiers, store: Any, prompt: list[int], folder: Path) -> Costs
 
 def drop_from_memory(folder: Path) -> None:
     """What the system keeps of these files in memory, so that the disk is read. Where it cannot be told, it is not."""
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform == "linux":
         for path in folder.glob("*.seg"):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
