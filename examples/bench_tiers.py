@@ -317,7 +317,6 @@ def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
 
 def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:
     """A kill is a step's: SQLite's own writes lie between two of them."""
-    assert sys.platform != "win32"
     steps_left, write_all = rng.randrange(1, 120), segment._write_all
 
     class InSteps:
@@ -328,7 +327,7 @@ def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:
             nonlocal steps_left
             steps_left -= 1
             if steps_left <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), 9)
             return self.file.write(data[:300])
 
     segment._write_all = lambda file, parts: write_all(InSteps(file), parts)
