@@ -58,6 +58,11 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def open_for_owner(path: str, flags: int) -> int:
+    """open()'s opener: a file that is made is its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
 def lock_file(fd: int, wait: bool = True) -> None:
     """Keep other processes out of here until the file is closed. BlockingIOError if one is in, unless this may wait."""
     if sys.platform != "win32":

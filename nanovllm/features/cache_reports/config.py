@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanovllm.checks.values import check_choice, check_field, shorten
 from nanovllm.checks.vllm_names import Named
+from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:
     from nanovllm.config import EngineConfig
@@ -55,8 +56,3 @@ def check_kv_events(config: "EngineConfig") -> None:
         open(path or os.devnull, "ab", opener=open_for_owner).close()
     except OSError as error:
         raise ValueError(f"kv_events_config: {path} cannot be written to: {error.strerror}") from None
-
-
-def open_for_owner(path: str, flags: int) -> int:
-    """Nobody else may read the file: token ids say what was in prompts."""
-    return os.open(path, flags, 0o600)

@@ -10,7 +10,6 @@ from nanovllm.core.block_manager import Block
 from nanovllm.core.tiers.names import NO_EXTRA
 from nanovllm.core.tiers.store import BLOCK, Record
 from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
-from nanovllm.features.cache_reports.config import open_for_owner
 from nanovllm.features.cache_reports.events import (
     MEDIUM_GPU,
     AllBlocksCleared,
@@ -19,6 +18,7 @@ from nanovllm.features.cache_reports.events import (
     KVCacheEvent,
     KVEventBatch,
 )
+from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:
     from nanovllm.features.assembly import Features
@@ -137,6 +137,7 @@ class KVEvents(Watcher):
         if self.path is None:
             return
         try:
+            # Nobody else may read it: token ids say what was in prompts.
             with open(self.path, "ab", opener=open_for_owner) as file:
                 file.write(batch.to_json().encode() + b"\n")
         except OSError as error:

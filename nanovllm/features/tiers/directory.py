@@ -186,8 +186,7 @@ class CacheDirectory:
         with self.index.writing():
             gone = self.index.remove(place)
         self._forget_names(gone)
-        for removed in gone:
-            self._holes.get(removed.space, set()).add(removed.slot)
+        self._holes.clear()  # they are found anew when a slot is needed
         self.num_damaged += bool(gone)
 
     def _forget_names(self, gone: list[Place]) -> None:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.segment import Space, private
+from nanovllm.features.tiers.segment import Space
+from nanovllm.files.system import open_for_owner
 
 FILE = "index.sqlite"
 VERSION = 1
@@ -69,7 +70,7 @@ class Index:
         """Raises sqlite3.DatabaseError for a file that is no index, or no whole one."""
         self.path = directory / FILE
         if is_writable:
-            open(self.path, "ab", opener=private).close()
+            open(self.path, "ab", opener=open_for_owner).close()
         mode = "rw" if is_writable else "ro"
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         self._db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)

@@ -8,7 +8,6 @@ believed without being compared: a slot that was half written, written over, dam
 """
 
 import json
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import xxhash
 
 from nanovllm.core.tiers.names import NAME_BYTES, NO_EXTRA
 from nanovllm.core.tiers.store import Record
+from nanovllm.files.system import open_for_owner
 
 MAGIC = b"nvkv0001"
 HEADER_BYTES = 4096
@@ -155,13 +155,8 @@ class Segment:
 def _open(path: Path, is_writable: bool) -> BinaryIO:
     if not is_writable:
         return open(path, "rb", buffering=0)
-    open(path, "ab", opener=private).close()
+    open(path, "ab", opener=open_for_owner).close()
     return open(path, "r+b", buffering=0)
-
-
-def private(path: str, flags: int) -> int:
-    """open()'s opener: a file that is made is its owner's alone."""
-    return os.open(path, flags, 0o600)
 
 
 def _write_all(file: Any, parts: list[Any]) -> None:

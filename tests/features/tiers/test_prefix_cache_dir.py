@@ -244,8 +244,8 @@ def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, ca
         def refused(path, flags):
             raise PermissionError(13, "Permission denied", path)
 
-        monkeypatch.setattr(index, "private", refused)
-        monkeypatch.setattr(segment, "private", refused)
+        monkeypatch.setattr(index, "open_for_owner", refused)
+        monkeypatch.setattr(segment, "open_for_owner", refused)
     else:
         monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
         os.chmod(tmp_path / "cache", 0o500)
