@@ -1,6 +1,7 @@
 """python -m chapters: the course in the terminal."""
 
 import argparse
+import importlib
 import io
 import json
 import os
@@ -14,11 +15,20 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from chapters import quiz
-from chapters.course import EXERCISES, PART_TWO, TITLES, Chapter, Progress, all_chapters, find_chapter
+from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.report import record, report
 from chapters.story import Story
 from chapters.submission import LIMIT_S, readable
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
+
+OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
+    "site": ("site.command", "build the course as web pages"),
+    "capstone": ("capstone.command", "serve a trace within a memory, with your own policies; repair broken engines"),
+    "student": ("teaching.student", "write the course without solutions, or assignments to hand out"),
+    "grade": ("teaching.grade", "grade a class: a folder with a submission of each student"),
+    "slides": ("teaching.slides", "build slides and handouts of the chapters"),
+    "exam": ("teaching.exam", "write an exam, with numbers of its own, and its solutions"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,20 +57,12 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
-    site = commands.add_parser(
-        "site", help="build the course as web pages", description="build the course as web pages"
-    )
-    site.add_argument("--out", type=Path, default=Path("build/site"), help="the folder (default: build/site)")
-    site.add_argument("--offline", action="store_true", help="put the labs' runtime beside the pages, for no network")
-    site.add_argument(
-        "--with-model", action="store_true", help="put the demo model beside the pages, 100 MB (takes ziglang and npm)"
-    )
-    site.add_argument("--serve", action="store_true", help="show it on this machine")
-    site.add_argument("--port", type=int, default=8000, help="with --serve (default: 8000)")
-    site.add_argument(
-        "--record", type=int, nargs="*", metavar="N", help="run these labs (none named: all) and keep what they print"
-    )
-    site.add_argument("--draw", action="store_true", help="draw diagrams that have changed (takes npm and chromium)")
+    for name, (module, text) in OTHERS.items():
+        if (ROOT / module.replace(".", "/")).with_suffix(".py").exists():  # a student's edition has none of a teacher
+            command = commands.add_parser(name, help=text, description=text)
+            other = importlib.import_module(f"chapters.{module}")
+            other.add_arguments(command)
+            command.set_defaults(run=other.run)
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a student wrote may be in no encoding of this terminal
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -68,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command is None:
             return show_progress(console, progress)
-        if args.command == "site":
-            return run_site(args)
+        if args.command in OTHERS:
+            return args.run(args, console)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
     except ModuleNotFoundError as error:
         what = f"this needs {error.name}, which is not installed here"
@@ -161,23 +163,6 @@ def read_line(prompt: str) -> str:
     if not (line := sys.stdin.readline(1000)):
         raise EOFError
     return line
-
-
-def run_site(args: argparse.Namespace) -> int:
-    from chapters.site import build, diagrams, server, stories
-
-    if args.draw:
-        diagrams.draw_all()
-        return 0
-    if args.record is not None:
-        for number in args.record or TITLES:
-            stories.record(find_chapter(number))
-        return 0
-    build.build(args.out, args.offline, args.with_model)
-    print(f"written: {args.out / 'index.html'}")
-    if args.serve:
-        server.serve(args.out, args.port)
-    return 0
 
 
 def run_check(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
