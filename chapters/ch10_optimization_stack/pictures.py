@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.pictures import demo_config
+from chapters.ch06_prefill_decode.pictures import demo_config, readers_machine
 from chapters.ch06_prefill_decode.roofline import decode_chunks
 from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.recording import quoted_sheet, quotes
@@ -59,7 +59,7 @@ def memory_rate() -> float:
 
 def roofline() -> Moved:
     """GFLOP/s that a step of 1 and of 16 decodes comes to, one optimization after another."""
-    gigabytes, frames = memory_rate(), list[Frame]()
+    gigabytes, theirs, frames = memory_rate(), readers_machine(), list[Frame]()
     costs = {kind: step_cost(demo_config(), 2, decode_chunks(n, CONTEXT)) for kind, (_, n, *_) in KINDS.items()}
     times = {kind: best_ms(f"{kind}, ms") for kind in KINDS}
     for place, setup in enumerate(times["1 decode"]):
@@ -67,6 +67,12 @@ def roofline() -> Moved:
         chart = Chart(x, Axis("GFLOP/s", (10, 30, 100, 300), 5, 500, is_log=True), 220)
         chart.curve([(x.low, x.low * gigabytes), (500 / gigabytes, 500)], "gone")
         chart.note(2.2, 2.2 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -6))
+        if theirs is not None:  # the dots stay those of the text's machine
+            ends = max(x.low, chart.y.low / theirs[0]), min(x.high, chart.y.high / theirs[0])
+            if ends[0] < ends[1]:
+                chart.curve(((end, end * theirs[0]) for end in ends), "three dashed")
+                middle = (ends[0] * ends[1]) ** 0.5
+                chart.note(middle, middle * theirs[0], f"yours: {theirs[0]:.3g} GB/s", "three", "start", (6, 14))
         said = []
         for kind, (colour, _, anchor, by) in KINDS.items():
             cost, done = costs[kind], [*times[kind].values()][: place + 1]
