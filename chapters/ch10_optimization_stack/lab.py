@@ -271,7 +271,7 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
         "Each alone, everything else plain, in ms a step: what the bytes promised, and what was saved (0.0 if that is "
         "below the noise):"
     )
-    table = make_table("part", *DECODES, width=14)
+    table = make_table("alone", *DECODES, width=14)
     for setup in world.alone[2 if world.c_kernels else 1 :]:
         name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
         cells = []

@@ -28,7 +28,8 @@ def codes() -> str:
         for number in {*numbers}:
             for above in range(numbers.count(number)):
                 parts.append(f'<circle class="one" cx="{at[number]:.1f}" cy="{top + 72 - 9 * above}" r="3.6"/>')
-        parts += [words(at[number], top + 92, f"{number:g}", "tick", "middle") for number in (low, high)]
+        parts.append(words(2, top + 92, f"{low:g}", "tick"))
+        parts.append(words(WIDTH - 2, top + 92, f"{high:g}", "tick", "end"))
         said.append(f"{name}: {len(marks)} codes, from {marks[0]:.3f} to {marks[-1]:.3f}")
     return svg("A group of 32 numbers, and what codes stand for", "; ".join(said) + ".", parts, 106 * len(ZEROS) - 8)
 
