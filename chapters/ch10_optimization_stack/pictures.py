@@ -11,7 +11,7 @@ from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
 
 HERE = Path(__file__).parent
 CONTEXT = 256  # tokens of a sequence, as in the lab
-LABELS, LONGEST, ROW = 104, 164, 19  # widths of the names and of the longest bar, height of a row
+LABELS, LONGEST, ROW = 114, 156, 19  # widths of the names and of the longest bar, height of a row
 KINDS = {"1 decode": ("one", 1, "start", 9), "16 decodes": ("two", 16, "end", -9)}  # and where the words stand
 
 
