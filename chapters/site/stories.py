@@ -7,13 +7,13 @@ from typing import Any
 
 from chapters import recording
 from chapters.course import Chapter
-from chapters.sheet import Histogram, Sheet
+from chapters.sheet import Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed
 from chapters.site.text import Text
 from chapters.story import Story
-from chapters.svg import histogram
+from chapters.svg import histogram, levels
 
 NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. What is marked
 <span class="measured">like this</span> has the numbers of the machine on which it was recorded; yours will print
@@ -49,4 +49,6 @@ def draw_told(kind: str, what: Any) -> str:
         return draw(Sheet(**what))
     if kind == "histogram":
         return figure(histogram(Histogram(**what), ""), what["title"])
+    if kind == "levels":
+        return figure(levels(Levels(**what)), f"{len(what['numbers'])} numbers, and the levels of {what['title']}")
     return {"say": paragraph, "print": printed}[kind](what)
