@@ -1,5 +1,6 @@
 """The site: a folder of plain files, made from what is in chapters/."""
 
+import hashlib
 import html
 import json
 import shutil
@@ -28,7 +29,7 @@ READ = (
 KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
 <h2 id="kept">What you have done</h2>
 <p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
-another browser.</p>
+another browser. Pages that you have opened need no network any more.</p>
 <p><button type="button" class="export">Save it as a file</button>
 <label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
 <p class="said" role="status"></p>
@@ -66,6 +67,17 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
+    write_worker(folder)
+
+
+def write_worker(folder: Path) -> None:
+    """What keeps pages for when there is no network. Its version is a hash of all that the site has."""
+    script, content = "service-worker.js", hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (script, "weights.bin"):  # model/manifest.json has the weights' hash
+            content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    source = Path(__file__).with_name(script).read_text("utf-8")
+    write(folder, script, source.replace("@VERSION@", content.hexdigest()[:16]))
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------
