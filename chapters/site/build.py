@@ -1,5 +1,6 @@
 """The site: a folder of plain files, made from what is in chapters/."""
 
+import hashlib
 import html
 import json
 import shutil
@@ -14,7 +15,7 @@ from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
 from chapters.site.scenes import Scenes
 from chapters.site.search import SEARCH, Index
-from chapters.site.sources import TEXTS, Sources, highlighted
+from chapters.site.sources import ROOT, TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
 from nanovllm.serving.http import html_pictures as pictures
@@ -28,7 +29,7 @@ READ = (
 KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
 <h2 id="kept">What you have done</h2>
 <p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
-another browser.</p>
+another browser. Pages that you have opened need no network any more.</p>
 <p><button type="button" class="export">Save it as a file</button>
 <label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
 <p class="said" role="status"></p>
@@ -51,7 +52,7 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         write(folder, target, text_page(place, index))
     for chapter in all_chapters():
         seen = scenes[chapter.folder.name]
-        for name, text in (("lab", lab_text(chapter, seen, on_pages)), ("exercises", exercises_text(chapter))):
+        for name, text in (("lab", lab_text(chapter, seen, on_pages)), ("exercises", exercises_text(chapter, sources))):
             path = f"{chapter.folder.name}/{name}.html"
             body = frame(chapter, name, path, text)
             title = f"{TABS[name]}: {chapter.title}"
@@ -66,6 +67,17 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
+    write_worker(folder)
+
+
+def write_worker(folder: Path) -> None:
+    """What keeps pages for when there is no network. Its version is a hash of all that the site has."""
+    script, content = "service-worker.js", hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (script, "weights.bin"):  # model/manifest.json has the weights' hash
+            content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    source = Path(__file__).with_name(script).read_text("utf-8")
+    write(folder, script, source.replace("@VERSION@", content.hexdigest()[:16]))
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------
@@ -141,11 +153,14 @@ def lab_text(chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | N
     return text
 
 
-def exercises_text(chapter: Chapter) -> Text:
+def exercises_text(chapter: Chapter, sources: Sources) -> Text:
+    reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
+    links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
+    to_read = f"<p>What there is to read: {', '.join(links)}</p>" if reports else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run
 on your own machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""
-    return Text(chapter.title, body=labs.exercises_section(chapter) or here)
+    return Text(chapter.title, body=to_read + (labs.exercises_section(chapter) or here))

@@ -24,7 +24,7 @@ from chapters.site.stories import story_of
 from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
-from tests.site_browser import assert_accessible
+from tests.site_browser import assert_accessible, go_offline, wait_until
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind
@@ -355,6 +355,33 @@ def test_quiz_by_finger_and_keyboard(address, phone):
         assert panel.locator(".option:enabled, input:enabled").count() == 0
         phone.keyboard.press("Enter")  # the button "Next question" has the focus
     assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
+
+
+# -- without a network ------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_was_opened_needs_no_network(site, address, phone):
+    """Reloaded, with its quiz; a page that was not opened is not there. Another build takes the old one's place."""
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    go_offline(phone)
+    phone.reload()
+    assert phone.get_by_text("The rules were computed once.").is_visible()
+    phone.locator(".question:visible").locator(".option, button").first.click()
+    assert phone.locator(".question:visible .verdict").inner_text()
+    phone.goto(f"{address}/ch07_prefix_caching/")
+    assert phone.title() == "Chapter 7: Prefix caching"
+    with pytest.raises(Exception, match="ERR_FAILED"):
+        phone.goto(f"{address}/ch06_prefill_decode/index.html")
+    phone.context.set_offline(False)
+
+    worker = site / "service-worker.js"
+    [version] = re.findall('VERSION = "([0-9a-f]{16})"', worker.read_text("utf-8"))
+    worker.write_text(worker.read_text("utf-8").replace(version, "another"), "utf-8")
+    phone.goto(f"{address}/index.html")
+    wait_until(phone, "caches.keys().then(names => names.length === 1 && names[0].endsWith(' another'))")
+    go_offline(phone)
+    phone.reload()
+    assert phone.title() and phone.locator("h1").is_visible()
 
 
 # -- what is kept, and the search -------------------------------------------------------------------------------------
