@@ -166,6 +166,7 @@ def test_app(number, any_model):
                 for key in action.key.split(","):
                     await assert_changes(pilot, lambda: app.simulate_key(key))  # noqa: B023
             buttons = [app.query_one(f"#{action.method}", Button) for action in app.actions if action.label]
+            assert all(app.screen.region.contains_region(button.region) for button in buttons), "none is cut"
             await assert_changes(pilot, buttons[-1].press)
             if app.ask:
                 await pilot.press("t")
