@@ -23,6 +23,7 @@ from chapters.site.sources import Sources
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
+from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible, go_offline, wait_until
 
@@ -316,7 +317,7 @@ def two_of(answers: list[tuple[str, bool, str]], turn: int) -> list[tuple[str, b
 def said_of(tries: list[tuple[str, bool, str]], solution: str) -> list[str]:
     """What the terminal says after each of them."""
     right, wrong = "Right. {}".format, "No. {} {}".format
-    after = [quiz.AGAIN, solution]
+    after = [ENGLISH("quiz.again"), solution]
     said = [
         right(what) if is_right else wrong(what, then) for (_, is_right, what), then in zip(tries, after, strict=False)
     ]
