@@ -50,7 +50,7 @@ def votes(lesson: Lesson) -> list[Slide]:
     for number, question in enumerate(quiz.load(lesson.chapter), start=1):
         if "answer" in question:
             values = sorted({float(value) for value in (question["answer"], *question["wrong"])})
-            choices = [f"{value:,g}" for value in values]
+            choices = [f"{value:,.12g}" for value in values]
             right = "abcdefgh"[values.index(float(question["answer"]))]
         else:
             choices = [option["text"] for option in quiz.shuffled(question, number)]

@@ -15,7 +15,7 @@ from chapters.site.scenes import NAMES_A_SCENE, Scenes
 from chapters.site.text import MARKDOWN
 
 MISTAKES, SUMMARY, NOW_YOU = "What beginners get wrong", "Summary", "Now you"
-END = re.compile(r"""(?<=[.!?])(?:\*\*|["')\]])*\s+(?=["*`(\[]*[A-Z0-9"`*(])""")  # of a sentence
+END = re.compile(r"""(?<=[.!?])[*"')\]]*\s+(?=["*`(\[]*[A-Z0-9"`*(])""")  # of a sentence
 PAIRS = (("(", ")"), ("[", "]"))
 
 

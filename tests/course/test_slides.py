@@ -1,6 +1,7 @@
 """Slides and handouts: what they say is the chapter's text, whatever is drawn is described, and all of it is seen."""
 
 import re
+from functools import cache
 from html import escape, unescape
 
 import pytest
@@ -11,6 +12,7 @@ from chapters.course import find_chapter
 from chapters.teaching.deck import slides_of
 from chapters.teaching.lesson import Lesson, sentences
 from chapters.teaching.paper import faults
+from chapters.teaching.sections import Slide
 from tests.course.course_text import for_each_chapter, text_of
 from tests.site_browser import assert_accessible, chromium
 
@@ -28,6 +30,12 @@ def pages(folder, kind: str):
     return [folder / f"{find_chapter(number).folder.name}_{kind}.html" for number in BUILT]
 
 
+@cache
+def made(chapter) -> tuple[Lesson, list[Slide]]:
+    lesson = Lesson.of(chapter)
+    return lesson, slides_of(lesson, "..")
+
+
 def plain(text: str) -> str:
     """The letters and digits of Markdown or HTML, without marks, tags and targets of links."""
     text = re.sub(r"\]\([^)]*\)", "", text)
@@ -36,8 +44,7 @@ def plain(text: str) -> str:
 
 @for_each_chapter
 def test_slides_say_what_the_text_says(chapter):
-    lesson, text = Lesson.of(chapter), plain(text_of(chapter))
-    slides = slides_of(lesson, "..")
+    (lesson, slides), text = made(chapter), plain(text_of(chapter))
     openings = [slide for slide in slides if slide.kind in ("first", "opening", "question", "mistakes", "list")]
     assert len(openings) >= len(lesson.explained) - 3
     for slide in openings:
@@ -53,8 +60,8 @@ def test_slides_say_what_the_text_says(chapter):
 @for_each_chapter
 def test_answers_are_notes(chapter):
     """No slide gives a quiz question's answer away, and the notes of a vote name a choice that is there."""
-    questions = {quiz_question["ask"]: quiz_question for quiz_question in quiz.load(chapter)}
-    slides = slides_of(Lesson.of(chapter), "..")
+    questions = {question["ask"]: question for question in quiz.load(chapter)}
+    _, slides = made(chapter)
     faces = plain("".join(slide.title + slide.body + slide.foot for slide in slides))
     assert not [question["why"] for question in questions.values() if plain(question["why"]) in faces]
     votes = [slide for slide in slides if slide.kind == "vote"]
@@ -80,7 +87,7 @@ def test_what_is_drawn_is_described(folder):
 
 def test_handouts_have_it_all(folder):
     for number, page in zip(BUILT, pages(folder, "handout"), strict=True):
-        lesson, text = Lesson.of(find_chapter(number)), page.read_text("utf-8")
+        (lesson, _), text = made(find_chapter(number)), page.read_text("utf-8")
         for said in (lesson.aim, *lesson.summary, *lesson.questions, *lesson.exercises().values()):
             assert plain(said) in plain(text)
         assert all(f"<code>{escape(name)}</code>" in text for name in lesson.exercises())
@@ -117,8 +124,9 @@ def test_in_a_browser(folder, tmp_path):
         broken.write_text(text.replace("</li>", f"{' too much' * 300}</li>", 1), "utf-8")
         assert len(faults(tab, broken)) > 0
 
-        tab.goto(pages(folder, "slides")[0].as_uri())
+        tab.goto(pages(folder, "handout")[0].as_uri())
         assert_accessible(tab)
+        tab.goto(pages(folder, "slides")[0].as_uri())
         tab.keyboard.press("ArrowRight")
         assert tab.evaluate("location.hash") == "#2" and tab.locator(".now").count() == 1
         tab.keyboard.press("n")
