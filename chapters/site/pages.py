@@ -63,7 +63,8 @@ def page(
 <form role="search" action="{relative("search.html", path)}"><input type="search" name="q" placeholder="Search"
 aria-label="Search the course" autocomplete="off"></form></header>
 {body}
-<p class="to-text">Text and pictures: <a rel="license" href="{LICENCE}">CC BY 4.0</a>. Code: Apache 2.0.</p>
+<aside class="to-text" aria-label="Licences">Text and pictures: <a rel="license" href="{LICENCE}">CC BY 4.0</a>. Code:
+Apache 2.0.</aside>
 </body>
 </html>
 """
