@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from chapters.course import Chapter
+from chapters.sealed import unseal
 
 TRIES = 2  # to a question; then the solution is said
 MOST_LINES = 5  # that are read for a question, with those that are no answer
@@ -34,7 +35,9 @@ def load(chapter: Chapter) -> list[dict[str, Any]]:
     else:
         import tomli as tomllib  # not there for everybody
 
-    return tomllib.loads((chapter.folder / "quiz.toml").read_text("utf-8"))["question"]
+    path, sealed = chapter.folder / "quiz.toml", chapter.folder / "quiz.sealed"  # in a student's edition
+    text = unseal(sealed.read_text("utf-8")) if sealed.exists() else path.read_text("utf-8")
+    return tomllib.loads(text)["question"]
 
 
 def run(chapter: Chapter, console: Console, read: Callable[[str], str]) -> tuple[int, int]:
