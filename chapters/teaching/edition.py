@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from chapters.course import ROOT
+from chapters.course import ROOT, Chapter
 from chapters.sealed import seal
 
 REPOSITORY = ROOT.parent
@@ -55,14 +55,17 @@ exec(unseal({sealed!r}))
 '''
 
 
-def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[str] | None = None) -> None:
-    """Write it into a new folder. parts: patterns of what lies in the repository. chapters: folders (None: all)."""
+def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[Chapter] | None = None) -> None:
+    """Write it into a new folder. parts: patterns of what lies in the repository.
+
+    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} has something in it; name a new folder")
     kept = {path.relative_to(REPOSITORY) for part in parts for path in REPOSITORY.glob(part)}
     kept = {path for each in sorted(kept) for path in _files(each)}
     if chapters is not None:
-        wanted = set(chapters)
+        wanted = _with_imported({chapter.folder.name for chapter in chapters})
         kept = {path for path in kept if not re.match(r"chapters/ch\d\d_", path.as_posix()) or path.parts[1] in wanted}
     for path in sorted(kept):
         target, source = folder / path, REPOSITORY / path
@@ -73,6 +76,12 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
             shutil.copyfile(source, target)
     for chapter in {path.parts[1] for path in kept if re.match(r"chapters/ch\d\d_", path.as_posix())}:
         _seal(ROOT / chapter, folder / "chapters" / chapter)
+
+
+def _with_imported(folders: set[str]) -> set[str]:
+    texts = (path.read_text("utf-8") for folder in folders for path in (ROOT / folder).glob("*.py"))
+    found = folders.union(*(re.findall(r"\bchapters\.(ch\d\d_\w+)", text) for text in texts))
+    return found if found == folders else _with_imported(found)
 
 
 def _files(path: Path) -> Iterator[Path]:
