@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from chapters.course import Chapter
-from chapters.words import ENGLISH, Words, translated
+from chapters.sealed import unseal
+from chapters.words import ENGLISH, Words, languages_of
 
 TRIES = 2  # to a question; then the solution is said
 MOST_LINES = 5  # that are read for a question, with those that are no answer
@@ -35,11 +36,15 @@ def load(chapter: Chapter, language: str = "en") -> list[dict[str, Any]]:
     else:
         import tomli as tomllib  # not there for everybody
 
-    path = chapter.folder / "quiz.toml"
-    questions = tomllib.loads(path.read_text("utf-8"))["question"]
-    if (other := translated(path, language)) != path:
-        texts = tomllib.loads(other.read_text("utf-8"))["question"]
-        questions = [_in_other_words(*both) for both in zip(questions, texts, strict=True)]
+    def read(name: str) -> list[dict[str, Any]]:
+        path = chapter.folder / f"{name}.toml"
+        sealed = path.with_suffix(".sealed")  # in a student's edition
+        text = unseal(sealed.read_text("utf-8")) if sealed.exists() else path.read_text("utf-8")
+        return tomllib.loads(text)["question"]
+
+    questions = read("quiz")
+    if language in languages_of(chapter)[1:]:
+        return [_in_other_words(*both) for both in zip(questions, read(f"quiz.{language}"), strict=True)]
     return questions
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chapters import draw
 from chapters.ch06_prefill_decode.lab import read_rate
-from chapters.ch10_optimization_stack import setups, solution
+from chapters.ch10_optimization_stack import setups
 from chapters.ch10_optimization_stack.same_bits import (
     NUM_OUTPUT,
     NUM_PROMPT,
@@ -28,12 +28,15 @@ from chapters.ch10_optimization_stack.same_bits import (
 )
 from chapters.ch10_optimization_stack.setups import BATCH, CONTEXT, NUM_REQUESTS, Setup, Times, World
 from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, paged_attention_by, rows_read
+from chapters.sealed import solution_of
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
+
+solution = solution_of("ch10_optimization_stack")
 
 NUM_NUMBERS = 1_000  # of the row that several workers add up
 DECODES = {"1 decode": 1, f"{BATCH} decodes": BATCH}

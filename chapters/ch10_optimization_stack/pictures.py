@@ -5,9 +5,11 @@ from pathlib import Path
 
 from chapters.ch06_prefill_decode.pictures import demo_config, readers_machine
 from chapters.ch06_prefill_decode.roofline import decode_chunks
-from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.recording import quoted_sheet, quotes
+from chapters.sealed import solution_of
 from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
+
+step_cost = solution_of("ch06_prefill_decode").step_cost
 
 HERE = Path(__file__).parent
 CONTEXT = 256  # tokens of a sequence, as in the lab
