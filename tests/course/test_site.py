@@ -28,6 +28,7 @@ from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
+PAGES += [f"ch01_inference/{name}.de.html" for name in ("index", "lab")]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind
 PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
 COLOURS = ["index.html", "search.html?q=block", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
@@ -274,6 +275,29 @@ def test_copy_and_contents(address, browser):
     assert tab.url.endswith("#two-stopwatches")
     tab.locator("nav.toc a.here", has_text="Two stopwatches").wait_for()
     context.close()
+
+
+def test_a_page_in_another_language(site, address, phone):
+    """It says which it is, leads to the English one and back, and its scripts speak it."""
+    for name in ("index", "lab", "exercises"):
+        phone.goto(f"{address}/ch01_inference/{name}.html")
+        assert phone.locator("html").get_attribute("lang") == "en"
+        phone.get_by_role("link", name="Deutsch", exact=True).click()
+        assert phone.url.endswith(f"/{name}.de.html") and phone.locator("html").get_attribute("lang") == "de"
+        assert phone.locator("link[hreflang=en]").get_attribute("href") == f"{name}.html"
+    phone.goto(f"{address}/ch01_inference/index.de.html")
+    question = phone.locator(".question:visible")
+    question.locator("input").fill("x")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text() == "Gib eine Zahl ein."
+    question.locator("input").fill("6")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text().startswith("Nein. Ein Logit bewertet einen Kandidaten")
+    expect = phone.locator("form.expect").first
+    expect.locator("input").fill("64")
+    expect.get_by_role("button", name="Antwort zeigen").click()
+    assert expect.locator(".expected").inner_text() == "Du hast erwartet: 64"
+    assert phone.get_by_role("link", name="2 Architecture (englisch)").first.is_visible()
 
 
 # -- quizzes ----------------------------------------------------------------------------------------------------------
