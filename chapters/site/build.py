@@ -1,5 +1,6 @@
 """The site: a folder of plain files, made from what is in chapters/."""
 
+import hashlib
 import html
 import json
 import shutil
@@ -14,7 +15,7 @@ from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
 from chapters.site.scenes import Scenes
 from chapters.site.search import SEARCH, Index
-from chapters.site.sources import TEXTS, Sources, highlighted
+from chapters.site.sources import ROOT, TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
 from chapters.words import ENGLISH, Words, addressed, languages, languages_of, words_of
@@ -27,7 +28,7 @@ READ = '<p class="read" hidden><label><input type="checkbox" data-read="{number}
 KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
 <h2 id="kept">What you have done</h2>
 <p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
-another browser.</p>
+another browser. Pages that you have opened need no network any more.</p>
 <p><button type="button" class="export">Save it as a file</button>
 <label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
 <p class="said" role="status"></p>
@@ -57,7 +58,7 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
         write(folder, target, text_page(Place(source, target, sources, seen, words=words), index))
     for chapter, words in editions:
         seen = scenes[chapter.folder.name, words.language]
-        texts = {"lab": lab_text(chapter, seen, on_pages, words), "exercises": exercises_text(chapter, words)}
+        texts = {"lab": lab_text(chapter, seen, on_pages, words), "exercises": exercises_text(chapter, sources, words)}
         for name, text in texts.items():
             path = f"{chapter.folder.name}/{addressed(f'{name}.html', words.language)}"
             title = f"{words(f'page.tab_{name}')}: {words.title(chapter)}"
@@ -78,6 +79,17 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
+    write_worker(folder)
+
+
+def write_worker(folder: Path) -> None:
+    """What keeps pages for when there is no network. Its version is a hash of all that the site has."""
+    script, content = "service-worker.js", hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (script, "weights.bin"):  # model/manifest.json has the weights' hash
+            content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    source = Path(__file__).with_name(script).read_text("utf-8")
+    write(folder, script, source.replace("@VERSION@", content.hexdigest()[:16]))
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------
@@ -172,11 +184,14 @@ def lab_text(
     return text
 
 
-def exercises_text(chapter: Chapter, words: Words = ENGLISH) -> Text:
+def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -> Text:
+    reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
+    links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
+    to_read = f"<p>What there is to read: {', '.join(links)}</p>" if reports else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
     here = f"""<p>{words("exercises.where", file=file)}</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
 <p>{words("exercises.how")}</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""
-    return Text(words.title(chapter), body=labs.exercises_section(chapter) or here)
+    return Text(words.title(chapter), body=to_read + (labs.exercises_section(chapter) or here))

@@ -27,6 +27,7 @@ GRADED = (
     *CHAPTERS,
     "ch06_prefill_decode",
     "ch08_sampling",
+    "ch11_benchmarks",
     "ch12_fewer_bits",
     "ch13_guess_and_check",
     "ch14_many_users",

@@ -1,6 +1,21 @@
 // Every page: copy buttons, the place in the list of contents, the quiz. Nothing here is needed to read the text.
 "use strict";
 
+// -- without a network ------------------------------------------------------------------------------------------------
+
+// The service worker keeps what is loaded from now on, and what this page says that it has loaded before. A page that was
+// opened as a file has none, nor has one that came without TLS from another machine.
+if (location.protocol.startsWith("http") && navigator.serviceWorker) {
+  const { serviceWorker } = navigator;
+  const tell = async () => {
+    const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
+    (await serviceWorker.ready).active.postMessage([location.href, ...loaded]);
+  };
+  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).catch(() => {}); // it is forbidden
+  serviceWorker.addEventListener("controllerchange", tell); // of another build: what it has not seen
+  addEventListener("load", tell);
+}
+
 // -- copy buttons -----------------------------------------------------------------------------------------------------
 
 for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
