@@ -1,57 +1,23 @@
 """The pictures of chapter 12: a group, a matrix and its rounding errors, which layers hurt, and the roofline, moved."""
 
-import re
 from pathlib import Path
 
 from chapters.ch06_prefill_decode.pictures import rates, readers_machine
 from chapters.recording import Recording, quoted_sheet
-from chapters.sheet import Histogram
-from chapters.svg import WIDTH, Axis, Chart, Frame, Moved, box, histogram, svg, words
+from chapters.sheet import Histogram, Levels
+from chapters.svg import Axis, Chart, Frame, Moved, box, histogram, levels, svg, words
 
 HERE = Path(__file__).parent
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
 FORMATS = {"bf16": "gone", "Q8_0": "one", "Q4_1": "two"}
 GROUP = 32  # weights
-ZEROS = {"Q4_0": 8, "Q4_1": 0}  # format of 4 bits -> its zero
 FASTER = 2  # products of whole numbers, by the processor's instruction, as a multiple of bf16's
 
 
 def codes() -> str:
-    """The numbers of a group, each where it lies, and lines at what a code stands for."""
-    parts, said = list[str](), list[str]()
-    for place, name in enumerate(ZEROS):
-        numbers, marks = drawn_group(name)
-        top, low, high = 106 * place, min(numbers), max(numbers)
-        at = {number: 14 + (WIDTH - 28) * (number - low) / (high - low) for number in {*numbers, *marks}}
-        parts.append(words(2, top + 12, f"{name}: {len(marks)} codes", "name"))
-        parts += [f'<path class="wire" d="M{at[mark]:.1f},{top + 22}v56"/>' for mark in marks]
-        for number in {*numbers}:
-            for above in range(numbers.count(number)):
-                parts.append(f'<circle class="one" cx="{at[number]:.1f}" cy="{top + 72 - 9 * above}" r="3.6"/>')
-        parts.append(words(2, top + 92, f"{low:g}", "tick"))
-        parts.append(words(WIDTH - 2, top + 92, f"{high:g}", "tick", "end"))
-        said.append(f"{name}: {len(marks)} codes, from {marks[0]:.3f} to {marks[-1]:.3f}")
-    return svg("A group of 32 numbers, and what codes stand for", "; ".join(said) + ".", parts, 106 * len(ZEROS) - 8)
-
-
-def drawn_group(name: str) -> tuple[list[float], list[float]]:
-    """The numbers of a group that the lab has drawn in this format, and what the codes that they may get stand for.
-
-    As they were recorded: a number is known to a cell of the drawing, and a cell is as wide as a point of this one.
-    """
-    part = [what for kind, what in Recording(HERE).part("A group, rounded") if kind != "table"]
-    at = next(at for at, what in enumerate(part) if what.startswith(f"{name}:"))
-    cells, _, ends = part[at + 1].split("\n")
-    low, high = map(float, ends.split())
-    counts = [" .:⁝#".index(cell) for cell in cells.removeprefix("numbers ")]
-    width = (high - low) / (len(counts) - 1)
-    numbers = [round(low + width * at, 3) for at, count in enumerate(counts) for _ in range(count)]
-    scale, minimum = (
-        float(found[1]) if found else 0.0
-        for found in (re.search(f"{what} ([-.0-9]+)", part[at + 2]) for what in ("scale", "minimum"))
-    )
-    marks = [scale * (code - ZEROS[name]) + minimum for code in range(16)]
-    return numbers, [mark for mark in marks if low - scale / 2 < mark < high + scale / 2]
+    """A group's numbers, and what its codes of 4 bits stand for, as the lab was recorded."""
+    part = Recording(HERE).part("A group, rounded")
+    return levels(*(Levels(**what) for kind, what in part if kind == "levels" and what["title"] != "Q8_0"))
 
 
 def weights() -> str:

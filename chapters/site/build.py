@@ -187,7 +187,7 @@ def lab_text(
 def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -> Text:
     reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
     links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
-    to_read = f"<p>What there is to read: {', '.join(links)}</p>" if reports else ""
+    to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if reports else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
     here = f"""<p>{words("exercises.where", file=file)}</p>

@@ -92,7 +92,7 @@ def lines_of(kind: str, what: Any) -> list[str]:
     """What was told, a line for each row of a table; a paragraph is one."""
     if kind == "table":
         return [" ".join(row) for row in [what["columns"], *what["rows"]]]
-    return [what["title"]] if kind == "histogram" else what.split("\n")
+    return what.split("\n") if isinstance(what, str) else [what["title"]]
 
 
 def shape(line: str) -> str:

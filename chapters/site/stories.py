@@ -7,13 +7,13 @@ from typing import Any
 
 from chapters import recording
 from chapters.course import Chapter
-from chapters.sheet import Histogram, Sheet
+from chapters.sheet import Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
 from chapters.site.tables import draw, paragraph, printed, retold
 from chapters.site.text import Text
 from chapters.story import Story
-from chapters.svg import histogram
+from chapters.svg import histogram, levels
 from chapters.words import ENGLISH, Captions, Words
 
 
@@ -52,4 +52,6 @@ def draw_told(kind: str, what: Any, captions: Captions, words: Words) -> str:
         return draw(retold(Sheet(**what), captions), words)
     if kind == "histogram":
         return figure(histogram(Histogram(**what), ""), what["title"])
+    if kind == "levels":
+        return figure(levels(Levels(**what)), f"{len(what['numbers'])} numbers, and the levels of {what['title']}")
     return {"say": paragraph, "print": printed}[kind](captions(what))
