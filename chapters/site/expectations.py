@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from markdown_it.token import Token
 
-from chapters.words import Words
+from chapters.words import ENGLISH, Words
+
+ASKS = ENGLISH("expect.asks")
 
 ENDS = ("heading_open", "blockquote_open")  # what no longer belongs to the answer, nor does what is printed next
 
@@ -24,7 +26,7 @@ FORM = """<form class="expect" data-name="{name}">
 """
 
 
-def asks(tokens: list[Token], at: int, words: Words) -> bool:
+def asks(tokens: list[Token], at: int, words: Words = ENGLISH) -> bool:
     """Does a question begin at this token?"""
     return tokens[at].type == "blockquote_open" and tokens[at + 2].content.startswith(f"**{words('expect.asks')}**")
 

@@ -140,14 +140,15 @@ def link_files(inline: Token, place: Place) -> None:
 
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
+    words = env.get("words", ENGLISH)
     if info == "mermaid":
-        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]), env["words"])
+        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]), words)
     if info == "text lab":
-        caption = env["scenes"].caption(tokens, at, env["words"])
-        drawn = quoted(code, env["told"], env["captions"], env["words"])
+        caption = env["scenes"].caption(tokens, at, words)
+        drawn = quoted(code, env["told"], env.get("captions"), words)
         return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>\n"
     if info == "text output":
-        return f"<figure>{printed(code)}<figcaption>{env['words']('page.prints')}</figcaption></figure>\n"
+        return f"<figure>{printed(code)}<figcaption>{words('page.prints')}</figcaption></figure>\n"
     if info in ("", "text"):
         return printed(code)
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'

@@ -28,8 +28,11 @@ from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible, go_offline, wait_until
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
-PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::4]]  # a page or two of each kind
-PAGES += [f"{chapter.folder.name}/{name}.html" for chapter in CHAPTERS[5:7] for name in ("lab", "exercises")]
+PAGES += [f"ch01_inference/{name}.de.html" for name in ("index", "lab")]
+PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::6]]  # a page or two of each kind
+PAGES += [
+    f"{CHAPTERS[5].folder.name}/{name}.html" for name in ("lab", "exercises")
+]  # those that run: test_site_labs.py
 COLOURS = ["index.html", "search.html?q=block", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
 COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
 TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
@@ -195,10 +198,12 @@ def test_a_quote_is_drawn_as_the_lab_draws_it():
 
 def test_every_page(site, address, phone):
     """Nothing fails, nothing is wider than a phone, every picture is there and its words fit their boxes."""
-    for page in sorted(site.rglob("*.html")):
-        if page.name.endswith(".py.html") and page.parent.name != "core":
-            continue  # pages of Python are all of one kind
-        path = page.relative_to(site).as_posix()
+    pages = {page.relative_to(site).as_posix(): page for page in sorted(site.rglob("*.html"))}
+    # Of source files, one of each kind: they are made in the same way, and long lines scroll.
+    kinds = {page.name.split(".", 1)[-1]: path for path, page in pages.items() if path.startswith("source/")}
+    for path in pages:
+        if path.startswith("source/") and path not in kinds.values():
+            continue
         phone.goto(f"{address}/{path}")
         width, pictures, clipped, outside = phone.evaluate(
             """() => [document.documentElement.scrollWidth,
@@ -274,6 +279,29 @@ def test_copy_and_contents(address, browser):
     assert tab.url.endswith("#two-stopwatches")
     tab.locator("nav.toc a.here", has_text="Two stopwatches").wait_for()
     context.close()
+
+
+def test_a_page_in_another_language(site, address, phone):
+    """It says which it is, leads to the English one and back, and its scripts speak it."""
+    for name in ("index", "lab", "exercises"):
+        phone.goto(f"{address}/ch01_inference/{name}.html")
+        assert phone.locator("html").get_attribute("lang") == "en"
+        phone.get_by_role("link", name="Deutsch", exact=True).click()
+        assert phone.url.endswith(f"/{name}.de.html") and phone.locator("html").get_attribute("lang") == "de"
+        assert phone.locator("link[hreflang=en]").get_attribute("href") == f"{name}.html"
+    phone.goto(f"{address}/ch01_inference/index.de.html")
+    question = phone.locator(".question:visible")
+    question.locator("input").fill("x")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text() == "Gib eine Zahl ein."
+    question.locator("input").fill("6")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text().startswith("Nein. Ein Logit bewertet einen Kandidaten")
+    expect = phone.locator("form.expect").first
+    expect.locator("input").fill("64")
+    expect.get_by_role("button", name="Antwort zeigen").click()
+    assert expect.locator(".expected").inner_text() == "Du hast erwartet: 64"
+    assert phone.get_by_role("link", name="2 Architecture (englisch)").first.is_visible()
 
 
 # -- quizzes ----------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def a_shared_beginning(draw: Draw) -> Question:
     def is_good(made: tuple[int, int, int, list[int]]) -> bool:
         shared, own, num_users, counts = made
         percent = 100 * sum(counts) / (num_users * (shared + own))
-        return shared % size > 0 and abs(percent % 1 - 0.5) > 0.1
+        return 0 < shared % size < size - 1 and abs(percent % 1 - 0.5) > 0.1
 
     shared, own, num_users, counts = draw.until(make, is_good)
     without = num_users * (shared + own)
