@@ -189,9 +189,7 @@ class Seams:
         wanted = {}
         for index, num in _pairs(found.get("num_guesses"), "num_guesses"):
             if type(index) is not int or index not in by_index:
-                raise Refused(
-                    f"num_guesses() names request {readable(index, 100)}, which runs not, or has no token yet"
-                )
+                raise Refused(f"num_guesses() names request {readable(index, 100)}, which does not run or has no token")
             if type(num) is not int or not 0 <= num <= self.setup.max_guesses:
                 most = self.setup.max_guesses
                 raise Refused(f"num_guesses() gives 0 to {most} guesses to a request, found {readable(num, 100)}")
