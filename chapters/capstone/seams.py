@@ -28,7 +28,7 @@ class Asked(Protocol):
 
 @dataclass(eq=False)
 class Client:
-    """A request as the server's side keeps it. token_times: seconds, of each token it has got."""
+    """A request as the server's side keeps it. token_times: seconds, when it got each of its tokens."""
 
     index: int
     arrival_s: float
@@ -38,16 +38,26 @@ class Client:
     num_held: int = 0
     refused: bool = False
 
+    def note(self, chunk: ScheduledChunk, now: float) -> None:
+        """A step is over, and this was its part."""
+        num_new = len(self.seq.tokens) - chunk.known_end if chunk.reaches_end else 0
+        self.token_times += [now] * num_new
+        if chunk.guesses:
+            self.num_held += num_new - 1
+            self.num_checked += min(num_new, len(chunk.guesses))
+
 
 class ChosenGuesses(Speculation):
-    """As many guesses as the policy wants. most: tokens of a step."""
+    """As many guesses as the policy wants. most: tokens of a step. max_rows: of these, the rows that give logits."""
 
-    def __init__(self, proposer: Proposer, most: int, num_rows: int) -> None:
-        super().__init__(proposer, most, num_rows)
+    def __init__(self, proposer: Proposer, setup: Setup, max_rows: int) -> None:
+        super().__init__(proposer, setup.max_guesses, max_rows)
+        self.most = setup.max_num_batched_tokens
         self.wanted: dict[int, int] = {}  # seq_id -> guesses in this step
 
     def choose(self, scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
-        left = min(self.num_speculative_tokens - sum(chunk.end - chunk.start for chunk in chunks), self.max_rows)
+        left = self.most - sum(chunk.end - chunk.start for chunk in chunks)
+        left = min(left, self.max_rows - len(chunks))
         counts = []
         for chunk in chunks:
             most = min(self.wanted.get(chunk.seq.seq_id, 0), scheduler.num_tokens_left(chunk.seq) - 1, left)
@@ -134,6 +144,11 @@ class Seams:
         if blocks:
             self._sort_free_blocks(blocks, worths)
         return refused
+
+    @property
+    def has_work(self) -> bool:
+        """Somebody runs, or may."""
+        return bool(self.scheduler.running or self._may_run)
 
     def snapshots(self, num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
         """The block manager's own question, in the middle of a step (core/snapshots/policy.py)."""

@@ -88,7 +88,7 @@ class Simulation:
         )
         self.drawn, self.now, self.num_steps = Drawn(), 0.0, 0
         if asked is not None:
-            guesses = ChosenGuesses(self.drawn, setup.max_num_batched_tokens, setup.max_num_batched_tokens)
+            guesses = ChosenGuesses(self.drawn, setup, setup.max_num_batched_tokens)
             self.seams = Seams(asked, setup, self.scheduler, guesses)
             if isinstance(self.manager, HybridBlockManager):
                 self.manager.policy = self.seams.snapshots
@@ -140,14 +140,9 @@ class Simulation:
     def _step(self, output: SchedulerOutput) -> None:
         self.num_steps += 1
         self.now += COST.of(output.num_tokens)
-        before = [len(chunk.seq.tokens) for chunk in output.chunks]
         finished = self.scheduler.update(output, [TOKEN] * sum(chunk.num_logits for chunk in output.chunks))
-        for chunk, num_before in zip(output.chunks, before, strict=True):
-            client, num_new = self.by_seq[chunk.seq.seq_id], len(chunk.seq.tokens) - num_before
-            client.token_times += [self.now] * num_new
-            if chunk.guesses:
-                client.num_held += num_new - 1
-                client.num_checked += min(num_new, len(chunk.guesses))
+        for chunk in output.chunks:
+            self.by_seq[chunk.seq.seq_id].note(chunk, self.now)
         if self.seams is not None:
             self.seams.forget(finished)
         if self.num_steps % CHECK_EVERY == 0:

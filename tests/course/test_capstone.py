@@ -12,11 +12,13 @@ from chapters.__main__ import main
 from chapters.capstone import battery, judge, policy, reference, repair
 from chapters.capstone.desk import Desk
 from chapters.capstone.faults import FAULTS
-from chapters.capstone.remote import closed_to_others
+from chapters.capstone.real import SIZES, RealServer
+from chapters.capstone.remote import Refused, closed_to_others
 from chapters.capstone.repair import FILES
 from chapters.capstone.score import check_conservation, timings
 from chapters.capstone.simulation import Served, setup_for, simulate
 from chapters.capstone.trace import Row, draw_trace, read_trace, write_trace
+from chapters.capstone.views import Setup
 from chapters.expect import Wrong
 from nanovllm.features.logits_processors import top_k_top_p
 
@@ -173,6 +175,30 @@ def test_timings_are_the_load_generators():
     [timing] = timings(simulate([Row("0", 2.0, 100, 5, "", 0)], SETUP))
     assert (timing.ttft_s, timing.tpot_s) == (pytest.approx(0.012 + 0.01), pytest.approx(0.0121))
     assert astuple(timing)[-2:] == (5, None)
+
+
+def test_the_real_engine_has_the_same_seams(checkpoint):
+    """Every answer is the one that the engine gives by itself, whatever the policy decides."""
+    server = RealServer(str(checkpoint()), max_model_len=128)
+    rows = [Row(f"{i}", 0.0, 16 * (20 + 5 * i), 16 * 12, "shared", 16 * 16) for i in range(8)]
+    due = server.requests(rows)
+    setup = Setup(*SIZES, 0.01, 0.0001, 60.0, 60.0)
+    tokens = []
+    for asked in (None, Desk(reference.Policy, list(setup))):
+        found = server.serve(due, setup, asked)
+        assert judge.scored(found, setup).num_good == 8
+        tokens.append([client.seq.tokens for client in found.clients])
+    assert tokens[0] == tokens[1]
+    guessing = type("Guessing", (policy.Policy,), {"num_guesses": lambda self, state: guess_for_all(state)})
+    found = server.serve(due, setup, Desk(guessing, list(setup)))
+    assert [client.seq.tokens for client in found.clients] == tokens[0]
+    with pytest.raises(Refused, match="lets the others wait"):
+        server.serve(due, setup, Desk(type("Nobody", (policy.Policy,), {"order": lambda self, state: []}), list(setup)))
+    server.stop()
+
+
+def guess_for_all(state):
+    return {request.id: 4 for request in state.running if request.first_token_s is not None}
 
 
 # -- broken engines -----------------------------------------------------------------------------------------------
