@@ -1,18 +1,18 @@
 """Seams: what a policy decides, put into a Scheduler and a BlockManager of the engine between two steps.
 
 Nothing of the engine is replaced: the queue is put in order, the budget is a number, guesses come by the scheduler's
-own seam for them, and the free queue's named blocks are sorted. What a policy answers is judged before it is done.
+own seam for them, and the free queue's named blocks are sorted. What a policy answers is judged first
+(answers.py).
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chapters.capstone.answers import read_budget, read_guesses, read_ids, read_snapshots, read_worths
 from chapters.capstone.remote import Refused
 from chapters.capstone.views import Setup
-from chapters.submission import readable
 from nanovllm.core.block_manager import BlockEvent, BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence
@@ -120,27 +120,22 @@ class Seams:
         )
         self._new = []
         by_index = {client.index: client for client in waiting}
-        refused = [by_index.pop(index) for index in _ids(found, "refuse", by_index, "wait")]
+        refused = [by_index.pop(index) for index in read_ids(found, "refuse", by_index)]
         for client in refused:
             if client.token_times:
                 raise Refused(f"refuse() sends request {client.index} away, which has got a token")
-        chosen = [by_index.pop(index) for index in _ids(found, "order", by_index, "wait")]
-        budget = found.get("token_budget")
-        if type(budget) is not int or not 1 <= budget <= self.setup.max_num_batched_tokens:
-            most = self.setup.max_num_batched_tokens
-            raise Refused(f"token_budget() is a whole number from 1 to {most:,}, found {readable(budget, 100)}")
-        wanted = self._guesses(found, running)
-        worths = found.get("worth")
-        if not isinstance(worths, list) or len(worths) != len(blocks) or not all(map(_is_number, worths)):
-            wrong = [w for w in worths if not _is_number(w)][:3] if isinstance(worths, list) else worths
-            raise Refused(f"worth() is a finite number, found {readable(wrong, 100)}")
+        chosen = [by_index.pop(index) for index in read_ids(found, "order", by_index)]
+        budget = read_budget(found, self.setup)
+        answered = {client.index: client.seq.seq_id for client in running if client.token_times}
+        wanted = read_guesses(found, self.setup, answered)
+        worths = read_worths(found, len(blocks))
 
         self._drop(refused)
         self._may_run = {client.seq.seq_id for client in chosen}
         self.scheduler.waiting = deque(client.seq for client in [*chosen, *by_index.values()])
         self.scheduler.max_num_batched_tokens = budget
         if self.guesses is not None:
-            self.guesses.wanted = wanted
+            self.guesses.wanted = {answered[index]: num for index, num in wanted.items()}
         if blocks:
             self._sort_free_blocks(blocks, worths)
         return refused
@@ -155,13 +150,7 @@ class Seams:
         found = self.asked.answer({"snapshots": (num_tokens, num_matched)}).get("snapshots")
         if found is None:
             return snapshot_positions(num_tokens, num_matched, block_size)
-        pairs = _pairs(found, "snapshots")
-        for position, is_wanted in pairs:
-            on_edge = type(position) is int and 0 < position < num_tokens and position % block_size == 0
-            if not on_edge or type(is_wanted) is not bool:
-                what = f"{{multiple of {block_size} below {num_tokens}: True or False}}"
-                raise Refused(f"snapshots() is {what}, found {readable({position: is_wanted}, 100)}")
-        return dict(pairs)
+        return read_snapshots(found, num_tokens, block_size)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
@@ -199,18 +188,6 @@ class Seams:
             first = next(iter(self.manager.hash_to_block[first.parent_hash].values()))
         return name.hex(), (first.block_hash or b"").hex(), block.depth, self._uses[name]
 
-    def _guesses(self, found: dict[str, Any], running: list[Client]) -> dict[int, int]:
-        by_index = {client.index: client for client in running if client.token_times}
-        wanted = {}
-        for index, num in _pairs(found.get("num_guesses"), "num_guesses"):
-            if type(index) is not int or index not in by_index:
-                raise Refused(f"num_guesses() names request {readable(index, 100)}, which does not run or has no token")
-            if type(num) is not int or not 0 <= num <= self.setup.max_guesses:
-                most = self.setup.max_guesses
-                raise Refused(f"num_guesses() gives 0 to {most} guesses to a request, found {readable(num, 100)}")
-            wanted[by_index[index].seq.seq_id] = num
-        return wanted
-
     def _drop(self, refused: list[Client]) -> None:
         self.scheduler.abort(*(client.seq.seq_id for client in refused))
         for client in refused:
@@ -221,9 +198,8 @@ class Seams:
         """The named part of the free queue, the least worth first. A block is worth what one behind it is, at least:
         no block may lose its name before those behind it do."""
         manager = self.manager
-        named = [
-            block for block in map(manager.blocks.__getitem__, manager.free_blocks) if block.block_hash is not None
-        ]
+        free = [manager.blocks[block_id] for block_id in manager.free_blocks]
+        named = [block for block in free if block.block_hash is not None]
         for block_id, worth in zip(released, worths, strict=True):
             self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
         worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in named}  # type: ignore[arg-type]
@@ -235,25 +211,3 @@ class Seams:
         for block in sorted(named, key=lambda block: worth_of[block.block_hash]):  # stable: the rest is as released
             manager.free_blocks.remove(block)
             manager.free_blocks.append(block)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
-
-
-def _pairs(found: Any, method: str) -> list[list[Any]]:
-    if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
-        raise Refused(f"{method}() returns a dictionary, found {readable(found, 100)}")
-    return found
-
-
-def _ids(found: dict[str, Any], method: str, there: Iterable[int], state: str) -> list[int]:
-    """Ids that a method returned: each of a request that is there, none twice."""
-    ids, known = found.get(method), set(there)
-    if not isinstance(ids, list):
-        raise Refused(f"{method}() returns a list of ids, found {readable(ids, 100)}")
-    for index in ids:
-        if type(index) is not int or index not in known:
-            raise Refused(f"{method}() names request {readable(index, 100)} twice, or one that does not {state}")
-        known.remove(index)
-    return ids
