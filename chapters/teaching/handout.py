@@ -6,7 +6,7 @@ from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import Block, Lesson, shown
 from chapters.teaching.paper import LICENCE, page
-from chapters.teaching.sections import beside, bullets, fits, new_words, picture
+from chapters.teaching.sections import CAPTION, beside, bullets, fits, new_words, picture
 
 FORMULA = 3  # lines, at most
 WORDS = 10
@@ -46,13 +46,14 @@ def main_picture(lesson: Lesson) -> str:
 
 
 def render(block: Block, lesson: Lesson) -> str:
-    return MARKDOWN.renderer.render(block.tokens, MARKDOWN.options, lesson.env)
+    return CAPTION.sub("", MARKDOWN.renderer.render(block.tokens, MARKDOWN.options, lesson.env))
 
 
 def formulas(lesson: Lesson) -> list[str]:
-    """Short figures between the paragraphs that no lab has printed."""
+    """The short lines between paragraphs that no lab has printed."""
     fences = (block for section in lesson.explained for block in section.of("fence"))
-    return [block.code for block in fences if block.info == "text" and block.code.count("\n") < FORMULA]
+    texts = [block.code for block in fences if block.info == "text"]
+    return [text for text in texts if text.count("\n") < FORMULA and "|" not in text]  # that is drawn
 
 
 def words(lesson: Lesson) -> list[str]:

@@ -159,7 +159,7 @@ def sentences(markdown: str) -> list[str]:
 
 def is_whole(piece: str) -> bool:
     bare = re.sub("`[^`]*`", "", piece)
-    even = piece.count("`") % 2 == bare.count("*") % 2 == bare.count('"') % 2 == 0
+    even = all(bare.count(mark) % 2 == 0 for mark in ("`", "*", "**", '"'))
     return even and all(bare.count(a) == bare.count(b) for a, b in PAIRS)
 
 
