@@ -80,6 +80,7 @@ class Lesson:
                 sections[-1].blocks.append(block)
         paragraphs = [block.text for section in sections[:2] for block in section.of("paragraph")]
         needs = next(text for text in paragraphs if "Reading takes" in text)
+        sections[1].blocks = [b for b in sections[1].blocks if b.kind != "paragraph" or b.text != needs]
         env = {"told": Recording(chapter.folder).told, "scenes": scenes}
         return cls(chapter, paragraphs[0], needs, sections[1:], env)
 
