@@ -11,13 +11,14 @@ from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import Block, Lesson, Section, question_of, sentences, shown
 
-CODE = 20, 100  # lines and letters of a line, at most
-LAB = 16, 115
-ROWS = 11
-LETTERS = 620  # of a list or a table of texts
-LEAD = 40, 200  # letters of what leads to a picture
-HEAD = re.compile(r"\*+[^*]+\*+")
-OPENING, SHORT, WORD, SO = 300, 100, 240, 150
+# What a slide holds at most. Letters, where nothing else is said.
+CODE, LAB = (20, 100), (16, 115)  # lines, and letters of a line
+ROWS = 11  # of a table
+LETTERS = 620  # of a list or a table
+OPENING, SHORT = 300, 100  # of a section's first sentences, and when these are too few
+LEAD = 40, 200  # of the sentences above a picture: at least, if there are so many, and at most
+WORD, SO = 240, 150  # of a sentence that introduces a word, and of those below an answer
+HEAD = re.compile(r"\*+[^*]+\*+")  # a sentence that is all in bold or slanted type
 CAPTION = re.compile(r'<figcaption>(?:<a href="(.*?)">from the lab, (.*?)</a>|.*?)</figcaption>')
 
 
@@ -188,7 +189,7 @@ def bullets(items: Iterable[str], tag: str = "ul") -> str:
 
 
 def to_show(paragraph: str) -> list[str]:
-    """Its sentences, without those in brackets. One that is all in bold or slanted type goes with the next."""
+    """Its sentences, without those in brackets. A head goes with the sentence behind it."""
     found: list[str] = []
     for said in sentences(paragraph):
         if found and HEAD.fullmatch(found[-1]):
