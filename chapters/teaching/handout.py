@@ -9,7 +9,7 @@ from chapters.teaching.paper import LICENCE, page
 from chapters.teaching.sections import CAPTION, beside, bullets, fits, new_words, picture
 
 FORMULA = 3  # lines, at most
-WORDS = 10
+ENTRIES = 20  # of the back, where a question counts twice for the line below it
 
 
 def handout_page(lesson: Lesson) -> str:
@@ -57,5 +57,6 @@ def formulas(lesson: Lesson) -> list[str]:
 
 
 def words(lesson: Lesson) -> list[str]:
-    """The sentences that introduce a word."""
-    return [said for section in lesson.explained for said in new_words(section) if len(said) < 200][:WORDS]
+    """The sentences that introduce a word, as many as there is room for."""
+    found = [said for section in lesson.explained for said in new_words(section) if len(said) < 200]
+    return found[: max(ENTRIES - 2 * len(lesson.questions) - len(lesson.exercises()), 0)]

@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from chapters.site.expectations import ASKS
 from chapters.site.figures import BEGINNING
 from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
-from chapters.teaching.lesson import Block, Lesson, Section, question_of, sentences, shown
+from chapters.teaching.lesson import ASKS, Block, Lesson, Section, question_of, sentences, shown
 
 # What a slide holds at most. Letters, where nothing else is said.
 CODE, LAB = (20, 100), (16, 115)  # lines, and letters of a line

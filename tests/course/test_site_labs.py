@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ from chapters.grading import BenchWithoutModel, grade
 from chapters.site import build, runtime
 from chapters.site.browser import Browser
 from chapters.site.player import Move, Player, write_moves
-from chapters.site.server import served
+from chapters.site.server import Quiet, served
 from tests.course.course_text import CHAPTERS, ROOT
-from tests.site_browser import assert_accessible
+from tests.site_browser import assert_accessible, go_offline
 
 LABS = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.CHAPTERS]
 GRADED = [chapter for chapter in CHAPTERS if chapter.folder.name in runtime.GRADED]
@@ -91,14 +92,34 @@ def test_the_bundle_is_the_repository():
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
+class Cdn(Quiet):
+    """Pages of other hosts may load its files."""
+
+    def end_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", "*")
+        super().end_headers()
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
-    try:
-        build.build(folder, offline=True)
-    except runtime.MissingRuntime as error:
-        pytest.skip(str(error))
+def cdn(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cdn")
+    for file in runtime.FILES:
+        path = folder / file.package / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(runtime.cached(file), path)
+        except runtime.MissingRuntime as error:
+            pytest.skip(str(error))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(cdn, tmp_path_factory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("host") / "in" / "a folder"
+    with served(cdn, Cdn) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "CDN", address)
+        build.build(folder)
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +221,21 @@ def test_bench_site(folder, browser, processes):
     assert re.search(r"exercises.html +graded after [\d.]+, [\d.]+, [\d.]+ s", out)
 
 
-def test_a_changed_file_is_refused(address, phone):
-    phone.route(
-        "**/xxhash-wasm.js", lambda route: route.fulfill(body="export default 1", content_type="text/javascript")
-    )
-    phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
-    phone.click("text=Start the lab")
-    phone.wait_for_selector(".failure:not([hidden])")
+def test_a_changed_file_is_refused(cdn, address, phone):
+    """Once it is the right one again, the lab starts."""
+    [file] = cdn.rglob("xxhash-wasm.js")
+    right = file.read_bytes()
+    file.write_text("export default 1", "utf-8")
+    try:
+        phone.goto(f"{address}/{LABS[0].folder.name}/lab.html")
+        phone.click("text=Start the lab")
+        phone.wait_for_selector(".failure:not([hidden])")
+    finally:
+        file.write_bytes(right)
     assert "its hash differs" in phone.inner_text(".failure")
-    assert phone.is_enabled(".start")
     phone.problems.clear()  # the browser reports it, too
+    phone.click("text=Start the lab")
+    phone.wait_for_selector(".panel")
 
 
 CHECK = """async (submissions) => {
@@ -245,7 +271,11 @@ def test_verdicts_are_those_of_ordinary_python(address, phone, tmp_path):
         ours = json.loads(
             here.call(json.dumps({"do": "check", "chapter": chapter.number, "source": source, "task": number}))
         )
-        if hint is None:
+        if chapter.number == 11 and tasks[number].name == "serve":
+            assert verdict["status"] == "open" and len(verdict["open"]) == len(tasks[number].checks), (
+                "it is the engine's"
+            )
+        elif hint is None:
             assert verdict["status"] == "passed", verdict["problem"]
             num_open, num_checks = len(verdict["open"]), len(tasks[number].checks)
             assert num_open <= 2 and verdict["open"] == list(range(num_checks - num_open, num_checks))
@@ -344,7 +374,8 @@ for task in checks.TASKS:
     for word, problem in zip(words, said, strict=True):
         assert word in problem and "Traceback" not in problem and len(problem) < 5000
 
-    phone.context.route("**", lambda route: route.abort())  # there is no network any more
+    go_offline(phone)
+    phone.reload()
     phone.fill("textarea", solution(chapter, {1: "print('z' * 10**6)\n    while True: print('y')"}))
     phone.click(".check")
     phone.click(".printed summary")
