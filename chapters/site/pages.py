@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chapters.words import ENGLISH, Words
 
-CC_BY = '<a rel="license" href="https://creativecommons.org/licenses/by/4.0/">CC BY 4.0</a>'  # chapters/LICENSE
+LICENCE = "https://creativecommons.org/licenses/by/4.0/"  # chapters/LICENSE
 ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
     "%3Cpath fill='%231f6f8b' d='M0 0h3v3H0zM4 0h4v3H4zM0 4h5v4H0zM6 4h2v4H6z'/%3E%3C/svg%3E"
@@ -70,7 +70,8 @@ def page(
 <form role="search" action="{relative("search.html", path)}"><input type="search" name="q"
 placeholder="{words("page.search")}" aria-label="{words("page.search_label")}" autocomplete="off"></form></header>
 {body}
-<aside class="to-text" aria-label="{words("page.licences")}">{words("page.licence", link=CC_BY)}</aside>
+<aside class="to-text" aria-label="{words("page.licences")}">{words("page.text_licence")}
+<a rel="license" href="{LICENCE}">CC BY 4.0</a>. {words("page.code_licence")}</aside>
 </body>
 </html>
 """
