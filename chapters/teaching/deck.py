@@ -10,7 +10,7 @@ import html
 import posixpath
 
 from chapters import quiz
-from chapters.teaching.lesson import MISTAKES, SUMMARY, Lesson, shown
+from chapters.teaching.lesson import MISTAKES, NOW_YOU, SUMMARY, Lesson, shown
 from chapters.teaching.sections import LETTERS, SectionSlides, Slide, bullets, halves
 
 VOTES = 3  # quiz questions
@@ -41,7 +41,7 @@ def last(lesson: Lesson) -> Slide:
     )
     commands = "\n".join(f"python -m chapters {what} {number}" for what in ("lab", "quiz", "check"))
     body = f'<table>{rows}</table><pre class="printed">{commands}</pre>'
-    return Slide("Now you", body, kind="table")
+    return Slide(NOW_YOU, body, kind="table tasks")
 
 
 def votes(lesson: Lesson) -> list[Slide]:

@@ -6,10 +6,10 @@ from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import Block, Lesson, shown
 from chapters.teaching.paper import LICENCE, page
-from chapters.teaching.sections import beside, bullets, fits, new_words, picture
+from chapters.teaching.sections import CAPTION, beside, bullets, fits, new_words, picture
 
 FORMULA = 3  # lines, at most
-WORDS = 10
+ENTRIES = 20  # of the back, where a question counts twice for the line below it
 
 
 def handout_page(lesson: Lesson) -> str:
@@ -46,15 +46,17 @@ def main_picture(lesson: Lesson) -> str:
 
 
 def render(block: Block, lesson: Lesson) -> str:
-    return MARKDOWN.renderer.render(block.tokens, MARKDOWN.options, lesson.env)
+    return CAPTION.sub("", MARKDOWN.renderer.render(block.tokens, MARKDOWN.options, lesson.env))
 
 
 def formulas(lesson: Lesson) -> list[str]:
-    """Short figures between the paragraphs that no lab has printed."""
+    """The short lines between paragraphs that no lab has printed."""
     fences = (block for section in lesson.explained for block in section.of("fence"))
-    return [block.code for block in fences if block.info == "text" and block.code.count("\n") < FORMULA]
+    texts = [block.code for block in fences if block.info == "text"]
+    return [text for text in texts if text.count("\n") < FORMULA and "|" not in text]  # that is drawn
 
 
 def words(lesson: Lesson) -> list[str]:
-    """The sentences that introduce a word."""
-    return [said for section in lesson.explained for said in new_words(section) if len(said) < 200][:WORDS]
+    """The sentences that introduce a word, as many as there is room for."""
+    found = [said for section in lesson.explained for said in new_words(section) if len(said) < 200]
+    return found[: max(ENTRIES - 2 * len(lesson.questions) - len(lesson.exercises()), 0)]

@@ -9,11 +9,13 @@ from markdown_it.token import Token
 
 from chapters.course import Chapter
 from chapters.recording import Recording
-from chapters.site.expectations import ASKS, asks
+from chapters.site.expectations import asks
 from chapters.site.figures import BEGINNING
 from chapters.site.scenes import NAMES_A_SCENE, Scenes
 from chapters.site.text import MARKDOWN
+from chapters.words import ENGLISH, Captions
 
+ASKS = ENGLISH("expect.asks")
 MISTAKES, SUMMARY, NOW_YOU = "What beginners get wrong", "Summary", "Now you"
 END = re.compile(r"""(?<=[.!?])[*"')\]]*\s+(?=["*`(\[]*[A-Z0-9"`*(])""")  # of a sentence
 PAIRS = (("(", ")"), ("[", "]"))
@@ -80,7 +82,9 @@ class Lesson:
                 sections[-1].blocks.append(block)
         paragraphs = [block.text for section in sections[:2] for block in section.of("paragraph")]
         needs = next(text for text in paragraphs if "Reading takes" in text)
-        env = {"told": Recording(chapter.folder).told, "scenes": scenes}
+        sections[1].blocks = [b for b in sections[1].blocks if b.kind != "paragraph" or b.text != needs]
+        env = {"told": Recording(chapter.folder).told, "scenes": scenes, "words": ENGLISH}
+        env["captions"] = Captions(chapter.folder, "en")
         return cls(chapter, paragraphs[0], needs, sections[1:], env)
 
     def section(self, title: str) -> Section:
@@ -139,7 +143,7 @@ def kind_of(tokens: list[Token], at: int) -> str:
             return "code_of"
         return "scene" if words.startswith(f"*{NAMES_A_SCENE}") else kind
     if kind == "blockquote":
-        return "question" if asks(tokens, at) else kind
+        return "question" if asks(tokens, at, ENGLISH) else kind
     return "list" if kind in ("bullet_list", "ordered_list") else kind
 
 
@@ -159,7 +163,7 @@ def sentences(markdown: str) -> list[str]:
 
 def is_whole(piece: str) -> bool:
     bare = re.sub("`[^`]*`", "", piece)
-    even = piece.count("`") % 2 == bare.count("*") % 2 == bare.count('"') % 2 == 0
+    even = all(bare.count(mark) % 2 == 0 for mark in ("`", "*", "**", '"'))
     return even and all(bare.count(a) == bare.count(b) for a, b in PAIRS)
 
 

@@ -5,18 +5,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from chapters.site.expectations import ASKS
 from chapters.site.figures import BEGINNING
 from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
-from chapters.teaching.lesson import Block, Lesson, Section, question_of, sentences, shown
+from chapters.teaching.lesson import ASKS, Block, Lesson, Section, question_of, sentences, shown
 
-CODE = 20, 100  # lines and letters of a line, at most
-LAB = 16, 115
-ROWS = 11
-LETTERS = 620  # of a list or a table of texts
-LEAD = 40, 200  # letters of what leads to a picture
-OPENING, SHORT, WORD = 300, 100, 240
+# What a slide holds at most. Letters, where nothing else is said.
+CODE, LAB = (20, 100), (16, 115)  # lines, and letters of a line
+ROWS = 11  # of a table
+LETTERS = 620  # of a list or a table
+OPENING, SHORT = 300, 100  # of a section's first sentences, and when these are too few
+LEAD = 40, 200  # of the sentences above a picture: at least, if there are so many, and at most
+WORD, SO = 240, 150  # of a sentence that introduces a word, and of those below an answer
+HEAD = re.compile(r"\*+[^*]+\*+")  # a sentence that is all in bold or slanted type
 CAPTION = re.compile(r'<figcaption>(?:<a href="(.*?)">from the lab, (.*?)</a>|.*?)</figcaption>')
 
 
@@ -76,7 +77,7 @@ class SectionSlides:
 
     def add_paragraph(self, block: Block, following: Block | None) -> None:
         if self.is_answer:
-            said = f'<p class="so">{shown(joined(to_show(block.text), LEAD[1] / 2))}</p>'
+            said = f'<p class="so">{shown(joined(to_show(block.text), SO))}</p>'
             if self.slides[-1].kind == "question":  # what answers it does not fit on a slide
                 self.show(said, "opening")
             else:
@@ -92,7 +93,7 @@ class SectionSlides:
 
     def add_list(self, block: Block, following: Block | None) -> None:
         """The first sentence of each entry; the entries in full are notes."""
-        items = [sentences(item)[0] for item in block.items]
+        items = [to_show(item)[0] for item in block.items]
         if len(items) > 1 and max(map(len, items)) < WORD:
             for part in halves(items):
                 self.show(bullets(part), "list")
@@ -187,21 +188,20 @@ def bullets(items: Iterable[str], tag: str = "ul") -> str:
 
 
 def to_show(paragraph: str) -> list[str]:
-    """Its sentences, without those in brackets."""
-    return [said for said in sentences(paragraph) if not said.startswith("(")]
+    """Its sentences, without those in brackets. A head goes with the sentence behind it."""
+    found: list[str] = []
+    for said in sentences(paragraph):
+        if found and HEAD.fullmatch(found[-1]):
+            found[-1] += f" {said}"
+        elif not (said[0] == "(" and said[-1] == ")"):
+            found.append(said)
+    return found
 
 
 def new_words(section: Section) -> list[str]:
     """The sentences of its paragraphs that introduce a word, which is in bold type."""
-    found = []
-    for block in section.of("paragraph"):
-        said = sentences(block.text)
-        for sentence, following in zip(said, [*said[1:], ""], strict=True):
-            if re.fullmatch(r"\*\*[^*]+\*\*", sentence):  # it introduces the sentence behind it
-                sentence = f"{sentence} {following}"
-            if "**" in sentence and len(sentence) < WORD:
-                found.append(re.sub(":$", ".", sentence))
-    return found
+    found = [said for block in section.of("paragraph") for said in to_show(block.text)]
+    return [re.sub(":$", ".", said) for said in found if "**" in said and len(said) < WORD]
 
 
 def joined(said: list[str], at_most: float, backwards: bool = False) -> str:

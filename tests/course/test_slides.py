@@ -48,6 +48,7 @@ def test_slides_say_what_the_text_says(chapter):
     openings = [slide for slide in slides if slide.kind in ("first", "opening", "question", "mistakes", "list")]
     assert len(openings) >= len(lesson.explained) - 3
     for slide in openings:
+        assert "**" not in slide.body, "a sentence was cut inside its bold type"
         for said in re.findall(r"<(?:p|li)[^>]*>(.*?)</(?:p|li)>", slide.body):
             assert plain(said) in text or "Chapter" in said, f"the text does not say {said!r}"
     summary = "".join(slide.body for slide in slides if slide.title.startswith("Summary"))
