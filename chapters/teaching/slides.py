@@ -7,10 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from chapters.course import all_chapters, find_chapter
-from chapters.teaching.deck import slides_of
-from chapters.teaching.handout import handout_page
-from chapters.teaching.lesson import Lesson
-from chapters.teaching.paper import browser, deck_page, faults, page, print_pdf
 
 INTRODUCTION = """<p>→ and ← turn the slides, ↑ and ↓ change what a picture shows, <kbd>s</kbd> opens a window with the
 speaker's notes, <kbd>f</kbd> fills the screen; <kbd>?</kbd> says this again. The browser prints a deck as PDF, a slide
@@ -26,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
+    from chapters.teaching.deck import slides_of
+    from chapters.teaching.handout import handout_page
+    from chapters.teaching.lesson import Lesson
+    from chapters.teaching.paper import deck_page, page
+
     chapters = [find_chapter(number) for number in args.chapter] or all_chapters()
     args.out.mkdir(parents=True, exist_ok=True)
     rows, files = "", list[Path]()
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def print_all(files: list[Path]) -> int:
     """As PDF, beside the HTML. 1 where a slide or a page holds more than fits."""
+    from chapters.teaching.paper import browser, faults, print_pdf
+
     found: list[str] = []
     with browser() as chromium:
         tab = chromium.new_page()
