@@ -61,12 +61,14 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument("--language", choices=languages(), default=default_language(), help=what)
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
+    asked = (sys.argv[1:] if argv is None else argv)[:1]
     for name, (module, text) in OTHERS.items():
         if (ROOT / module.replace(".", "/")).with_suffix(".py").exists():  # a student's edition has none of a teacher
             command = commands.add_parser(name, help=text, description=text)
-            other = importlib.import_module(f"chapters.{module}")
-            other.add_arguments(command)
-            command.set_defaults(run=other.run)
+            if asked == [name]:  # the others need not be imported
+                other = importlib.import_module(f"chapters.{module}")
+                other.add_arguments(command)
+                command.set_defaults(run=other.run)
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a student wrote may be in no encoding of this terminal
         sys.stdout.reconfigure(errors="backslashreplace")

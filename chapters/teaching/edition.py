@@ -28,6 +28,7 @@ PARTS = (
 LEFT_OUT = (  # patterns, as Path.match() has them
     "__pycache__",
     "*.pyc",
+    "chapters/INSTRUCTOR.md",
     "chapters/teaching",
     "chapters/*/solution.py",
     "chapters/*/quiz*.toml",
@@ -44,6 +45,7 @@ TEACHERS_TESTS = re.compile(
     r"|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
+OF_A_CHAPTER = r"chapters/(ch\d\d_|capstone/)"  # the capstone builds on many: it goes with all of them
 SECTIONS = {"chapters/README.md": ("In a class of thirty", "Grading")}  # for teachers
 SENTENCE = re.compile(r" `solution\.py` is ours\. [^.]*\.")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
@@ -66,7 +68,7 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
     kept = {path for each in sorted(kept) for path in _files(each)}
     if chapters is not None:
         wanted = _with_imported({chapter.folder.name for chapter in chapters})
-        kept = {path for path in kept if not re.match(r"chapters/ch\d\d_", path.as_posix()) or path.parts[1] in wanted}
+        kept = {path for path in kept if not re.match(OF_A_CHAPTER, path.as_posix()) or path.parts[1] in wanted}
     for path in sorted(kept):
         target, source = folder / path, REPOSITORY / path
         target.parent.mkdir(parents=True, exist_ok=True)
