@@ -154,9 +154,11 @@ def lab_text(chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | N
 
 
 def exercises_text(chapter: Chapter, sources: Sources) -> Text:
-    reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
-    links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
-    to_read = f"<p>What there is to read: {', '.join(links)}</p>" if reports else ""
+    links = []
+    for file in sorted((chapter.folder / "reports").glob("*.md")):
+        place = sources.place_of(file.relative_to(ROOT).as_posix())
+        links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{file.name}</a>')
+    to_read = f"<p>The reports: {', '.join(links)}</p>" if links else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run
 on your own machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
