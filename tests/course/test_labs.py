@@ -95,7 +95,7 @@ def bare(printed: str) -> str:
 
 def as_lines(told: list[Told]) -> str:
     """All that was told, each text and each row of a table on a line."""
-    texts = [what["title"] if kind == "histogram" else what for kind, what in told if kind != "table"]
+    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
     texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
     return "\n".join(bare(text) for text in texts)
 

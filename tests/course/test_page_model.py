@@ -192,6 +192,8 @@ def test_lessons_say_what_was_wrong(model):
     before = len(lesson.seq.tokens)
     lesson.do("likely", values)
     assert len(lesson.seq.tokens) == before + 1
+    german = lesson.do("begin", values | {"language": "de"})
+    assert "im Prefix-Cache. Der letzte Schritt: " in german["said"] and german["panels"][0][0] == "Was folgen kann"
 
 
 def test_draws_are_the_samplers(model):

@@ -23,17 +23,19 @@ from chapters.site.sources import Sources
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
+from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible, go_offline, wait_until
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
+PAGES += [f"ch01_inference/{name}.de.html" for name in ("index", "lab")]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::6]]  # a page or two of each kind
 PAGES += [
     f"{CHAPTERS[5].folder.name}/{name}.html" for name in ("lab", "exercises")
 ]  # those that run: test_site_labs.py
 COLOURS = ["index.html", "search.html?q=block", "ch04_paged_attention/index.html", "ch06_prefill_decode/lab.html"]
 COLOURS += ["ch01_inference/exercises.html", "source/nanovllm/prompts.py.html"]
-TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure"}
+TAGS = {"part": "h2", "say": "p", "print": "pre", "table": "table", "histogram": "figure", "levels": "figure"}
 BUILD = """
 import sys
 sys.modules.update(torch=None, transformers=None, safetensors=None, textual=None)
@@ -171,7 +173,7 @@ def test_stories(chapter):
     kinds = [kind for kind, _ in told]
     assert len(text.headings) == kinds.count("part") >= 3
     assert re.findall("<(h2|p|pre|table|figure)[ >]", text.body)[1:] == [TAGS[kind] for kind in kinds]
-    pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if kind != "histogram"]
+    pieces = [what["rows"] if kind == "table" else what.split("\n") for kind, what in told if TAGS[kind] != "figure"]
     num_measured = sum(MEASURED in str(piece) for each in pieces for piece in each)
     assert text.body.count('class="measured"') - 1 == num_measured
     assert num_measured or chapter.number in (4, 5)
@@ -280,6 +282,29 @@ def test_copy_and_contents(address, browser):
     context.close()
 
 
+def test_a_page_in_another_language(site, address, phone):
+    """It says which it is, leads to the English one and back, and its scripts speak it."""
+    for name in ("index", "lab", "exercises"):
+        phone.goto(f"{address}/ch01_inference/{name}.html")
+        assert phone.locator("html").get_attribute("lang") == "en"
+        phone.get_by_role("link", name="Deutsch", exact=True).click()
+        assert phone.url.endswith(f"/{name}.de.html") and phone.locator("html").get_attribute("lang") == "de"
+        assert phone.locator("link[hreflang=en]").get_attribute("href") == f"{name}.html"
+    phone.goto(f"{address}/ch01_inference/index.de.html")
+    question = phone.locator(".question:visible")
+    question.locator("input").fill("x")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text() == "Gib eine Zahl ein."
+    question.locator("input").fill("6")
+    question.get_by_role("button", name="Antworten").click()
+    assert question.locator(".verdict").inner_text().startswith("Nein. Ein Logit bewertet einen Kandidaten")
+    expect = phone.locator("form.expect").first
+    expect.locator("input").fill("64")
+    expect.get_by_role("button", name="Antwort zeigen").click()
+    assert expect.locator(".expected").inner_text() == "Du hast erwartet: 64"
+    assert phone.get_by_role("link", name="2 Architecture (englisch)").first.is_visible()
+
+
 # -- quizzes ----------------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +346,7 @@ def two_of(answers: list[tuple[str, bool, str]], turn: int) -> list[tuple[str, b
 def said_of(tries: list[tuple[str, bool, str]], solution: str) -> list[str]:
     """What the terminal says after each of them."""
     right, wrong = "Right. {}".format, "No. {} {}".format
-    after = [quiz.AGAIN, solution]
+    after = [ENGLISH("quiz.again"), solution]
     said = [
         right(what) if is_right else wrong(what, then) for (_, is_right, what), then in zip(tries, after, strict=False)
     ]

@@ -1,0 +1,67 @@
+"""What a policy answered, judged: whatever is not what its method may return is Refused, with what was found."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from chapters.capstone.remote import Refused
+from chapters.capstone.views import Setup
+from chapters.submission import readable
+
+
+def read_ids(found: dict[str, Any], method: str, waiting: Iterable[int]) -> list[int]:
+    """Each of a request that waits, none twice."""
+    ids, known = found.get(method), set(waiting)
+    if not isinstance(ids, list):
+        raise Refused(f"{method}() returns a list of ids, found {readable(ids, 100)}")
+    for index in ids:
+        if type(index) is not int or index not in known:
+            raise Refused(f"{method}() names request {readable(index, 100)} twice, or one that does not wait")
+        known.remove(index)
+    return ids
+
+
+def read_budget(found: dict[str, Any], setup: Setup) -> int:
+    budget, most = found.get("token_budget"), setup.max_num_batched_tokens
+    if type(budget) is not int or not 1 <= budget <= most:
+        raise Refused(f"token_budget() is a whole number from 1 to {most:,}, found {readable(budget, 100)}")
+    return budget
+
+
+def read_guesses(found: dict[str, Any], setup: Setup, answered: Iterable[int]) -> dict[int, int]:
+    """answered: ids of running requests that have a token."""
+    pairs, known = _pairs(found.get("num_guesses"), "num_guesses"), set(answered)
+    for index, num in pairs:
+        if type(index) is not int or index not in known:
+            raise Refused(f"num_guesses() names request {readable(index, 100)}, which does not run or has no token")
+        if type(num) is not int or not 0 <= num <= setup.max_guesses:
+            most = setup.max_guesses
+            raise Refused(f"num_guesses() gives 0 to {most} guesses to a request, found {readable(num, 100)}")
+    return dict(pairs)
+
+
+def read_worths(found: dict[str, Any], num_blocks: int) -> list[float]:
+    worths = found.get("worth")
+    if not isinstance(worths, list) or len(worths) != num_blocks or not all(map(_is_number, worths)):
+        wrong = [worth for worth in worths if not _is_number(worth)][:3] if isinstance(worths, list) else worths
+        raise Refused(f"worth() is a finite number, found {readable(wrong, 100)}")
+    return worths
+
+
+def read_snapshots(found: Any, num_tokens: int, block_size: int) -> dict[int, bool]:
+    pairs = _pairs(found, "snapshots")
+    for position, is_wanted in pairs:
+        is_edge = type(position) is int and 0 < position < num_tokens and position % block_size == 0
+        if not is_edge or type(is_wanted) is not bool:
+            what = f"{{multiple of {block_size} below {num_tokens}: True or False}}"
+            raise Refused(f"snapshots() is {what}, found {readable([position, is_wanted], 100)}")
+    return dict(pairs)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
+
+
+def _pairs(found: Any, method: str) -> list[tuple[Any, Any]]:
+    if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
+        raise Refused(f"{method}() returns a dictionary, found {readable(found, 100)}")
+    return [(key, value) for key, value in found]

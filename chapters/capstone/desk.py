@@ -1,0 +1,40 @@
+"""Desk: makes views of the server's messages, asks the policy, and sends back what it decided.
+
+Numbers travel, as JSON. Whatever the policy returns goes back as it is: the server's side judges it (seams.py).
+"""
+
+from typing import Any
+
+from chapters.capstone.views import Block, Request, Setup, State
+
+LISTS = ("waiting", "running")
+
+
+class Desk:
+    """policy_class: of the student's file. setup: the fields of Setup."""
+
+    def __init__(self, policy_class: Any, setup: list[Any]) -> None:
+        self.policy = policy_class(Setup(*setup))
+        self.known: dict[int, list[Any]] = {}  # id -> what does not change of a request
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "snapshots" in message:
+            positions = self.policy.snapshots(*message["snapshots"])
+            return {"snapshots": positions if positions is None else list(map(list, positions.items()))}
+        for request_id, *fixed in message["new"]:
+            self.known[request_id] = fixed
+        waiting, running = (
+            tuple(Request(row[0], *self.known[row[0]], *row[1:]) for row in message[name]) for name in LISTS
+        )
+        self.known = {request.id: self.known[request.id] for request in waiting + running}
+        state = State(message["now"], waiting, running, message["free"])
+        if refused := self.policy.refuse(state):
+            gone = {*refused}
+            state = state._replace(waiting=tuple(request for request in waiting if request.id not in gone))
+        return {
+            "refuse": refused,
+            "order": self.policy.order(state),
+            "token_budget": self.policy.token_budget(state),
+            "num_guesses": list(map(list, self.policy.num_guesses(state).items())),
+            "worth": [self.policy.worth(state, Block(*block)) for block in message["released"]],
+        }

@@ -1,0 +1,116 @@
+"""Judge: one policy, one trace, in played time; and the table of all who have tried."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from chapters.capstone.remote import Refused, Remote, closed_to_others
+from chapters.capstone.score import Score, check_conservation, score, timings
+from chapters.capstone.simulation import Served, simulate
+from chapters.capstone.trace import Row
+from chapters.capstone.views import Setup
+from chapters.course import locked
+from chapters.submission import NotLoaded, file_of, readable
+from nanovllm.files.hub import user_folder
+
+LIMIT_S = 60.0
+BASELINE = "the engine by itself"
+ENTRY = {"name": str, "trace": str, "goodput": float, "num_good": int, "num_requests": int, "problem": str, "when": str}
+
+
+class Verdict(NamedTuple):
+    """score: None if it was refused; then problem says why."""
+
+    name: str
+    score: Score | None
+    problem: str = ""
+    printed: str = ""
+
+
+def judge(
+    file: Path | None, trace: list[Row], setup: Setup, limit_s: float = LIMIT_S, hybrid: bool = False, name: str = ""
+) -> Verdict:
+    """Let the policy of this file serve the trace, or (None) the engine by itself. Nothing that the file does
+    raises."""
+    if file is None:
+        return Verdict(name or BASELINE, scored(simulate(trace, setup, hybrid=hybrid), setup))
+    name = name or file.stem
+    try:
+        source = file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return Verdict(name, None, f"{file_of(file)} cannot be read: {readable(error)}")
+    remote, found, problem = None, None, ""
+    with closed_to_others():
+        try:
+            remote = Remote(source, str(file), setup, limit_s)
+            found = scored(simulate(trace, setup, remote, hybrid), setup)
+        except (Refused, NotLoaded) as refused:
+            problem = str(refused)
+        finally:
+            printed = remote.close() if remote is not None else ""
+    return Verdict(name, found, problem, printed)
+
+
+def scored(served: Served, setup: Setup) -> Score:
+    check_conservation(served)
+    return score(timings(served), setup, served.end_s, served.hit_rate)
+
+
+def table_of(verdicts: Iterable[Verdict]) -> Table:
+    table = Table("", *"goodput good refused late slow hits".split())
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, s, _, _ in verdicts:
+        cells = ("0.00", *"-----")
+        if s is not None:
+            good, counts = f"{s.num_good} of {s.num_requests}", (s.num_refused, s.num_late, s.num_slow)
+            cells = (f"{s.goodput:.2f}", good, *map(str, counts), f"{s.hit_rate:.0%}")
+        table.add_row(readable(name, 40), *cells)
+    return table
+
+
+# -- the board ----------------------------------------------------------------------------------------------------
+
+
+def default_board() -> Path:
+    return user_folder("XDG_DATA_HOME", ".local/share") / "capstone.jsonl"
+
+
+def post(board: Path, verdict: Verdict, trace: str) -> None:
+    """A line more. trace: what was served, and within which memory; only equal ones are compared."""
+    s = verdict.score
+    goodput, counts = (s.goodput, (s.num_good, s.num_requests)) if s is not None else (0.0, (0, 0))
+    entry = dict(
+        zip(ENTRY, (verdict.name, trace, goodput, *counts, verdict.problem, time.strftime("%F %R")), strict=True)
+    )
+    board.parent.mkdir(parents=True, exist_ok=True)
+    with locked(board.with_suffix(".lock")), board.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def read_board(board: Path, trace: str) -> list[dict[str, Any]]:
+    """The newest entry of each name that served this trace, the best first. Lines that are no entries are left out."""
+    newest: dict[str, dict[str, Any]] = {}
+    for line in board.read_text("utf-8").splitlines() if board.exists() else ():
+        try:
+            entry = json.loads(line)
+            is_whole = all(isinstance(entry[key], kind) for key, kind in ENTRY.items())
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if is_whole and entry["trace"] == trace:
+            newest[entry["name"]] = entry
+    return sorted(newest.values(), key=lambda entry: -entry["goodput"])
+
+
+def board_table(entries: list[dict[str, Any]], title: str) -> Table:
+    table = Table("", "name", "goodput", "good", "when", title=title, title_justify="left")
+    for place, entry in enumerate(entries, 1):
+        good = f"{entry['num_good']} of {entry['num_requests']}" if not entry["problem"] else "refused"
+        table.add_row(
+            f"{place}", readable(entry["name"], 40), f"{entry['goodput']:.2f}", good, readable(entry["when"], 20)
+        )
+    return table

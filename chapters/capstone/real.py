@@ -1,0 +1,158 @@
+"""--real: the demo model serves the first requests of a trace, in real time, with the same seams and the same judge.
+
+Lengths are divided, so that a laptop is done in a minute. Requests come faster than the machine answers them by itself,
+and the limits are multiples of what one request needs that is alone: each machine has its own.
+"""
+
+import random
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from chapters.capstone.judge import BASELINE, Verdict, scored, table_of
+from chapters.capstone.remote import Refused, Remote
+from chapters.capstone.seams import Asked, ChosenGuesses, Client, Seams
+from chapters.capstone.simulation import Served
+from chapters.capstone.trace import Row
+from chapters.capstone.views import Setup
+from nanovllm import LLM, SamplingParams
+from nanovllm.request import Request
+from nanovllm.tools.bench import measure
+from nanovllm.tools.demo_model import demo_model_path
+
+NUM_REQUESTS, DIVISOR = 40, 16
+NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES = 96, 16, 16, 512, 8
+SIZES = NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES
+LOAD = 1.3  # requests that come, as a multiple of those that the engine by itself answers
+TTFT_LIMIT, TPOT_LIMIT = 6.0, 3.0  # multiples of what a request of mean length needs alone
+
+
+class Due(NamedTuple):
+    due_s: float
+    prompt: list[int]
+    params: SamplingParams
+
+
+class RealServer:
+    """The engine, and requests that come when they are due. now: seconds since the run began."""
+
+    def __init__(self, model: str, max_model_len: int = NUM_BLOCKS * BLOCK_SIZE) -> None:
+        self.llm = LLM(
+            model,
+            max_model_len=max_model_len,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            num_gpu_blocks_override=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            speculative_config={"method": "ngram", "num_speculative_tokens": MAX_GUESSES},
+        )
+        self.engine = self.llm.engine
+        self.speculation = self.engine.scheduler.speculation
+        self.begun = 0.0
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def requests(self, rows: list[Row]) -> list[Due]:
+        vocab_size, due = self.engine.model_config.vocab_size, []
+        for row in rows:
+            num_prompt, num_prefix = max(row.prompt_tokens // DIVISOR, 1), row.prefix_tokens // DIVISOR
+            of_prefix, own = random.Random(f"prefix {row.prefix_id}"), random.Random(f"own {row.request_id}")
+            prompt = [of_prefix.randrange(vocab_size) for _ in range(num_prefix)]
+            prompt += [own.randrange(vocab_size) for _ in range(num_prompt - num_prefix)]
+            num_output = max(row.output_tokens // DIVISOR, 2)
+            due.append(
+                Due(row.arrival_s, prompt, SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True))
+            )
+        return due
+
+    def setup(self, due: list[Due]) -> Setup:
+        """What one request needs that is alone, measured."""
+        num_prompt = round(sum(len(each.prompt) for each in due) / len(due))
+        measure(self.llm, 1, num_prompt, 2, seed=1)  # the first steps wait for memory
+        alone = measure(self.llm, 1, num_prompt, 16)
+        limits = TTFT_LIMIT * alone.ttft_s, TPOT_LIMIT * alone.tpot_s
+        return Setup(*SIZES, alone.tpot_s, max(alone.ttft_s - alone.tpot_s, 1e-6) / num_prompt, *limits)
+
+    def serve(self, due: list[Due], setup: Setup, asked: Asked | None) -> Served:
+        """Raises Refused."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        self.llm.reset_prefix_cache()
+        scheduler.max_num_batched_tokens, scheduler.speculation = MAX_NUM_BATCHED_TOKENS, None
+        before, seams = engine.block_manager.stats.snapshot(), None
+        if asked is not None:
+            assert self.speculation is not None
+            guesses = ChosenGuesses(self.speculation.proposer, setup, self.speculation.max_rows)
+            seams = Seams(asked, setup, scheduler, guesses)
+        to_come, clients, requests = deque(due), list[Client](), dict[int, Request]()
+        by_seq: dict[int, Client] = {}
+        num_steps, preempted, self.begun = 0, scheduler.num_preemptions, time.perf_counter()
+        while to_come or engine.has_unfinished_requests():
+            while to_come and to_come[0].due_s <= self.now:
+                due_s, prompt, params = to_come.popleft()
+                request = engine.make_request({"prompt_token_ids": prompt}, params)
+                engine.enqueue([request])
+                client = Client(len(clients), due_s, request.samples[0].seq)
+                clients.append(client)
+                requests[client.index] = request
+                by_seq[client.seq.seq_id] = client
+                if seams is not None:
+                    seams.add(client)
+            if not engine.has_unfinished_requests():
+                time.sleep(max(to_come[0].due_s - self.now, 0.0))
+                continue
+            for client in seams.decide(self.now) if seams is not None else ():
+                engine.abort_requests([requests[client.index]])
+            if seams is not None and not seams.has_work:
+                if not to_come and engine.has_unfinished_requests():
+                    raise Refused("nothing runs, nobody will come, and order() lets the others wait for ever")
+                time.sleep(0.001)
+                continue
+            finished = [output.request_id for output in engine.step()]
+            chunks = engine.scheduled.chunks if engine.scheduled is not None else []
+            for chunk in chunks:
+                by_seq[chunk.seq.seq_id].note(chunk, self.now)
+            if seams is not None:
+                seams.forget([c.seq for c in clients if requests[c.index].request_id in finished])
+            num_steps += bool(chunks)
+        scheduler.check_integrity()
+        stats = engine.block_manager.stats.snapshot() - before
+        return Served(clients, self.now, num_steps, scheduler.num_preemptions - preempted, stats.hit_rate)
+
+    def stop(self) -> None:
+        """After a refusal: nobody is left."""
+        self.engine.abort_requests(list(self.engine.requests.values()))
+
+
+def serve_for_real(policy: Path, rows: list[Row], limit_s: float, console: Console) -> int:
+    with console.status("loading the model"):
+        server = RealServer(str(demo_model_path()))
+        due = server.requests(rows[:NUM_REQUESTS])
+        setup = server.setup(due)
+    with console.status("how many does the engine answer if all come at once?"):
+        end_s = server.serve([each._replace(due_s=0.0) for each in due], setup, None).end_s
+    stretch = end_s / LOAD / max(due[-1].due_s, 1e-9)
+    due = [each._replace(due_s=each.due_s * stretch) for each in due]
+    verdicts = []
+    with console.status("the engine by itself"):
+        served = server.serve(due, setup, None)
+        verdicts.append(Verdict(BASELINE, scored(served, setup)))
+    remote = Remote(policy.read_text("utf-8"), str(policy), setup, limit_s)
+    with console.status("your policy"):
+        try:
+            served = server.serve(due, setup, remote)
+            verdicts.append(Verdict(policy.stem, scored(served, setup)))
+        except Refused as refused:
+            server.stop()
+            verdicts.append(Verdict(policy.stem, None, str(refused)))
+        finally:
+            printed = remote.close()
+    limits = f"first token within {setup.ttft_limit_s * 1e3:,.0f} ms, then {setup.tpot_limit_s * 1e3:,.0f} ms a token"
+    console.print(f"{len(due)} requests in {due[-1].due_s:.1f} s (measured); good: {limits}", markup=False)
+    console.print(table_of(verdicts))
+    console.print("\n".join(filter(None, (verdicts[-1].problem, printed))), markup=False, soft_wrap=True)
+    return 0 if verdicts[-1].score is not None else 1

@@ -1,0 +1,114 @@
+"""The five broken engines: what users complain about, the broken file to hand out, and the grade of a repaired one."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from chapters.course import ROOT
+from chapters.submission import readable
+
+LIMIT_S = 120.0
+READY = Path(__file__).with_name("broken")  # in a student's edition, whose faults.py is left out
+FILES = {
+    1: "core/sequence.py",
+    2: "core/block_manager.py",
+    3: "core/scheduler.py",
+    4: "core/scheduler.py",
+    5: "features/logits_processors/top_k_top_p.py",
+}
+
+
+class Checked(NamedTuple):
+    """title: of the check. problem: empty if it passed."""
+
+    title: str
+    problem: str
+
+
+def broken_source(number: int) -> str:
+    """The engine's file, with the fault. Raises ValueError if there is no such engine."""
+    if number not in FILES:
+        raise ValueError(f"there are broken engines 1 to {len(FILES)}, found {number}")
+    if (ready := READY / f"{number}.py").exists():
+        return ready.read_text("utf-8")
+    from chapters.capstone.faults import FAULTS
+
+    source, fault = (ROOT.parent / "nanovllm" / FILES[number]).read_text("utf-8"), FAULTS[number]
+    assert source.count(fault.old) == 1, f"fault {number}: its place in {FILES[number]} has changed"
+    return source.replace(fault.old, fault.new)
+
+
+def complain(number: int, console: Console) -> int:
+    """Show what users of this engine see."""
+    result = run_with(number, broken_source(number), "")
+    console.print(result.stdout.rstrip(), markup=False, soft_wrap=True)
+    if result.returncode:
+        console.print(readable(result.stderr[-2000:]), markup=False, style="dim")
+        return 1
+    command = f"python -m chapters capstone broken {number}"
+    console.print(
+        f"\nThe fault is in one file:  {command} --out FOLDER\nRepaired?  {command} --check FILE", markup=False
+    )
+    return 0
+
+
+def write(number: int, folder: Path, console: Console) -> int:
+    source = broken_source(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{number}_{Path(FILES[number]).name}"
+    if file.exists():
+        raise ValueError(f"{readable(file)} is there already; it may have somebody's work in it")
+    file.write_text(source, "utf-8")
+    console.print(f"{readable(file)} stands for nanovllm/{FILES[number]}", markup=False, soft_wrap=True)
+    return 0
+
+
+def check(number: int, file: Path, console: Console) -> int:
+    """Grade a repaired file."""
+    results = grade(number, file.read_text("utf-8"))
+    for title, problem in results:
+        console.print(f"  {'x' if problem else '+'} {title}", style="red" if problem else "green", markup=False)
+        if problem:
+            console.print(f"    {readable(problem)}", markup=False, soft_wrap=True)
+    return 1 if any(problem for _, problem in results) else 0
+
+
+def grade(number: int, source: str) -> list[Checked]:
+    token = secrets.token_hex(16)
+    result = run_with(number, source, token)
+    lines = [line.removeprefix(token) for line in result.stdout.splitlines() if line.startswith(token)]
+    results = [Checked(*json.loads(line)) for line in lines]
+    if result.returncode:
+        results.append(
+            Checked("the checks come to their end", readable(result.stderr[-1500:]) or "its process has ended")
+        )
+    return results
+
+
+def run_with(number: int, source: str, token: str) -> "subprocess.CompletedProcess[str]":
+    """Run repaired.py with this source in place of the engine's file."""
+    import tempfile
+
+    module = f"nanovllm.{FILES[number].removesuffix('.py').replace('/', '.')}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / Path(FILES[number]).name
+        file.write_text(source, "utf-8")
+        orders = json.dumps({"number": number, "module": module, "file": str(file), "token": token})
+        command = [sys.executable, "-m", "chapters.capstone.repaired"]
+        path = os.pathsep.join(filter(None, (str(ROOT.parent), os.environ.get("PYTHONPATH"))))
+        env = os.environ | {"PYTHONPATH": path}
+        env.pop("PYTHONOPTIMIZE", None)  # the engine's invariants are assertions
+        try:
+            return subprocess.run(
+                command, input=orders, capture_output=True, text=True, encoding="utf-8", errors="replace", env=env,
+                timeout=LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout.decode("utf-8", "replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+            return subprocess.CompletedProcess(command, 1, said, f"it was not done after {LIMIT_S:g} s")

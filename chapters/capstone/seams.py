@@ -1,0 +1,213 @@
+"""Seams: what a policy decides, put into a Scheduler and a BlockManager of the engine between two steps.
+
+Nothing of the engine is replaced: the queue is put in order, the budget is a number, guesses come by the scheduler's
+own seam for them, and the free queue's named blocks are sorted. What a policy answers is judged first
+(answers.py).
+"""
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from chapters.capstone.answers import read_budget, read_guesses, read_ids, read_snapshots, read_worths
+from chapters.capstone.remote import Refused
+from chapters.capstone.views import Setup
+from nanovllm.core.block_manager import BlockEvent, BlockManager
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler
+from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.policy import snapshot_positions
+from nanovllm.features.speculation.choose import Proposer, Speculation
+
+
+class Asked(Protocol):
+    """A Desk, or a Remote, which is one in another process."""
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(eq=False)
+class Client:
+    """A request as the server's side keeps it. token_times: seconds, when it got each of its tokens."""
+
+    index: int
+    arrival_s: float
+    seq: Sequence
+    token_times: list[float] = field(default_factory=list)
+    num_checked: int = 0
+    num_held: int = 0
+    refused: bool = False
+
+    def note(self, chunk: ScheduledChunk, now: float) -> None:
+        """A step is over, and this was its part."""
+        num_new = len(self.seq.tokens) - chunk.known_end if chunk.reaches_end else 0
+        self.token_times += [now] * num_new
+        if chunk.guesses:
+            self.num_held += num_new - 1
+            self.num_checked += min(num_new, len(chunk.guesses))
+
+
+class ChosenGuesses(Speculation):
+    """As many guesses as the policy wants. most: tokens of a step. max_rows: of these, the rows that give logits."""
+
+    def __init__(self, proposer: Proposer, setup: Setup, max_rows: int) -> None:
+        super().__init__(proposer, setup.max_guesses, max_rows)
+        self.most = setup.max_num_batched_tokens
+        self.wanted: dict[int, int] = {}  # seq_id -> guesses in this step
+
+    def choose(self, scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
+        left = self.most - sum(chunk.end - chunk.start for chunk in chunks)
+        left = min(left, self.max_rows - len(chunks))
+        counts = []
+        for chunk in chunks:
+            most = min(self.wanted.get(chunk.seq.seq_id, 0), scheduler.num_tokens_left(chunk.seq) - 1, left)
+            counts.append(max(most, 0) if chunk.reaches_end and chunk.end - chunk.start == 1 else 0)
+            left -= counts[-1]
+        return counts
+
+
+class Seams:
+    """Between one scheduler and whoever is asked."""
+
+    def __init__(self, asked: Asked, setup: Setup, scheduler: Scheduler, guesses: ChosenGuesses | None) -> None:
+        self.asked, self.setup, self.scheduler, self.guesses = asked, setup, scheduler, guesses
+        self.manager: BlockManager = scheduler.block_manager
+        self.clients: dict[int, Client] = {}  # seq_id -> those that have not ended
+        self._new: list[Client] = []
+        self._may_run: set[int] = set()
+        self._released: list[int] = []  # block ids, in the order of release
+        self._uses: Counter[bytes] = Counter()
+        self._worth: dict[bytes, float] = {}  # name -> of cached blocks that nobody uses
+        self.manager.on_event = self.note
+        scheduler.may_run = lambda seq, running: seq.seq_id in self._may_run
+        scheduler.speculation = guesses
+
+    def add(self, client: Client) -> None:
+        """It has come, and stands in the scheduler's queue."""
+        self.clients[client.seq.seq_id] = client
+        self._new.append(client)
+
+    def forget(self, finished: list[Sequence]) -> None:
+        """These have ended."""
+        for seq in finished:
+            del self.clients[seq.seq_id]
+
+    def note(self, event: BlockEvent) -> None:
+        name = self.manager.blocks[event.block_id].block_hash
+        if event.kind == "free" and name is not None:
+            self._released.append(event.block_id)
+        elif event.kind == "hit" and name is not None:
+            self._uses[name] += 1
+
+    # -- before a step --------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Client]:
+        """Ask, judge, and put it into the engine. Returns the requests that are sent away. Raises Refused."""
+        waiting = [self.clients[seq.seq_id] for seq in self.scheduler.waiting]
+        running = [self.clients[seq.seq_id] for seq in self.scheduler.running]
+        blocks = self._blocks_released()
+        found = self.asked.answer(
+            {
+                "now": now,
+                "new": [(c.index, c.arrival_s, self._beginning(c.seq), c.seq.num_prompt_tokens) for c in self._new],
+                "waiting": [(c.index, self._num_cached(c.seq), 0, *self._progress(c)) for c in waiting],
+                "running": [
+                    (c.index, c.seq.num_cached_tokens, c.seq.num_computed_tokens, *self._progress(c)) for c in running
+                ],
+                "free": len(self.manager.free_blocks),
+                "released": [self._described(block_id) for block_id in blocks],
+            }
+        )
+        self._new = []
+        by_index = {client.index: client for client in waiting}
+        refused = [by_index.pop(index) for index in read_ids(found, "refuse", by_index)]
+        for client in refused:
+            if client.token_times:
+                raise Refused(f"refuse() sends request {client.index} away, which has got a token")
+        chosen = [by_index.pop(index) for index in read_ids(found, "order", by_index)]
+        budget = read_budget(found, self.setup)
+        answered = {client.index: client.seq.seq_id for client in running if client.token_times}
+        wanted = read_guesses(found, self.setup, answered)
+        worths = read_worths(found, len(blocks))
+
+        self._drop(refused)
+        self._may_run = {client.seq.seq_id for client in chosen}
+        self.scheduler.waiting = deque(client.seq for client in [*chosen, *by_index.values()])
+        self.scheduler.max_num_batched_tokens = budget
+        if self.guesses is not None:
+            self.guesses.wanted = {answered[index]: num for index, num in wanted.items()}
+        if blocks:
+            self._sort_free_blocks(blocks, worths)
+        return refused
+
+    @property
+    def has_work(self) -> bool:
+        """Somebody runs, or may."""
+        return bool(self.scheduler.running or self._may_run)
+
+    def snapshots(self, num_tokens: int, num_matched: int, block_size: int) -> dict[int, bool]:
+        """The block manager's own question, in the middle of a step (core/snapshots/policy.py)."""
+        found = self.asked.answer({"snapshots": (num_tokens, num_matched)}).get("snapshots")
+        if found is None:
+            return snapshot_positions(num_tokens, num_matched, block_size)
+        return read_snapshots(found, num_tokens, block_size)
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _progress(self, client: Client) -> tuple[Any, ...]:
+        first_s = client.token_times[0] if client.token_times else None
+        return client.seq.num_generated_tokens, first_s, client.num_checked, client.num_held
+
+    def _beginning(self, seq: Sequence) -> str:
+        size = self.manager.block_size
+        return self.manager.name_block(seq, 0)[0].hex() if seq.num_prompt_tokens >= size else ""
+
+    def _num_cached(self, seq: Sequence) -> int:
+        """Blocks before a cached one are cached, too, so half of them can be left out at each look."""
+        low, high = 0, len(seq.tokens) // self.manager.block_size
+        for index in range(len(seq.block_hashes), high):
+            self.manager.name_block(seq, index)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if seq.block_hashes[middle - 1] in self.manager.hash_to_block:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.manager.block_size
+
+    def _blocks_released(self) -> list[int]:
+        """Those that are still cached, and that nobody has taken up since."""
+        blocks = [self.manager.blocks[block_id] for block_id in dict.fromkeys(self._released)]
+        self._released = []
+        return [block.block_id for block in blocks if block.ref_count == 0 and block.block_hash is not None]
+
+    def _described(self, block_id: int) -> tuple[str, str, int, int]:
+        block = self.manager.blocks[block_id]
+        first, name = block, block.block_hash or b""
+        while first.parent_hash is not None:
+            first = next(iter(self.manager.hash_to_block[first.parent_hash].values()))
+        return name.hex(), (first.block_hash or b"").hex(), block.depth, self._uses[name]
+
+    def _drop(self, refused: list[Client]) -> None:
+        self.scheduler.abort(*(client.seq.seq_id for client in refused))
+        for client in refused:
+            client.refused = True
+            del self.clients[client.seq.seq_id]
+
+    def _sort_free_blocks(self, released: list[int], worths: list[float]) -> None:
+        """The named part of the free queue, the least worth first. A block is worth what one behind it is, at least:
+        no block may lose its name before those behind it do."""
+        manager = self.manager
+        free = [manager.blocks[block_id] for block_id in manager.free_blocks]
+        named = [block for block in free if block.block_hash is not None]
+        for block_id, worth in zip(released, worths, strict=True):
+            self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
+        worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in named}  # type: ignore[arg-type]
+        self._worth = dict(worth_of)  # type: ignore[arg-type]
+        for block in sorted(named, key=lambda block: -block.depth):
+            parent = block.parent_hash
+            if parent in worth_of:
+                worth_of[parent] = max(worth_of[parent], worth_of[block.block_hash])
+        for block in sorted(named, key=lambda block: worth_of[block.block_hash]):  # stable: the rest is as released
+            manager.free_blocks.remove(block)
+            manager.free_blocks.append(block)

@@ -1,0 +1,255 @@
+"""The capstone: our policy beats the engine by itself, cheats are refused, broken engines fail."""
+
+import os
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chapters.__main__ import main
+from chapters.capstone import battery, judge, policy, reference, repair
+from chapters.capstone.desk import Desk
+from chapters.capstone.faults import FAULTS
+from chapters.capstone.real import SIZES, RealServer
+from chapters.capstone.remote import Refused, closed_to_others
+from chapters.capstone.repair import FILES
+from chapters.capstone.score import check_conservation, timings
+from chapters.capstone.simulation import Served, setup_for, simulate
+from chapters.capstone.trace import Row, draw_trace, read_trace, write_trace
+from chapters.capstone.views import Setup
+from chapters.expect import Wrong
+from nanovllm.features.logits_processors import top_k_top_p
+
+ROOT = Path(__file__).parents[2]
+SETUP = setup_for()
+SHORT = draw_trace(1, seconds=1.5)
+POLICY = Path(policy.__file__).read_text("utf-8")
+
+CHEATS = {  # method, body -> what is said
+    "collector": ("order", "import gc; return gc.get_objects()", "it imports gc"),
+    "parents_memory": ("order", "import os; open(f'/proc/{os.getppid()}/mem', 'rb')", "it opens '/proc/"),
+    "parents_folder": ("order", "import os; os.listdir(f'/proc/{os.getppid()}')", "it looks into the folder '/proc/"),
+    "swallows": ("order", "try: open('trace.csv')\n        except BaseException: return []", "it opens 'trace.csv'"),
+    "generator": ("order", "import chapters.capstone.trace", "it imports chapters.capstone.trace"),
+    "by_path": ("order", f"import sys; sys.path.append({str(ROOT)!r}); import nanovllm", "it imports nanovllm"),
+    "ctypes": ("order", "import ctypes", "it imports ctypes"),
+    "forks": ("order", "import os; os.fork()", "it calls os.fork"),
+    "kills": ("order", "import os; os.kill(os.getppid(), 9)", "it calls os.kill"),
+    "raises": ("refuse", "return 1 / 0", "ZeroDivisionError: division by zero\nraises.py, line"),
+    "ends": ("order", "import os; os._exit(0)", "its process has ended, with exit code 0"),
+    "hangs": ("order", "while True: pass", "it was not done after 0.7 s"),
+    "writes": ("order", "import os; [os.write(fd, b'x\\n') for fd in (1, 2, 3)]; return []", "its answer is no JSON"),
+    "unknown": ("order", "return [10**9]", "order() names request 1000000000"),
+    "twice": ("order", "return [r.id for r in given[0].waiting] * 2", "order() names request 0 twice"),
+    "no_list": ("refuse", "return 'all of them'", "refuse() returns a list of ids"),
+    "starves": ("order", "return []", "nobody will come, and order() lets"),
+    "nan": ("worth", "return float('nan')", "worth() is a finite number, found [nan"),
+    "negative": ("token_budget", "return -1", "token_budget() is a whole number from 1 to 2,048, found -1"),
+    "huge": ("token_budget", "return 10**9", "found 1000000000"),
+    "guesses": ("num_guesses", "return {r.id: 9**9 for r in given[0].running if r.first_token_s}", "0 to 8 guesses"),
+    "others": ("num_guesses", "return {77: 1}", "num_guesses() names request 77, which does not run"),
+    "long": ("order", "return 'x' * (1 << 21)", "more than 1,048,576 bytes"),
+}
+WRONG_REPAIRS = [
+    (1, "lora_id is not None", "cache_salt is not None"),
+    (2, "            block.ref_count -= 1\n", "            block.ref_count = max(block.ref_count - 1, 0)\n"),
+    (3, "budget > 1", "budget >= 0"),
+    (4, "if seq in self.running:\n                self.block_manager.free(seq)\n", "seq.block_table = []\n"),
+]
+
+
+def with_method(method: str, body: str) -> str:
+    return f"{POLICY}\n\nclass Policy(Policy):\n    def {method}(self, *given):\n        {body}\n"
+
+
+def served(trace: list[Row], policy_class: type, hybrid: bool = False) -> Served:
+    """In this process: the policy is ours."""
+    found = simulate(trace, SETUP, Desk(policy_class, list(SETUP)), hybrid)
+    check_conservation(found)
+    return found
+
+
+@pytest.mark.parametrize("seed", [8_461, 52_907])
+def test_our_policy_beats_the_engine_by_itself(seed):
+    trace = draw_trace(seed, seconds=8.0)
+    baseline, ours = judge.judge(None, trace, SETUP).score, judge.scored(served(trace, reference.Policy), SETUP)
+    assert baseline is not None and ours.goodput > 1.4 * baseline.goodput
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_as_it_stands_the_policy_is_the_engine(hybrid):
+    trace = draw_trace(3, seconds=3.0)
+    engine, same = simulate(trace, SETUP, hybrid=hybrid), served(trace, policy.Policy, hybrid)
+    assert [client.token_times for client in engine.clients] == [client.token_times for client in same.clients]
+    assert engine.hit_rate == same.hit_rate > 0
+
+
+def test_snapshots_are_the_policys():
+    class NoSnapshots(policy.Policy):
+        def snapshots(self, num_tokens, num_matched):
+            return {}
+
+    assert served(draw_trace(3, seconds=3.0), NoSnapshots, hybrid=True).hit_rate == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
+def test_another_process_decides_the_same(tmp_path):
+    trace = draw_trace(5, seconds=3.0)
+    found = judge.judge(Path(reference.__file__), trace, SETUP)
+    assert found.score == judge.scored(served(trace, reference.Policy), SETUP) and not found.problem
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
+@pytest.mark.parametrize("name", CHEATS)
+def test_cheats_are_refused(name, tmp_path):
+    method, body, said = CHEATS[name]
+    file = tmp_path / f"{name}.py"
+    file.write_text(with_method(method, body), "utf-8")
+    verdict = judge.judge(file, SHORT, SETUP, 0.7 if name == "hangs" else 20.0)
+    assert verdict.score is None and said in verdict.problem
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
+def test_frames_lead_to_nothing_that_is_to_come(tmp_path):
+    """What can be reached from a policy's frames holds no later arrival."""
+    negative = [-row.arrival_s for row in SHORT[1:]]  # the test itself shall not be what is found
+    body = f"""
+        import sys
+        frame, reached = sys._getframe(), []
+        while frame is not None:
+            reached += [*frame.f_locals.values(), *frame.f_globals.values()]
+            frame = frame.f_back
+        for each in reached:
+            if len(reached) < 20_000:
+                reached += vars(each).values() if hasattr(each, "__dict__") else ()
+                reached += each.values() if type(each) is dict else each if isinstance(each, (list, tuple)) else ()
+        floats = {{x for x in reached if type(x) is float}}
+        raise RuntimeError([given[0].now in floats, [x for x in {negative} if -x in floats]])"""
+    file = tmp_path / "frames.py"
+    file.write_text(with_method("order", body), "utf-8")
+    assert "RuntimeError: [True, []]" in judge.judge(file, SHORT, SETUP).problem
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_nobody_may_read_the_grader_meanwhile():
+    with closed_to_others():
+        assert os.stat("/proc/self/mem").st_uid == 0  # root's, whoever runs this
+    assert os.stat("/proc/self/mem").st_uid == os.getuid()
+
+
+def test_traces_are_read_as_they_were_written(tmp_path):
+    file = tmp_path / "trace.csv"
+    write_trace(SHORT, file)
+    assert read_trace(file) == [row._replace(arrival_s=round(row.arrival_s, 3)) for row in SHORT]
+    lines = file.read_text("utf-8").splitlines()
+    for wrong, said in (
+        ("no,columns", "no column arrival_s"),
+        (f"{lines[0]}\n0,nan,5,5,,0", "line 2: arrival_s is a number"),
+        (f"{lines[0]}\n0,1.5,5,0,,0", "line 2: a prompt and an answer have"),
+        (f"{lines[0]}\n0,1.5,5,5,a,6", "line 2: prefix_tokens are some"),
+        (lines[0], "has 0"),
+    ):
+        file.write_text(wrong, "utf-8")
+        with pytest.raises(ValueError, match=said):
+            read_trace(file)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="audit events of other calls")
+def test_a_class_and_its_board(tmp_path, capsys):
+    folder, board, trace = tmp_path / "class", tmp_path / "board.jsonl", tmp_path / "trace.csv"
+    write_trace(SHORT, trace)
+    folder.mkdir()
+    (folder / "ada.py").write_text(POLICY, "utf-8")
+    (folder / "bob.py").write_text(with_method("order", "return 5"), "utf-8")
+    board.write_text('{"name": 5}\nnonsense\n', "utf-8")
+    options = ["--trace", str(trace), "--board", str(board)]
+    assert main(["capstone", "score", str(folder), *options]) == 1
+    assert "bob is refused: order() returns a list of ids, found 5" in capsys.readouterr().out
+    names = [entry["name"] for entry in judge.read_board(board, "trace.csv, 2G")]
+    assert names == ["ada", "bob"] and main(["capstone", "board", *options]) == 0
+
+
+def test_timings_are_the_load_generators():
+    [timing] = timings(simulate([Row("0", 2.0, 100, 5, "", 0)], SETUP))
+    assert (timing.ttft_s, timing.tpot_s) == (pytest.approx(0.012 + 0.01), pytest.approx(0.0121))
+    assert astuple(timing)[-2:] == (5, None)
+
+
+def test_the_real_engine_has_the_same_seams(checkpoint):
+    """Every answer is the one that the engine gives by itself, whatever the policy decides."""
+    server = RealServer(str(checkpoint()), max_model_len=128)
+    rows = [Row(f"{i}", 0.0, 16 * (20 + 5 * i), 16 * 12, "shared", 16 * 16) for i in range(8)]
+    due = server.requests(rows)
+    setup = Setup(*SIZES, 0.01, 0.0001, 60.0, 60.0)
+    tokens = []
+    for asked in (None, Desk(reference.Policy, list(setup))):
+        found = server.serve(due, setup, asked)
+        assert judge.scored(found, setup).num_good == 8
+        tokens.append([client.seq.tokens for client in found.clients])
+    assert tokens[0] == tokens[1]
+    guessing = type("Guessing", (policy.Policy,), {"num_guesses": lambda self, state: guess_for_all(state)})
+    found = server.serve(due, setup, Desk(guessing, list(setup)))
+    assert [client.seq.tokens for client in found.clients] == tokens[0]
+    with pytest.raises(Refused, match="lets the others wait"):
+        server.serve(due, setup, Desk(type("Nobody", (policy.Policy,), {"order": lambda self, state: []}), list(setup)))
+    server.stop()
+
+
+def guess_for_all(state):
+    return {request.id: 4 for request in state.running if request.first_token_s is not None}
+
+
+# -- broken engines -----------------------------------------------------------------------------------------------
+
+
+def problems(results: list[repair.Checked]) -> list[str]:
+    return [problem for _, problem in results if problem]
+
+
+def test_a_sound_engine_passes():
+    for check in battery.CORE:
+        check()
+    assert not problems(repair.grade(1, (ROOT / "nanovllm" / FILES[1]).read_text("utf-8")))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_broken_engine_fails(number):
+    assert problems(repair.grade(number, repair.broken_source(number)))
+
+
+@pytest.mark.parametrize("number, old, new", WRONG_REPAIRS)
+def test_a_wrong_repair_fails(number, old, new):
+    source = repair.broken_source(number)
+    assert source.count(old) == 1 and problems(repair.grade(number, source.replace(old, new)))
+
+
+@pytest.mark.parametrize("repair_tried", ["", " | (rank == 0)"])
+def test_the_broken_sampler_fails(repair_tried, monkeypatch):
+    """In this process, which has PyTorch already. The repair keeps the first token, and drops what crosses top_p."""
+    fault = FAULTS[5].new + "[:, None]"
+    source = repair.broken_source(5)
+    found: dict[str, Any] = {}
+    exec(source.replace(fault, f"({fault}){repair_tried}"), found)
+    for check in battery.BATTERIES[5]:
+        check()
+    monkeypatch.setattr(top_k_top_p, "logit_threshold", found["logit_threshold"])
+    with pytest.raises(Wrong, match="what is left"):
+        for check in battery.BATTERIES[5]:
+            check()
+
+
+def test_what_users_see(tmp_path, capsys):
+    assert main(["capstone", "broken", "4"]) == 0
+    assert "6 of 64 blocks" in capsys.readouterr().out
+    assert main(["capstone", "broken", "4", "--out", str(tmp_path)]) == 0
+    [file] = tmp_path.iterdir()
+    assert file.read_text("utf-8") == repair.broken_source(4) and main(["capstone", "broken", "6"]) == 2
+
+
+def test_a_students_edition_has_broken_files_ready(tmp_path, monkeypatch):
+    monkeypatch.setattr(repair, "READY", tmp_path)
+    (tmp_path / "2.py").write_text("here", "utf-8")
+    assert repair.broken_source(2) == "here"
+    assert FILES.keys() == FAULTS.keys()
