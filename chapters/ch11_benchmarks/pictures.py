@@ -32,18 +32,27 @@ def throughput() -> Moved:
     return Moved("a token must not take longer than", frames, 5)
 
 
-def knee() -> str:
-    """TTFT against load: the usual one, and the worst of a hundred."""
-    sheet = quoted_sheet(HERE, "load", "TTFT p50", "TTFT p99")
+def knee() -> Moved:
+    """TTFT against load: the usual one, and the worst of a hundred. What is moved is which of the measured loads."""
+    sheet = quoted_sheet(HERE, "load", "TTFT p50", "TTFT p99", "goodput")
     sheet.rows = [row for row in sheet.rows if row[0] != "closed"]
-    loads = sheet.column("load")
-    y = Axis("TTFT, ms", (0, 100, 200, 300), 0, 390)
-    chart = Chart(Axis("load, % of the capacity", (40, 80, 100, 160), 30, 166), y)
-    chart.curve([(100, 0), (100, y.high)], "gone thin dashed")
-    for name, kind in (("TTFT p99", "two"), ("TTFT p50", "one")):
-        points = [*zip(loads, sheet.column(name), strict=True)]
-        chart.curve(points, kind)
-        chart.dots(points, kind)
-        chart.note(*points[0], name, kind, by=(-4, -14))
-    text = "; ".join(f"{row[0]}: p50 {row[2]}, p99 {row[3]} ms" for row in sheet.rows)
-    return chart.draw("Time to the first token against load", text)
+    loads, frames = sheet.column("load"), []
+    measured = {name: sheet.column(name) for name in ("TTFT p50", "TTFT p99", "requests/s", "goodput")}
+    for at, load in enumerate(loads):
+        y = Axis("TTFT, ms", (0, 100, 200, 300), 0, 390)
+        chart = Chart(Axis("load, % of the capacity", (40, 80, 100, 160), 30, 166), y)
+        chart.curve([(100, 0), (100, y.high)], "gone thin dashed")
+        chart.curve([(load, 0), (load, measured["TTFT p99"][at])], "four thin dashed")
+        for name, kind in (("TTFT p99", "two"), ("TTFT p50", "one")):
+            points = [*zip(loads, measured[name], strict=True)]
+            chart.curve(points, kind)
+            chart.dots(points, kind)
+            chart.dots([points[at]], "four ring", 7)
+            chart.note(*points[0], name, kind, by=(-4, -14))
+        usual, worst, served, good = (values[at] for values in measured.values())
+        text = (
+            f"TTFT {usual:g} ms usually, {worst:g} ms at worst in a hundred. Of {served:g} requests that are answered "
+            f"in a second, {good:g} keep both limits."
+        )
+        frames.append(Frame(f"{load:g}%", chart.draw(f"Time to the first token at a load of {load:g}%", text), text))
+    return Moved("load", frames, 1)

@@ -185,9 +185,11 @@ def lab_text(
 
 
 def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -> Text:
-    reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
-    links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
-    to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if reports else ""
+    links = []
+    for file in sorted((chapter.folder / "reports").glob("*.md")):
+        place = sources.place_of(file.relative_to(ROOT).as_posix())
+        links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{file.name}</a>')
+    to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if links else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
     here = f"""<p>{words("exercises.where", file=file)}</p>
