@@ -19,6 +19,7 @@ from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_ch
 from chapters.report import record, report
 from chapters.story import Story
 from chapters.submission import LIMIT_S, readable
+from chapters.words import Words, default_language, languages, translated, words_of
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
@@ -55,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument("--json", action="store_true", help="print one JSON record a file, on a line")
             limit = f"for one check, of wall time (default: {LIMIT_S:g})"
             command.add_argument("--limit", type=seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
+        if name in ("read", "quiz"):
+            what = "where the chapter is translated (default: NANOVLLM_LANGUAGE, or en)"
+            command.add_argument("--language", choices=languages(), default=default_language(), help=what)
         if name in ("lab", "check"):
             command.add_argument("--model", help="checkpoint directory or hub id (default: the demo model)")
     for name, (module, text) in OTHERS.items():
@@ -69,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     console, progress = Console(highlight=False), Progress()
     try:
         if args.command is None:
-            return show_progress(console, progress)
+            return show_progress(console, progress, words_of(default_language()))
         if args.command in OTHERS:
             return args.run(args, console)
         return globals()[f"run_{args.command}"](find_chapter(args.chapter), args, console, progress)
@@ -89,31 +93,35 @@ def main(argv: list[str] | None = None) -> int:
             print(f"python -m chapters: {what}", file=sys.stderr)
 
 
-def show_progress(console: Console, progress: Progress) -> int:
-    table = Table("", "chapter", "read", "quiz", "exercises")
+def show_progress(console: Console, progress: Progress, words: Words) -> int:
+    table = Table("", *(words(f"progress.{name}") for name in ("chapter", "read", "quiz", "exercises")))
     todo: list[str] = []
     for chapter in all_chapters():
         done, tasks = progress.get(chapter), EXERCISES[chapter.number]
         if chapter.number == PART_TWO:
             table.add_section()
-            table.add_row("", "Part two: beyond the walkthrough")
+            table.add_row("", words("progress.part_two"))
         solved, score = [name for name in done.get("solved", []) if name in tasks], done.get("quiz")
         table.add_row(
             str(chapter.number),
-            chapter.title,
-            "yes" if done.get("read") else "",
-            f"{score[0]} of {score[1]}" if score else "",
-            f"{len(solved)} of {len(tasks)}",
+            words.title(chapter),
+            words("progress.yes") if done.get("read") else "",
+            words("progress.of", done=score[0], count=score[1]) if score else "",
+            words("progress.of", done=len(solved), count=len(tasks)),
         )
         missing = {"read": done.get("read"), "quiz": score, "check": len(solved) == len(tasks)}
         todo += [f"python -m chapters {name} {chapter.number}" for name, is_done in missing.items() if not is_done]
     console.print(table)
-    console.print(f"Next: [bold]{todo[0]}[/]" if todo else "[green]All done.[/] To close: chapters/one_request.md")
+    if todo:
+        console.print(words("progress.next", command=f"[bold]{todo[0]}[/]"))
+    else:
+        close = words("progress.to_close", file="chapters/one_request.md")
+        console.print(f"[green]{words('progress.all_done')}[/] {close}")
     return 0
 
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    text = Markdown((chapter.folder / "README.md").read_text("utf-8"))
+    text = Markdown(translated(chapter.folder / "README.md", args.language).read_text("utf-8"))
     if console.is_terminal:
         with console.pager(styles=True):
             console.print(text)
@@ -152,7 +160,9 @@ def serve(chapter: Chapter, model: str | None) -> int:
 
 
 def run_quiz(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    num_right, num_questions = quiz.run(chapter, console, console.input if sys.stdin.isatty() else read_line)
+    num_right, num_questions = quiz.run(
+        chapter, console, console.input if sys.stdin.isatty() else read_line, words_of(args.language)
+    )
     progress.note(chapter, quiz=[num_right, num_questions])
     return 0 if num_right == num_questions else 1
 

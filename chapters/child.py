@@ -20,12 +20,13 @@ from typing import Any
 from chapters.course import find_chapter
 from chapters.grading import Bench, Result, Task, grade
 from chapters.submission import NoInput, NotLoaded, find_function, readable
+from chapters.wall import wall_in
 
 assert sys.platform != "win32", "see examine.py"
 
 
-def main(chapter_number: int, file: str, model: str | None, first_task: int, token: str) -> None:
-    """Grade this file, from this task on."""
+def main(chapter_number: int, file: str, model: str | None, first_task: int, token: str, folder: str | None) -> None:
+    """Grade this file, from this task on. folder: where its code may write (None: wherever its user may)."""
     channel = os.dup(1)
     getpid, write, dumps = os.getpid, os.write, json.dumps  # the student's code may put others in their place
     process = getpid()
@@ -52,6 +53,9 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
         return say(refused=f"the engine cannot be loaded: {readable(error)}")
     say(phase="importing")
     go_on.acquire()
+    if folder is not None:
+        os.chdir(folder)
+        wall_in(folder)
     problem = ""
     try:
         module = chapter.submission(Path(file))

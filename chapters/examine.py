@@ -14,12 +14,15 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from site import getuserbase
 from typing import Any
 
 from chapters.course import ROOT, Chapter
 from chapters.grading import Result, Task
 from chapters.submission import LIMIT_S, RETURNS, file_of, readable
+from nanovllm.files.hub import cache_folder
 
 assert sys.platform != "win32", "examine_here.py does without groups of processes"
 
@@ -30,7 +33,27 @@ MOST_MESSAGE_BYTES = 1 << 20
 MARK = "NANOVLLM_EXAMINED"  # environment variable of all processes that a submission starts
 
 
-def examine(chapter: Chapter, file: Path, model: str | None, limit_s: float = LIMIT_S) -> Generator[Result, None, None]:
+@dataclass(frozen=True)
+class Place:
+    """Where a submission is graded that must not touch what is ours: with a copy of the course, in a folder of its own.
+
+    The folder is its working directory and its HOME, and what it writes elsewhere is refused where the system can do
+    that (wall.py).
+    """
+
+    course: Path
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        here = dict.fromkeys(("HOME", "TMPDIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(self.folder))
+        kept = {"XDG_CACHE_HOME": str(cache_folder().parent), "PYTHONUSERBASE": getuserbase()}  # kernels, packages
+        return here | kept | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}  # others have the other cores
+
+
+def examine(
+    chapter: Chapter, file: Path, model: str | None, limit_s: float = LIMIT_S, place: Place | None = None
+) -> Generator[Result, None, None]:
     """The results of the chapter's tasks. Checks that need a model stay open where there is none.
 
     Raises ValueError if the checks or the model cannot be loaded. A process runs until the generator is closed.
@@ -41,7 +64,7 @@ def examine(chapter: Chapter, file: Path, model: str | None, limit_s: float = LI
         raise ValueError(f"the checks of chapter {chapter.number} need {error.name}, which is not installed") from None
     num_done = 0
     while num_done < len(tasks):
-        child = _Child(chapter_number=chapter.number, file=str(file), model=model, first_task=num_done)
+        child = _Child(place, chapter_number=chapter.number, file=str(file), model=model, first_task=num_done)
         try:
             for result in _follow(child, tasks[num_done:], file, limit_s):
                 num_done += 1
@@ -89,18 +112,21 @@ class _Lost(Exception):
 
 
 class _Child:
-    """The process. `orders` are the arguments of child.main()."""
+    """The process. `orders` are arguments of child.main()."""
 
-    def __init__(self, **orders: Any) -> None:
+    def __init__(self, place: Place | None, **orders: Any) -> None:
         self.token, self.mark = secrets.token_hex(16), secrets.token_hex(16)
-        path = os.pathsep.join(filter(None, (str(ROOT.parent), os.environ.get("PYTHONPATH"))))
+        ours, course = str(ROOT.parent), str(place.course if place else ROOT.parent)
+        others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != ours]
+        own = {"PYTHONPATH": os.pathsep.join([course, *others]), MARK: self.mark}
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "chapters.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path, MARK: self.mark},
+            cwd=course if place else None,  # where Python looks for modules first: not where a submission writes
+            env=os.environ | (place.environment if place else {}) | own,
         )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self.channel, self.stderr = self.process.stdout.fileno(), self.process.stderr.fileno()
@@ -109,7 +135,7 @@ class _Child:
         for fd in (self.channel, self.stderr):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ)
-        self._write(json.dumps(orders | {"token": self.token}))
+        self._write(json.dumps(orders | {"token": self.token, "folder": str(place.folder) if place else None}))
 
     def read(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises _Lost if none comes within this time."""

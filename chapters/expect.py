@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pickle import dumps, loads
 from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -85,7 +86,8 @@ def cases(
 @contextmanager
 def unchanged(hint: str, *given: Any) -> Iterator[None]:
     """While the student's function runs, these lists and tensors stay as they are."""
-    before = [thing.clone() if hasattr(thing, "clone") else deepcopy(thing) for thing in given]
+    # Through pickle: a tenth of the time of deepcopy, and a router is asked thousands of times.
+    before = [thing.clone() if hasattr(thing, "clone") else loads(dumps(thing)) for thing in given]
     yield
     for a, b in zip(before, given, strict=True):
         if not (a.shape == b.shape and bool((a == b).all()) if hasattr(a, "shape") else a == b):

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.panel import Panel
 from textual.app import App, ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import ItemGrid, VerticalScroll
 from textual.widgets import Button, Footer, Header, Input, Static
 
 from chapters.play import Action, act
@@ -30,8 +30,8 @@ class Explorer(App[None]):
     CSS = """
     #panels { height: 1fr; scrollbar-size-vertical: 1; }
     #said { height: auto; padding: 0 1; color: $accent; }
-    #buttons { height: 3; }
-    #buttons Button { min-width: 6; margin: 0 1 0 0; }
+    #buttons { grid-gutter: 0 1; }
+    #buttons Button { width: 1fr; text-style: none; }
     Input { height: 1; border: none; }
     """
 
@@ -43,7 +43,7 @@ class Explorer(App[None]):
             self.bind("t", "type", description="type")
             self.bind("escape", "leave", show=False)
         for action in actions:
-            self.bind(action.key, f"act('{action.method}')", description=action.label, show=bool(action.label))
+            self.bind(action.key, f"act('{action.method}')", show=False)  # its button names it
         for key in SCROLL.keys() - {action.key for action in actions}:
             self.bind(key, f"scroll('{SCROLL[key]}')", show=False)
         self.bind("q", "quit", description="quit")
@@ -56,9 +56,11 @@ class Explorer(App[None]):
         if self.ask:
             yield Input(placeholder=f"{self.ask} (t to type, Enter when done)")
         yield Static(id="said", markup=False)
-        with Horizontal(id="buttons"):
-            for action in filter(lambda action: action.label, self.actions):
-                yield Button(f"{action.key} {action.label}", id=action.method)
+        labels = {action.method: f"{action.key} {action.label}" for action in self.actions if action.label}
+        width = max(map(len, labels.values())) + 4
+        with ItemGrid(id="buttons", min_column_width=width, max_column_width=width):  # in rows, as the terminal is wide
+            for method, label in labels.items():
+                yield Button(label, id=method, compact=True)
         yield Footer()
 
     def on_mount(self) -> None:

@@ -22,34 +22,52 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from chapters.course import Chapter
+from chapters.sealed import unseal
+from chapters.words import ENGLISH, Words, languages_of
 
 TRIES = 2  # to a question; then the solution is said
 MOST_LINES = 5  # that are read for a question, with those that are no answer
-AGAIN = "Try once more."
 
 
-def load(chapter: Chapter) -> list[dict[str, Any]]:
+def load(chapter: Chapter, language: str = "en") -> list[dict[str, Any]]:
+    """In another language, where there is quiz.de.toml: its texts, with the answers of the English one."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # not there for everybody
 
-    return tomllib.loads((chapter.folder / "quiz.toml").read_text("utf-8"))["question"]
+    def read(name: str) -> list[dict[str, Any]]:
+        path = chapter.folder / f"{name}.toml"
+        sealed = path.with_suffix(".sealed")  # in a student's edition
+        text = unseal(sealed.read_text("utf-8")) if sealed.exists() else path.read_text("utf-8")
+        return tomllib.loads(text)["question"]
+
+    questions = read("quiz")
+    if language in languages_of(chapter)[1:]:
+        return [_in_other_words(*both) for both in zip(questions, read(f"quiz.{language}"), strict=True)]
+    return questions
 
 
-def run(chapter: Chapter, console: Console, read: Callable[[str], str]) -> tuple[int, int]:
+def _in_other_words(question: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
+    options = zip(question.get("options", []), texts.get("options", []), strict=True)
+    merged = question | texts
+    return merged | {"options": [option | text for option, text in options]} if "options" in merged else merged
+
+
+def run(chapter: Chapter, console: Console, read: Callable[[str], str], words: Words = ENGLISH) -> tuple[int, int]:
     """Ask every question; `read` gets an answer. Returns (right answers, questions). EOFError ends it."""
-    questions = load(chapter)
+    questions = load(chapter, words.language)
     num_right = 0
-    console.print(f"\n[bold]Chapter {chapter.number}: {chapter.title}[/], {len(questions)} questions\n")
+    heading = words("quiz.heading", number=chapter.number, title=words.title(chapter))
+    console.print(f"\n[bold]{heading}[/], {words('quiz.questions', count=len(questions))}\n")
     for number, question in enumerate(questions, start=1):
         console.print(Markdown(f"**{number}.** {question['ask']}"))
-        right, comment = _ask(question, number, console, read)
+        right, comment = _ask(question, number, console, read, words)
         num_right += right
-        console.print("[green]Right.[/]" if right else "[red]No.[/]", end=" ")
+        console.print(f"[green]{words('quiz.right')}[/]" if right else f"[red]{words('quiz.no')}[/]", end=" ")
         console.print(Markdown(comment))
         console.print()
-    console.print(f"[bold]{num_right} of {len(questions)}[/]")
+    console.print(f"[bold]{words('quiz.score', right=num_right, count=len(questions))}[/]")
     return num_right, len(questions)
 
 
@@ -73,12 +91,12 @@ def verdicts(question: dict, number: int) -> dict[Any, tuple[bool, str]]:
     return {letter: right if o.get("right") else (False, o["why"]) for letter, o in options} | {None: no_answer}
 
 
-def solution(question: dict, number: int) -> str:
+def solution(question: dict, number: int, words: Words = ENGLISH) -> str:
     """What is said after the last try."""
     if "answer" in question:
-        return f"It is {question['answer']:,}: {question['why']}"
+        return words("quiz.it_is", answer=f"{question['answer']:,}", why=question["why"])
     right = next(letter for letter, (is_right, _) in verdicts(question, number).items() if is_right)
-    return f"The answer is {right}: {question['why']}"
+    return words("quiz.answer_is", letter=right, why=question["why"])
 
 
 def within(question: dict, value: str) -> float:
@@ -87,7 +105,7 @@ def within(question: dict, value: str) -> float:
     return (0.5 * 10**-num_decimals if question.get("rounded") else 0.0) + 1e-9
 
 
-def _ask(question: dict, number: int, console: Console, read: Callable[[str], str]) -> tuple[bool, str]:
+def _ask(question: dict, number: int, console: Console, read: Callable[[str], str], words: Words) -> tuple[bool, str]:
     """Is it right, at last, and what is to be said of it."""
     said, is_number = verdicts(question, number), "answer" in question
     letters, num_tries = list(said)[:-1], 0
@@ -95,18 +113,20 @@ def _ask(question: dict, number: int, console: Console, read: Callable[[str], st
         console.print(Markdown(f"{letter}) {option['text']}"))
     comment = ""
     for _ in range(MOST_LINES):
-        given = read(f"a number ({question['unit']}): " if is_number else f"a-{letters[-1]}: ").strip().lower()
+        prompt = words("quiz.ask_number", unit=question["unit"]) if is_number else f"a-{letters[-1]}: "
+        given = read(prompt).strip().lower()
         answer = known(question, given) if is_number else given
         if answer not in letters and not (is_number and answer is None):
-            console.print("Type a number." if is_number else f"Type one of the letters {', '.join(letters)}.")
+            letter = words("quiz.type_a_letter", letters=", ".join(map(str, letters)))
+            console.print(words("quiz.type_a_number") if is_number else letter)
             continue
         right, comment = said[answer]
         num_tries += 1
         if right or num_tries == TRIES:
-            return right, comment if right else f"{comment} {solution(question, number)}".strip()
-        console.print("[red]No.[/]", end=" ")
-        console.print(Markdown(f"{comment} {AGAIN}".strip()))
-    return False, f"{comment} {solution(question, number)}".strip()
+            return right, comment if right else f"{comment} {solution(question, number, words)}".strip()
+        console.print(f"[red]{words('quiz.no')}[/]", end=" ")
+        console.print(Markdown(f"{comment} {words('quiz.again')}".strip()))
+    return False, f"{comment} {solution(question, number, words)}".strip()
 
 
 def known(question: dict, given: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from chapters.sheet import Sheet, read
 
 QUOTE = re.compile(r"^```text lab\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-Told = tuple[str, Any]  # part, say or print, and a text; table or histogram, and the fields of its class
+Told = tuple[str, Any]  # part, say or print, and a text; table, histogram or levels, and its fields
 
 
 class Recording:

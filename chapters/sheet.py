@@ -1,4 +1,4 @@
-"""Sheet and Histogram: a lab's results as data. A terminal and a page draw them, and story.json keeps them.
+"""Sheet, Histogram, Levels: a lab's results as data. A terminal and a page draw them, and story.json keeps them.
 
 Chapters' texts quote tables as the terminal drew them; read() makes sheets of those again.
 """
@@ -78,3 +78,35 @@ class Histogram:
         axis = left + middle.center(len(levels) - len(left) - len(right)) + right
         outside = f"\n{self.num_outside:,} of {sum(self.counts) + self.num_outside:,} lie outside"
         return "\n".join([self.title, *lines, axis.rstrip()]) + outside * bool(self.num_outside)
+
+
+@dataclass
+class Levels:
+    """Numbers on an axis, and the levels to which they are rounded, equally far apart. title: whose they are."""
+
+    title: str
+    numbers: list[float]
+    levels: list[float]
+
+    @property
+    def met(self) -> list[float]:
+        """The levels to which a number in the range of these may be rounded."""
+        margin = (self.levels[1] - self.levels[0]) / 2
+        return [level for level in self.levels if min(self.numbers) - margin < level < max(self.numbers) + margin]
+
+    @property
+    def step(self) -> str:
+        return f"one every {self.levels[1] - self.levels[0]:.3g}"
+
+    def __rich__(self) -> str:
+        low, high, width = min(self.numbers), max(self.numbers), 84
+        dots, marks = [0] * width, [" "] * width
+        for number in self.numbers:
+            dots[round((number - low) / (high - low or 1) * (width - 1))] += 1
+        for level in self.met:
+            at = round((level - low) / (high - low or 1) * (width - 1))
+            marks[min(max(at, 0), width - 1)] = "|"
+        line = "".join(" .:⁝#"[min(count, 4)] for count in dots)
+        below = "".join(marks) if len(self.met) <= width // 2 else f"{len(self.met)} levels, {self.step}"
+        axis = f"{f'{low:.3g}':<{width // 2}}{f'{high:.3g}':>{width // 2}}"
+        return f"numbers {line}\nlevels  {below}\n        {axis}"

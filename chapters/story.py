@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.recording import Told
-from chapters.sheet import MEASURED, Histogram, Sheet
+from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from nanovllm import LLM
 
 WIDTH = 100
@@ -72,9 +72,9 @@ class Story:
 
 
 def shown(renderable: Any) -> list[Told]:
-    """Tables and histograms as data, everything else as the terminal has it."""
-    if isinstance(renderable, Histogram):
-        return [("histogram", asdict(renderable))]
+    """Tables, histograms and levels as data, everything else as the terminal has it."""
+    if isinstance(renderable, Histogram | Levels):
+        return [(type(renderable).__name__.lower(), asdict(renderable))]
     if isinstance(renderable, Group):
         return [told for each in renderable.renderables for told in shown(each)]
     if isinstance(renderable, Table):

@@ -5,16 +5,18 @@ does not see it is told its title and its text.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import log
 
-from chapters.sheet import Histogram
+from chapters.sheet import Histogram, Levels
 
 WIDTH = 320
 LINE = 13  # from one line of a text to the next
 LEFT, RIGHT, TOP, BOTTOM = 38, 10, 20, 34  # around a chart's area
+FEW_LEVELS = 64  # with more, lines would touch
 Point = tuple[float, float]
 
 
@@ -145,3 +147,24 @@ def histogram(found: Histogram, name: str, kind: str = "one") -> str:
     inside = f"{sum(found.counts):,} numbers from {found.low:.3g} to {found.high:.3g}"
     text = f"{inside}; at most {max(found.counts):,} in a bin."
     return chart.draw(found.title, text)
+
+
+def levels(*found: Levels) -> str:
+    """The same axis for each, one below the other: a dot for a number, a line for a level."""
+    parts, said, each = list[str](), list[str](), 106
+    low, high = min(min(one.numbers) for one in found), max(max(one.numbers) for one in found)
+    for place, one in enumerate(found):
+        top, drawn = each * place, [level for level in one.met if len(one.met) <= FEW_LEVELS]
+        said.append(f"{one.title}: {len(one.met)} levels, {one.step}")
+        parts.append(words(2, top + 12, said[-1], "name"))
+        across = {at: 14 + (WIDTH - 28) * (at - low) / (high - low or 1) for at in {*one.numbers, *drawn}}
+        parts += [f'<path class="wire" d="M{across[level]:.1f},{top + 22}v56"/>' for level in drawn]
+        columns = Counter[int]()
+        for number in sorted(one.numbers):
+            column = round(across[number] / 5)
+            middle = f'cx="{across[number]:.1f}" cy="{top + 72 - 9 * columns[column]}"'
+            parts.append(f'<circle class="one" {middle} r="3.6"/>')
+            columns[column] += 1
+        parts.append(words(2, top + 92, f"{low:.3g}", "tick"))
+        parts.append(words(WIDTH - 2, top + 92, f"{high:.3g}", "tick", "end"))
+    return svg("Numbers, and the levels to which they are rounded", "; ".join(said) + ".", parts, each * len(found) - 8)

@@ -1,6 +1,7 @@
 """A browser for the tests of pages: Debian's chromium, or the one that playwright has installed."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,27 @@ def chromium() -> Iterator:
             pytest.skip(f"no chromium (apt install chromium, or playwright install chromium): {error}")
         yield browser
         browser.close()
+
+
+KEPT = """async () => {
+    const loaded = [location.href, ...performance.getEntriesByType("resource").map(({ name }) => name)];
+    const here = loaded.filter(url => url.startsWith("http") && !url.includes("/model/"));
+    return (await Promise.all(here.map(url => caches.match(url, { ignoreSearch: true })))).every(Boolean);
+}"""
+
+
+def go_offline(tab) -> None:
+    """There is no network any more, as soon as the service worker has kept what this page has loaded."""
+    wait_until(tab, KEPT)
+    tab.context.set_offline(True)
+
+
+def wait_until(tab, script: str) -> None:
+    """For a script whose answer is a promise: wait_for_function() takes the promise itself for an answer."""
+    end = time.monotonic() + 60
+    while not tab.evaluate(script):
+        assert time.monotonic() < end, script
+        tab.wait_for_timeout(20)
 
 
 def assert_accessible(tab, impacts: tuple[str, ...] = ("serious", "critical"), **options) -> None:

@@ -6,15 +6,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from chapters.ch06_prefill_decode import solution
 from chapters.ch06_prefill_decode.roofline import Machine, StepCost
 from chapters.expect import ensure, expect
 from chapters.grading import Bench, Task, case
 from chapters.patching import our_engine, replaced
+from chapters.sealed import solution_of
 from chapters.stage import Stage
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+
+solution = solution_of("ch06_prefill_decode")
 
 Size = tuple[int, int, int]  # of a chunk: start, end, tokens of its sequence
 Hints = dict[tuple[str, Any], str]  # what to say of a usual mistake: (name, value that it gives) -> what

@@ -17,14 +17,16 @@ from rich.text import Text
 
 from chapters import draw
 from chapters.ch06_prefill_decode.roofline import decode_chunks, prompt_chunk
-from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.draw import COLORS
+from chapters.sealed import solution_of
 from chapters.stage import Stage
 from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.outputs import RequestMetrics
 from nanovllm.worker.batch import Batch
+
+step_cost = solution_of("ch06_prefill_decode").step_cost
 
 PROMPT_LENS = (16, 64, 256, 1024)
 BATCH_SIZES = (1, 2, 4, 8, 16)

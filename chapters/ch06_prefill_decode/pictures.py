@@ -5,11 +5,13 @@ import tempfile
 from pathlib import Path
 
 from chapters.ch06_prefill_decode.roofline import StepCost, decode_chunks
-from chapters.ch06_prefill_decode.solution import step_cost
 from chapters.course import Progress, find_chapter
 from chapters.recording import quoted_sheet, quotes
+from chapters.sealed import solution_of
 from chapters.svg import Axis, Chart, Frame, Moved
 from nanovllm.checkpoint import ModelConfig
+
+step_cost = solution_of("ch06_prefill_decode").step_cost
 
 HERE = Path(__file__).parent
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)

@@ -17,8 +17,8 @@ from chapters.ch01_inference.lab import table
 from chapters.ch08_sampling.choices import ChoiceGrammar
 from chapters.ch08_sampling.company import generate_in_order
 from chapters.ch08_sampling.sliders import NUM_DRAWS, World, draw
-from chapters.ch08_sampling.solution import allowed_tokens
 from chapters.patching import replaced
+from chapters.sealed import solution_of
 from chapters.story import Story
 from nanovllm import SamplingParams
 from nanovllm.checks.requests import bad_word_ids
@@ -27,6 +27,8 @@ from nanovllm.features.grammar import masks
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.worker import model_runner
 from nanovllm.worker.sampler import SamplingBatch, sample
+
+allowed_tokens = solution_of("ch08_sampling").allowed_tokens
 
 CAPITAL = "The capital of France is"
 CITIES = (" London", " Le Havre", " Berlin")

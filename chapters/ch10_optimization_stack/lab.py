@@ -11,12 +11,11 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from rich.text import Text
 from torch import Tensor
 
 from chapters import draw
 from chapters.ch06_prefill_decode.lab import read_rate
-from chapters.ch10_optimization_stack import setups, solution
+from chapters.ch10_optimization_stack import setups
 from chapters.ch10_optimization_stack.same_bits import (
     NUM_OUTPUT,
     NUM_PROMPT,
@@ -29,6 +28,7 @@ from chapters.ch10_optimization_stack.same_bits import (
 )
 from chapters.ch10_optimization_stack.setups import BATCH, CONTEXT, NUM_REQUESTS, Setup, Times, World
 from chapters.ch10_optimization_stack.tiles import LADDER, TILE, TILE_ROWS, Memory, paged_attention_by, rows_read
+from chapters.sealed import solution_of
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import SamplingParams
 from nanovllm.checkpoint import ModelConfig
@@ -36,7 +36,8 @@ from nanovllm.worker import attention
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import TORCH_KERNELS
 
-BAR = 36  # cells of the longest bar
+solution = solution_of("ch10_optimization_stack")
+
 NUM_NUMBERS = 1_000  # of the row that several workers add up
 DECODES = {"1 decode": 1, f"{BATCH} decodes": BATCH}
 KINDS = {  # (sequences, rows of each, keys of each)
@@ -229,19 +230,6 @@ def tell_hierarchy(story: Story) -> None:
     story.show(table)
 
 
-def draw_waterfall(rows: list[tuple[str, Times]]) -> Text:
-    """A bar for each row: solid is what is left, thin what this row has taken away (or added: nothing thin)."""
-    longest, before, text = max(times.best for _, times in rows), rows[0][1].best, Text()
-    for name, times in rows:
-        cells = max(1, round(BAR * times.best / longest))
-        saved = max(0, round(BAR * before / longest) - cells)
-        text.append(f"{name:<27}{times.best:>8.1f} to {times.median:>8.1f} ms ")
-        text.append("█" * cells, "cyan").append("▏" * saved, "yellow").append("  (measured)\n", "dim")
-        before = times.best
-    text.rstrip()
-    return text
-
-
 def say_noise(story: Story, names: list[str]) -> None:
     """Which rows of what was shown are not clearly faster than what they are compared with."""
     story.say(f"Below the noise: {'; '.join(names) if names else 'nothing'}.", measured=True)
@@ -262,15 +250,15 @@ def tell_shares(story: Story, world: World) -> None:
     )
     story.say(f"Rounds: {rounds}.", measured=True)
     tell_each_alone(story, world, times, rate)
-    story.say(
-        "One after another: the fastest step and the median. Solid: the fastest step as it is now. Thin: what this row "
-        "took away."
-    )
-    for kind in DECODES:
-        rows = [(setup.name, times[kind][setup]) for setup in world.in_order]
-        story.say(f"{kind}:")
-        story.show(draw_waterfall(rows))
-        say_noise(story, not_faster(rows))
+    story.say("One after another: the fastest step, and the median.")
+    columns = (name for kind in DECODES for name in (f"{kind}, ms", "median"))
+    table = make_table("one after another", *columns, width=8)
+    for setup in world.in_order:
+        found = [times[kind][setup] for kind in DECODES]
+        table.add_row(setup.name, *(f"{ms:.1f}" for each in found for ms in (each.best, each.median)), "(measured)")
+    story.show(table)
+    rows = {kind: [(setup.name, times[kind][setup]) for setup in world.in_order] for kind in DECODES}
+    say_noise(story, [f"{name} ({kind})" for kind in DECODES for name in not_faster(rows[kind])])
     ratios = (f"{kind} {times[kind][world.in_order[0]].best / times[kind][world.all_on].best:.1f}" for kind in DECODES)
     story.say(f"All together: {', '.join(f'{ratio} times' for ratio in ratios)} as fast.", measured=True)
 
@@ -286,7 +274,7 @@ def tell_each_alone(story: Story, world: World, times: dict[str, dict[Setup, Tim
         "Each alone, everything else plain, in ms a step: what the bytes promised, and what was saved (0.0 if that is "
         "below the noise):"
     )
-    table = make_table("part", *DECODES, width=14)
+    table = make_table("alone", *DECODES, width=14)
     for setup in world.alone[2 if world.c_kernels else 1 :]:
         name = setup.name.removeprefix("C: ") if world.c_kernels else "matrix products"
         cells = []
@@ -304,7 +292,8 @@ def tell_workload(story: Story, world: World) -> None:
     story.part("Measured: the control plane in the same picture")
     story.say(
         f"{NUM_REQUESTS} requests about the same text: {setups.NUM_SHARED} tokens in common, {setups.NUM_OWN} of "
-        f"their own, {setups.NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do:"
+        f"their own, {setups.NUM_OUTPUT} tokens of answer. Below the kernels, what chapters 5 and 7 do; the fastest of "
+        "some rounds, and the median:"
     )
     fast = world.all_on
     stages = {
@@ -321,7 +310,10 @@ def tell_workload(story: Story, world: World) -> None:
         return milliseconds
 
     rows = list(setups.in_turn({name: partial(turn, name) for name in stages}, 2, setups.MAX_ROUNDS).items())
-    story.show(draw_waterfall(rows))
+    table = make_table("one after another", "fastest, ms", "median")
+    for name, found in rows:
+        table.add_row(name, f"{found.best:.1f}", f"{found.median:.1f}", "(measured)")
+    story.show(table)
     say_noise(story, not_faster(rows))
     table = make_table("", "tokens computed")
     for name, num_tokens in computed.items():

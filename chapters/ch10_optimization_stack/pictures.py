@@ -1,25 +1,55 @@
-"""The picture of chapter 10: the lab's setups under the line that the speed of its memory draws."""
+"""The pictures of chapter 10: what each optimization takes away, and the setups under the line that memory draws."""
 
 import re
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.pictures import demo_config
+from chapters.ch06_prefill_decode.pictures import demo_config, readers_machine
 from chapters.ch06_prefill_decode.roofline import decode_chunks
-from chapters.ch06_prefill_decode.solution import step_cost
-from chapters.recording import quotes
-from chapters.svg import Axis, Chart, Frame, Moved
+from chapters.recording import quoted_sheet, quotes
+from chapters.sealed import solution_of
+from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
+
+step_cost = solution_of("ch06_prefill_decode").step_cost
 
 HERE = Path(__file__).parent
 CONTEXT = 256  # tokens of a sequence, as in the lab
-TIMED = re.compile(r"^(.+?)\s{2,}([\d.]+) to\s+[\d.]+ ms", re.MULTILINE)
+LABELS, LONGEST, ROW = 114, 156, 19  # widths of the names and of the longest bar, height of a row
 KINDS = {"1 decode": ("one", 1, "start", 9), "16 decodes": ("two", 16, "end", -9)}  # and where the words stand
 
 
-def best_ms(kind: str) -> dict[str, float]:
-    """Setup -> the fastest step, in the order in which the optimizations were switched on."""
-    found = quotes(HERE)
-    at = next(at for at, block in enumerate(found) if block.strip() == f"{kind}:")
-    return {name: float(ms) for name, ms in TIMED.findall(found[at + 1])}
+def best_ms(column: str) -> dict[str, float]:
+    """Setup -> the fastest time, in the order in which the optimizations were switched on."""
+    sheet = quoted_sheet(HERE, "one after another", column)
+    return dict(zip((row[0] for row in sheet.rows), sheet.column(column), strict=True))
+
+
+def steps() -> str:
+    """A step of 1 and of 16 decodes, one optimization after another."""
+    return waterfalls("A step, one optimization after another", {kind: best_ms(f"{kind}, ms") for kind in KINDS})
+
+
+def workload() -> str:
+    """The same for requests about one text."""
+    return waterfalls("Four requests, one optimization after another", {"four requests": best_ms("fastest, ms")})
+
+
+def waterfalls(title: str, times: dict[str, dict[str, float]]) -> str:
+    """A bar for each setup: solid is what is left, dashed what this setup has taken away."""
+    parts, said, top = list[str](), list[str](), 0
+    for kind, found in times.items():
+        parts.append(words(2, top + 12, f"{kind}, ms", "name"))
+        top, before, longest = top + 19, 0.0, max(found.values())
+        for name, ms in found.items():
+            left, right = (LABELS + LONGEST * each / longest for each in (ms, max(before, ms)))
+            parts += [
+                words(LABELS - 5, top + 11, name.split(" (")[0], "", "end"),
+                box(left, top, right - left, 14, "", "gone"),
+            ]
+            parts += [box(LABELS, top, left - LABELS, 14, "", "one"), words(right + 5, top + 11, f"{ms:.1f}", "tick")]
+            top, before = top + ROW, ms
+        said.append(f"{kind}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in found.items()))
+        top += 8
+    return svg(title, "; ".join(said) + ".", parts, top - 6)
 
 
 def memory_rate() -> float:
@@ -31,14 +61,20 @@ def memory_rate() -> float:
 
 def roofline() -> Moved:
     """GFLOP/s that a step of 1 and of 16 decodes comes to, one optimization after another."""
-    gigabytes, frames = memory_rate(), list[Frame]()
+    gigabytes, theirs, frames = memory_rate(), readers_machine(), list[Frame]()
     costs = {kind: step_cost(demo_config(), 2, decode_chunks(n, CONTEXT)) for kind, (_, n, *_) in KINDS.items()}
-    times = {kind: best_ms(kind) for kind in KINDS}
+    times = {kind: best_ms(f"{kind}, ms") for kind in KINDS}
     for place, setup in enumerate(times["1 decode"]):
         x = Axis("FLOPs a byte of the step", (1, 2, 4, 8, 16), 0.7, 20, is_log=True)
         chart = Chart(x, Axis("GFLOP/s", (10, 30, 100, 300), 5, 500, is_log=True), 220)
         chart.curve([(x.low, x.low * gigabytes), (500 / gigabytes, 500)], "gone")
         chart.note(2.2, 2.2 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -6))
+        if theirs is not None:  # the dots stay those of the text's machine
+            ends = max(x.low, chart.y.low / theirs[0]), min(x.high, chart.y.high / theirs[0])
+            if ends[0] < ends[1]:
+                chart.curve(((end, end * theirs[0]) for end in ends), "three dashed")
+                middle = (ends[0] * ends[1]) ** 0.5
+                chart.note(middle, middle * theirs[0], f"yours: {theirs[0]:.3g} GB/s", "three", "start", (6, 14))
         said = []
         for kind, (colour, _, anchor, by) in KINDS.items():
             cost, done = costs[kind], [*times[kind].values()][: place + 1]

@@ -4,21 +4,20 @@ import io
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from statistics import mean, median
 from typing import Any
 
 import nanovllm.engine
-from chapters.ch11_benchmarks import solution
 from chapters.ch11_benchmarks.timing import Arrival, Summary, Timing, timing_of
 from chapters.expect import cases, expect, read_again, unchanged
 from chapters.grading import Bench, Check, Task, Wrong
 from chapters.patching import replaced
+from chapters.sealed import solution_of
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput
-from nanovllm.tools import bench as bench_tool
 
-OUR_MEASURE = bench_tool.measure
+solution = solution_of("ch11_benchmarks")
 
 
 class FakeTime:
@@ -41,6 +40,8 @@ class FakeTime:
 @contextmanager
 def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTime]:
     """The engine computes as ever; by its clock a step takes step_s and token_s for each token in it."""
+    from nanovllm.tools import bench as bench_tool  # it draws with rich, which no browser has
+
     clock, runner = FakeTime(), llm.engine.model_runner
     ours = runner.execute
 
@@ -59,25 +60,6 @@ def fake_time(llm: LLM, step_s: float, token_s: float = 0.0) -> Iterator[FakeTim
 # -- summarize --------------------------------------------------------------------------------------------------------
 
 Summarize = Callable[[list[Timing], float, float], Summary]
-
-
-def use_summarize(function: Summarize) -> AbstractContextManager:
-    """`nanovllm bench` shows what the function says."""
-
-    def measure(llm: LLM, batch_size: int, *sizes: int, **options: int) -> bench_tool.Measurement:
-        outputs: list[RequestOutput] = []
-        ours = llm.generate
-
-        def generate(*args: Any) -> list[RequestOutput]:
-            outputs.extend(ours(*args))
-            return outputs
-
-        with replaced(llm, "generate", generate):
-            OUR_MEASURE(llm, batch_size, *sizes, **options)
-        got = function([timing_of(output) for output in outputs], math.inf, math.inf)
-        return bench_tool.Measurement(batch_size, got.ttft_s, got.tpot_s, got.latency_s, got.output_tokens_per_s)
-
-    return replaced(bench_tool, "measure", measure)
 
 
 def usual_mistakes(timings: list[Timing], ttft_limit_s: float, tpot_limit_s: float) -> dict[str, list]:
@@ -244,15 +226,34 @@ def check_goodput(function: Summarize, bench: Bench) -> None:
 
 def check_bench(function: Summarize, bench: Bench) -> None:
     """`nanovllm bench` on the real engine draws the same table with your numbers"""
-    bench.llm.reset_prefix_cache()
-    with replaced(bench_tool, "measure", OUR_MEASURE):
-        ours = table_of_bench(bench)
-    for expected, got in zip(ours, table_of_bench(bench), strict=True):
+    ours = table_of_bench(bench)
+    from nanovllm.tools import bench as bench_tool
+
+    our_measure = bench_tool.measure
+
+    def measure(llm: LLM, batch_size: int, *sizes: int, **options: int) -> bench_tool.Measurement:
+        outputs: list[RequestOutput] = []
+        generate = llm.generate
+
+        def watched(*args: Any) -> list[RequestOutput]:
+            outputs.extend(generate(*args))
+            return outputs
+
+        with replaced(llm, "generate", watched):
+            our_measure(llm, batch_size, *sizes, **options)
+        got = function([timing_of(output) for output in outputs], math.inf, math.inf)
+        return bench_tool.Measurement(batch_size, got.ttft_s, got.tpot_s, got.latency_s, got.output_tokens_per_s)
+
+    with replaced(bench_tool, "measure", measure):
+        yours = table_of_bench(bench)
+    for expected, got in zip(ours, yours, strict=True):
         expect(expected, got, "a row of its table")
 
 
 def table_of_bench(bench: Bench) -> list[str]:
     bench.llm.reset_prefix_cache()
+    from nanovllm.tools.bench import run_bench
+
     out = io.StringIO()
     # Small steps, so that the requests of a batch don't all get their first token in the same one.
     with (
@@ -261,7 +262,7 @@ def table_of_bench(bench: Bench) -> list[str]:
         redirect_stdout(out),
         redirect_stderr(io.StringIO()),
     ):
-        bench_tool.run_bench(bench.llm, [1, 2, 5], 10, 6)
+        run_bench(bench.llm, [1, 2, 5], 10, 6)
     return out.getvalue().splitlines()
 
 
@@ -550,7 +551,7 @@ TASKS = [
     Task(
         "summarize",
         "Four numbers",
-        use_summarize,
+        nullcontext,
         (
             check_alone,
             check_two,

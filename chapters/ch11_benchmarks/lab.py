@@ -23,14 +23,17 @@ from rich.text import Text
 
 import nanovllm.engine
 from chapters import draw
-from chapters.ch11_benchmarks.solution import serve, summarize
 from chapters.ch11_benchmarks.timing import Arrival, SkippingClock, Summary, Timing, timing_of
 from chapters.course import ROOT
 from chapters.patching import replaced
+from chapters.sealed import solution_of
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.outputs import RequestOutput
 from nanovllm.tools.bench import Measurement, measure
+
+serve = solution_of("ch11_benchmarks").serve
+summarize = solution_of("ch11_benchmarks").summarize
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 INPUT_LEN, OUTPUT_LEN = 32, 20  # of the sweep over batch sizes

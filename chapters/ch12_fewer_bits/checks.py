@@ -5,10 +5,12 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from chapters.ch12_fewer_bits import solution
 from chapters.ch12_fewer_bits.groups import GROUP_SIZE, Row, to_float16
 from chapters.expect import cases, expect, is_list_of, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
+from chapters.sealed import solution_of
+
+solution = solution_of("ch12_fewer_bits")
 
 Quantize = Callable[[list[float], int, int, bool], tuple[list[int], float, float]]
 Restore = Callable[[Row], list[float]]

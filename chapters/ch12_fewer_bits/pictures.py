@@ -1,17 +1,23 @@
-"""The pictures of chapter 12: a matrix and its rounding errors, which layers hurt, and the roofline, moved."""
+"""The pictures of chapter 12: a group, a matrix and its rounding errors, which layers hurt, and the roofline, moved."""
 
 from pathlib import Path
 
-from chapters.ch06_prefill_decode.pictures import rates
+from chapters.ch06_prefill_decode.pictures import rates, readers_machine
 from chapters.recording import Recording, quoted_sheet
-from chapters.sheet import Histogram
-from chapters.svg import Axis, Chart, Frame, Moved, box, histogram, svg, words
+from chapters.sheet import Histogram, Levels
+from chapters.svg import Axis, Chart, Frame, Moved, box, histogram, levels, svg, words
 
 HERE = Path(__file__).parent
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
 FORMATS = {"bf16": "gone", "Q8_0": "one", "Q4_1": "two"}
 GROUP = 32  # weights
 FASTER = 2  # products of whole numbers, by the processor's instruction, as a multiple of bf16's
+
+
+def codes() -> str:
+    """A group's numbers, and what its codes of 4 bits stand for, as the lab was recorded."""
+    part = Recording(HERE).part("A group, rounded")
+    return levels(*(Levels(**what) for kind, what in part if kind == "levels" and what["title"] != "Q8_0"))
 
 
 def weights() -> str:
@@ -44,8 +50,10 @@ def layers() -> str:
 
 
 def roofline() -> Moved:
-    """What chapter 6's machine could do at most with weights in each format, at a number of rows."""
-    gigabytes, gflops, _ = rates()
+    """What a machine could do at most with weights in each format, at a number of rows: the reader's where lab 6 has
+    measured it, else that of chapter 6's text."""
+    theirs = readers_machine()
+    gigabytes, gflops = theirs or rates()[:2]
     sheet = quoted_sheet(HERE, "bytes a group of 32")
     names = [row[0] for row in sheet.rows]
     group_bytes = dict(zip(names, sheet.column("bytes a group of 32"), strict=True))
@@ -55,20 +63,24 @@ def roofline() -> Moved:
         """GFLOP/s: a row does two FLOPs with each weight."""
         return min(2 * num_rows * GROUP / group_bytes[name] * gigabytes, roofs[name])
 
+    low, high = attainable("bf16", 0.8) / 1.3, 1.4 * max(roofs.values())
+    ticks = [tick for power in range(9) for tick in (10**power, 3 * 10**power) if low <= tick <= high]
     frames = []
     for num_rows in ROWS:
         chart = Chart(
             Axis("rows in the step", (1, 4, 16, 64, 256), 0.8, 320, is_log=True),
-            Axis("G operations/s", (30, 100, 300, 1000), 25, 2600, is_log=True),
+            Axis("G operations/s", ticks, low, high, is_log=True),
             220,
         )
-        chart.curve([(num_rows, 25), (num_rows, 2600)], "gone thin dashed")
+        chart.curve([(num_rows, low), (num_rows, high)], "gone thin dashed")
         for place, (name, kind) in enumerate(FORMATS.items()):
             corner = roofs[name] * group_bytes[name] / GROUP / gigabytes / 2
-            chart.curve([(0.8, attainable(name, 0.8)), (corner, roofs[name]), (320, roofs[name])], kind)
+            bends = chart.x.low, min(max(corner, chart.x.low), chart.x.high), chart.x.high
+            chart.curve(((at, attainable(name, at)) for at in bends), kind)
             chart.dots([(num_rows, attainable(name, num_rows))], kind, 4)
-            chart.note(300, 200 / 1.5**place, name, kind, "end")
+            chart.note(300, low, name, kind, "end", (0, -50 + 15 * place))
         gains = {name: attainable(name, num_rows) / attainable("bf16", num_rows) for name in FORMATS}
-        text = f"At most {gains['Q8_0']:.1f} times as fast as bf16 in Q8_0, {gains['Q4_1']:.1f} times in Q4_1."
+        most = f"at most {gains['Q8_0']:.1f} times as fast as bf16 in Q8_0, {gains['Q4_1']:.1f} times in Q4_1."
+        text = f"On {'your' if theirs else 'this'} machine {most}"
         frames.append(Frame(str(num_rows), chart.draw(f"Rooflines at {num_rows} rows", text), text))
     return Moved("rows in the step", frames, ROWS.index(8))

@@ -36,8 +36,8 @@ def tell_capacity(story: Story) -> None:
         f"Each sends a request a minute, {LOAD.requests_per_s:.0f} a second in all. A prompt has "
         f"{LOAD.num_prompt_tokens:,} tokens, of which all prompts share the first {LOAD.num_shared_tokens:,}; an "
         f"answer has {LOAD.num_output_tokens}. A token has {LOAD.kv_bytes_per_token:,} bytes of K and V. 99 of 100 "
-        f"shall have their first token within {ms(LIMITS.ttft_s)} ms, and the others at a distance of "
-        f"{ms(LIMITS.token_s)} ms at most. The machines on offer:"
+        f"requests shall have their first token within {ms(LIMITS.ttft_s)} ms, and then a token every "
+        f"{ms(LIMITS.token_s)} ms, in the request's mean. The machines on offer:"
     )
     names = "an hour", "step, ms", "token, ms", "GB for K/V", "K/V tokens", "seats"
     table = make_table("machine", *names, width=10, first=8)
@@ -48,8 +48,8 @@ def tell_capacity(story: Story) -> None:
     story.show(table)
     story.say(
         "Estimated: ρ, the share of the time in which a machine computes tokens; τ, ms of a step; N, requests inside. "
-        "Simulated: ms from one token to the next, in the mean and of 99 of 100 requests; requests inside, in the "
-        "mean; ms to the first token of 99 of 100."
+        "Simulated: ms from one token to the next, the mean of all requests and what 99 of 100 keep; requests inside, "
+        "in the mean; ms to the first token, what 99 of 100 keep."
     )
     simulated = "an hour", "ρ", "τ", "token", "p99", "N", "inside", "TTFT p99"
     table = make_table("machines", *simulated, width=8, first=8)

@@ -50,11 +50,11 @@ def bursts(num_bursts: int, every_s: float, size: int) -> list[Job]:
 
 
 TRACES: dict[str, tuple[Callable[[], list[Job]], float]] = {  # what comes, and the deadline in seconds
-    "twice what the server can do": (lambda: alone(26.6, 300, 60, 300), 1.0),
-    "long prompts, half more than the server can do": (lambda: alone(8.5, 1500, 20, 200, seed=2), 2.0),
-    "as much as the server can do": (lambda: alone(13.3, 300, 60, 300, seed=4), 1.0),
-    "60 at once, every 6 s": (lambda: bursts(4, 6.0, 60), 4.0),
-    "twice what the server can do, and little time": (lambda: alone(26.6, 300, 60, 300, seed=6), 0.3),
+    "twice what the server can do": (lambda: alone(26.6, 300, 60, 180), 1.0),
+    "long prompts, half more than the server can do": (lambda: alone(8.5, 1500, 20, 120, seed=2), 2.0),
+    "as much as the server can do": (lambda: alone(13.3, 300, 60, 180, seed=4), 1.0),
+    "60 at once, every 6 s": (lambda: bursts(3, 6.0, 60), 4.0),
+    "twice what the server can do, and little time": (lambda: alone(26.6, 300, 60, 180, seed=6), 0.3),
 }
 
 

@@ -44,7 +44,11 @@ def judge(function: Provision, load: Load, limits: Limits, known: Plan) -> None:
             raise Wrong(hint, got=", ".join(f"{plan.num_machines} {plan.machine}" for plan in asked))
         return simulate(load, plan)
 
-    plan = expect_plan(function(load, limits, dict(MACHINES), ask))
+    plan = function(load, limits, dict(MACHINES), ask)
+    if plan is None and asked:
+        problem = what_is_wrong(load, limits, asked[-1]) or "that one keeps both limits"
+        raise Wrong(f"it returned nothing. Of the last plan that it asked for: {problem} ({load})", got=asked[-1])
+    plan = expect_plan(plan)
     if problem := what_is_wrong(load, limits, plan):
         raise Wrong(f"{problem} ({load})", got=plan)
     if plan.per_hour > MOST * known.per_hour:

@@ -97,7 +97,7 @@ def provision(load: Load, limits: Limits, machines: dict[str, Machine], ask: Cal
         load.num_output_tokens     of an answer, in the mean
         load.kv_bytes_per_token    of the model
         limits.ttft_s              99 of 100 requests have their first token by then
-        limits.token_s             and the tokens behind it, in the request's mean, at this distance
+        limits.token_s             and then a token every so many seconds, in the request's mean
         machines                   name -> Machine
             .per_hour              its price
             .cost.step_s, .token_s seconds of a step, and of each token that it computes beside
@@ -106,11 +106,12 @@ def provision(load: Load, limits: Limits, machines: dict[str, Machine], ask: Cal
                                    (Report in capacity.py). You may ask ten times
 
     A Plan has the name of one kind of machine, their number, and max_num_seqs, the seats of each. It is refused if the
-    simulator shows that it breaks a limit, and if it costs more than 1.5 times what a good plan does. Lengths vary by
-    half, up and down, but for the shared beginning. A step computes 512 tokens at most.
+    simulator shows that it breaks a limit, and if it costs more than 1.5 times what a good plan does. Lengths are from
+    half of the mean to 1.5 times the mean, but for the shared beginning. A step computes 512 tokens at most.
 
-    Begin with an estimate, as the chapter has it, for each kind of machine: how busy it may be so that steps stay short
-    enough, how many requests are in it then, and how many its memory holds. An estimate is about means, and the limits
-    are about 99 of 100. Leave room for that, or ask.
+    Begin with an estimate for each kind of machine, as the chapter has it. Does the longest prompt have its first token
+    in time where nobody else is? How busy may a machine be so that steps stay short enough? How many requests are in it
+    then, and how many does its memory hold? An estimate is about means, and the limits are about 99 of 100. Leave room
+    for that, or ask.
     """
     raise NotImplementedError

@@ -1,5 +1,6 @@
 """The site: a folder of plain files, made from what is in chapters/."""
 
+import hashlib
 import html
 import json
 import shutil
@@ -14,27 +15,31 @@ from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
 from chapters.site.scenes import Scenes
 from chapters.site.search import SEARCH, Index
-from chapters.site.sources import TEXTS, Sources, highlighted
+from chapters.site.sources import ROOT, TEXTS, Sources, highlighted
 from chapters.site.stories import story_of
 from chapters.site.text import Place, Text, render
+from chapters.words import ENGLISH, Words, addressed, languages, languages_of, words_of
 from nanovllm.serving.http import html_pictures as pictures
 
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(pictures.__file__).parent / "page"  # theme.css and pictures.css: the server's page looks the same
 SCRIPTS, STYLES = (*labs.SCRIPTS, model.SCRIPT), (*labs.STYLES, model.STYLE)  # of labs and exercises
-READ = (
-    '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> I have read this chapter</label></p>\n'
-)
+READ = '<p class="read" hidden><label><input type="checkbox" data-read="{number}"> {said}</label></p>\n'
 KEEPING = """<section class="keeping" data-exercises='{exercises}' aria-labelledby="kept" hidden>
 <h2 id="kept">What you have done</h2>
 <p>This browser keeps what you have read, answered, expected and written, and sends it nowhere. A file takes it to
-another browser.</p>
+another browser. Pages that you have opened need no network any more.</p>
 <p><button type="button" class="export">Save it as a file</button>
 <label class="button">Take in such a file <input type="file" accept=".json,application/json"></label></p>
 <p class="said" role="status"></p>
 </section>
 """
-TABS = {"index": "Text", "quiz": "Quiz", "lab": "Lab", "exercises": "Exercises"}
+TABS = ("index", "quiz", "lab", "exercises")
+# What the scripts of a page say; it comes before them. filled("{n} of {all}", { n: 1, all: 2 }) is "1 of 2".
+WORDS = """"use strict";
+const WORDS = %s;
+const filled = (text, values) => text.replace(/\\{(\\w+)\\}/g, (_, name) => values[name]);
+"""
 
 
 def build(folder: Path, offline: bool = False, with_model: bool | str = False) -> None:
@@ -45,36 +50,57 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     sources, index, on_pages = Sources(), Index(), None
     if with_model:
         on_pages = model_files.write_model(folder / "model", None if with_model is True else with_model)
-    scenes = {chapter.folder.name: Scenes.of(chapter) for chapter in all_chapters()}
+    editions = [(chapter, words_of(language)) for chapter in all_chapters() for language in languages_of(chapter)]
+    scenes = {(chapter.folder.name, words.language): Scenes.of(chapter) for chapter, words in editions}
     for source, target in TEXTS.items():
-        place = Place(source, target, sources, scenes.get(target.split("/")[0], Scenes()))
-        write(folder, target, text_page(place, index))
-    for chapter in all_chapters():
-        seen = scenes[chapter.folder.name]
-        for name, text in (("lab", lab_text(chapter, seen, on_pages)), ("exercises", exercises_text(chapter))):
-            path = f"{chapter.folder.name}/{name}.html"
-            body = frame(chapter, name, path, text)
-            title = f"{TABS[name]}: {chapter.title}"
-            write(folder, path, page(title, body, path, SCRIPTS, STYLES))
-            index.add(path, title, text.body)
+        words = words_of(Path(source).suffixes[0][1:] if source.count(".") > 1 else "en")
+        seen = scenes.get((target.split("/")[0], words.language), Scenes())
+        write(folder, target, text_page(Place(source, target, sources, seen, words=words), index))
+    for chapter, words in editions:
+        seen = scenes[chapter.folder.name, words.language]
+        texts = {"lab": lab_text(chapter, seen, on_pages, words), "exercises": exercises_text(chapter, sources, words)}
+        for name, text in texts.items():
+            path = f"{chapter.folder.name}/{addressed(f'{name}.html', words.language)}"
+            title = f"{words(f'page.tab_{name}')}: {words.title(chapter)}"
+            others = other_languages(chapter, f"{name}.html", words)
+            body = frame(chapter, name, path, text, words)
+            write(folder, path, page(title, body, path, SCRIPTS, STYLES, words=words, others=others))
+            if words is ENGLISH:
+                index.add(path, title, text.body)
     sources.write(folder)
     write(folder, "search.html", page("Search", SEARCH, "search.html", classic=("search-index.js", "assets/search.js")))
     write(folder, "search-index.js", index.script())
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
+    for language in languages():
+        said = json.dumps(words_of(language).said["script"], ensure_ascii=False, indent=1)
+        write(folder, f"assets/words.{language}.js", WORDS % said)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
     for name in (model.SCRIPT, model.STYLE):
         shutil.copyfile(Path(model.__file__).with_name(name), folder / "assets" / name)
     write_runtime(folder / "runtime", offline)
+    write_worker(folder)
+
+
+def write_worker(folder: Path) -> None:
+    """What keeps pages for when there is no network. Its version is a hash of all that the site has."""
+    script, content = "service-worker.js", hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (script, "weights.bin"):  # model/manifest.json has the weights' hash
+            content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    source = Path(__file__).with_name(script).read_text("utf-8")
+    write(folder, script, source.replace("@VERSION@", content.hexdigest()[:16]))
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------
 
 
 def text_page(place: Place, index: Index) -> str:
-    source, target = place.source, place.target
+    source, target, words = place.source, place.target, place.words
+    others: tuple[tuple[str, str], ...] = ()
     text = render(place)
-    index.add(target, text.title, text.body)
+    if words is ENGLISH:  # one searches the English course
+        index.add(target, text.title, text.body)
     chapter = next((chapter for chapter in all_chapters() if chapter.folder.name in source), None)
     if chapter is None:
         kind = "contents" if target == "index.html" else "single"
@@ -84,68 +110,88 @@ def text_page(place: Place, index: Index) -> str:
         body = f'<main id="content" class="{kind}"><h1>{html.escape(text.title)}</h1>\n{text.body}{more}</main>'
         body += f'<footer><nav class="chapter" aria-label="Chapters">{way}</nav></footer>' if way else ""
     else:
-        text.headings.append(("quiz", "Quiz"))
-        text.body += READ.format(number=chapter.number) + quiz_section(chapter)
-        body = frame(chapter, "index", target, text)
-    return page(text.title, body, target)
+        text.headings.append(("quiz", words("quiz.title")))
+        text.body += READ.format(number=chapter.number, said=words("page.read")) + quiz_section(chapter, words)
+        body, others = frame(chapter, "index", target, text, words), other_languages(chapter, "index.html", words)
+    return page(text.title, body, target, words=words, others=others)
 
 
-def frame(chapter: Chapter, tab: str, path: str, text: Text) -> str:
+def other_languages(chapter: Chapter, name: str, words: Words) -> tuple[tuple[str, str], ...]:
+    """Each with the place of this page in it."""
+    found = (language for language in languages_of(chapter) if language != words.language)
+    return tuple((language, addressed(name, language)) for language in found)
+
+
+def frame(chapter: Chapter, tab: str, path: str, text: Text, words: Words = ENGLISH) -> str:
     """A chapter's page: the way to its neighbours and to its other pages, and a list of what is on this one."""
     chapters = all_chapters()
     at = chapters.index(chapter)
     before, after = chapters[at - 1] if at else None, chapters[at + 1] if at + 1 < len(chapters) else None
-    ways = neighbour(before, "prev", path), neighbour(after, "next", path)
+    ways = neighbour(before, "prev", path, words), neighbour(after, "next", path, words)
+    texts = {name: addressed("index.html#quiz" if name == "quiz" else f"{name}.html", words.language) for name in TABS}
     tabs = "".join(
-        f'<a href="{"index.html#quiz" if name == "quiz" else f"{name}.html"}"'
-        f"{' aria-current=page' if name == tab else ''}>{title}</a>"
-        for name, title in TABS.items()
+        f'<a href="{place}"{" aria-current=page" if name == tab else ""}>{words(f"page.tab_{name}")}</a>'
+        for name, place in texts.items()
     )
     items = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in text.headings)
-    side = f'<nav class="toc" aria-label="On this page"><ol>{items}</ol></nav>' if items else ""
-    folded = f'<details class="toc"><summary>On this page</summary><ol>{items}</ol></details>' if items else ""
-    return f"""<nav class="chapter" aria-label="Chapters">{ways[0]}{ways[1]}</nav>
+    here, number = words("page.on_this_page"), words("page.chapter", number=chapter.number)
+    languages = "".join(
+        f'<a hreflang="{language}" lang="{language}" href="{place}">{words_of(language).said["language"]}</a>'
+        for language, place in other_languages(chapter, f"{tab}.html", words)
+    )
+    side = f'<nav class="toc" aria-label="{here}"><ol>{items}</ol></nav>' if items else ""
+    folded = f'<details class="toc"><summary>{here}</summary><ol>{items}</ol></details>' if items else ""
+    return f"""<nav class="chapter" aria-label="{words("page.chapters")}">{ways[0]}{ways[1]}</nav>
 <div class="columns">{side}
 <main id="content">
-<p class="eyebrow">Chapter {chapter.number}</p>
-<h1>{html.escape(chapter.title)}</h1>
-<nav class="tabs" aria-label="Chapter {chapter.number}">{tabs}</nav>
+<p class="eyebrow">{number} <span class="languages">{languages}</span></p>
+<h1>{html.escape(words.title(chapter))}</h1>
+<nav class="tabs" aria-label="{number}">{tabs}</nav>
 {folded}
 {text.body}
 </main></div>
-<footer><nav class="chapter" aria-label="Chapters, again">{ways[0]}{ways[1]}</nav></footer>"""
+<footer><nav class="chapter" aria-label="{words("page.chapters_again")}">{ways[0]}{ways[1]}</nav></footer>"""
 
 
-def neighbour(chapter: Chapter | None, rel: str, path: str) -> str:
+def neighbour(chapter: Chapter | None, rel: str, path: str, words: Words = ENGLISH) -> str:
+    """In this language, if it is there in it; else it is said that it is English."""
     arrow = "←" if rel == "prev" else "→"
     if chapter is not None:
-        target, name = f"{chapter.folder.name}/index.html", f"{chapter.number} {chapter.title}"
+        language = words.language if words.language in languages_of(chapter) else "en"
+        target = f"{chapter.folder.name}/{addressed('index.html', language)}"
+        title = words.title(chapter) if language == words.language else words("page.in_english", title=chapter.title)
+        name = f"{chapter.number} {title}"
     elif rel == "prev":
-        target, name = "index.html", "Contents"
+        target, name = "index.html", words("page.contents")
     else:
-        target, name = "one_request.html", "One request's life"
+        target, name = "one_request.html", words("page.one_request_life")
     return f'<a rel="{rel}" href="{relative(target, path)}"><span aria-hidden="true">{arrow}</span> {name}</a>'
 
 
-def lab_text(chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | None = None) -> Text:
+def lab_text(
+    chapter: Chapter, scenes: Scenes, on_pages: model_files.OnPages | None = None, words: Words = ENGLISH
+) -> Text:
     """The lab that runs on the page, or its recorded story, or both. on_pages: the model."""
-    living = labs.lab_section(chapter, scenes) + model.model_section(chapter, on_pages)
-    text = Text(chapter.title)
+    living = labs.lab_section(chapter, scenes) + model.model_section(chapter, on_pages, words)
+    text = Text(words.title(chapter))
     if (chapter.folder / "story.json").exists():
-        text = story_of(chapter, scenes)
+        text = story_of(chapter, scenes, words)
     heading = ""
     if living and text.body:  # the lab needs the page's whole width: no list beside it
-        heading, text.headings = '<h2 id="story">The lab as a story</h2>\n', []
+        heading, text.headings = f'<h2 id="story">{words("lab.story")}</h2>\n', []
     text.body = f"""{living}{heading}{text.body}
-<p>On your own machine: <code>python -m chapters lab {chapter.number}</code></p>"""
+<p>{words("lab.own_machine")} <code>python -m chapters lab {chapter.number}</code></p>"""
     return text
 
 
-def exercises_text(chapter: Chapter) -> Text:
+def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -> Text:
+    reports = [file.relative_to(ROOT).as_posix() for file in sorted((chapter.folder / "reports").glob("*.md"))]
+    links = (f'<a href="{relative(sources.place_of(file), f"{chapter.folder.name}/")}">{file}</a>' for file in reports)
+    to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if reports else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
-    here = f"""<p>The checks of this chapter work on tensors or with the model, which this page does not have: they run
-on your own machine. Write your code in <code>chapters/{chapter.folder.name}/exercise.py</code>, then:</p>
+    file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
+    here = f"""<p>{words("exercises.where", file=file)}</p>
 <pre class="code" tabindex="0"><code>python -m chapters check {chapter.number}</code></pre>
-<p>It goes from easy to hard and stops at the first thing that is wrong, with a hint and the section to read again.</p>
+<p>{words("exercises.how")}</p>
 <pre class="code" tabindex="0"><code>{code}</code></pre>"""
-    return Text(chapter.title, body=labs.exercises_section(chapter) or here)
+    return Text(words.title(chapter), body=to_read + (labs.exercises_section(chapter) or here))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chapters.site.runtime import MERMAID, cached
 from chapters.site.sources import ROOT, TEXTS
+from chapters.words import ENGLISH, Words
 
 DRAWN = Path(__file__).parent / "drawn"
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,12 +33,13 @@ def picture_of(source: str) -> Path:
     return DRAWN / f"{hashlib.sha256(source.encode()).hexdigest()[:8]}.svg"
 
 
-def figure(source: str, number: int) -> str:
+def figure(source: str, number: int, words: Words = ENGLISH) -> str:
     """The diagram of this number on its page; what stands in the text, as long as it has not been drawn."""
     if not (picture := picture_of(source)).exists():
         return f'<pre class="printed" tabindex="0">{html.escape(source)}</pre>\n'
-    drawing = picture.read_text("utf-8")
-    return f'<div class="diagram" tabindex="0" role="group" aria-label="diagram {number}">{drawing}</div>\n'
+    drawing = picture.read_text("utf-8").replace('"Diagram. ', f'"{words("page.diagram")}. ', 1)
+    name = words("page.diagram_number", number=number)
+    return f'<div class="diagram" tabindex="0" role="group" aria-label="{name}">{drawing}</div>\n'
 
 
 def wanted() -> dict[Path, str]:

@@ -10,25 +10,28 @@ from collections.abc import Callable
 
 from markdown_it.token import Token
 
-ASKS = "What do you expect?"
+from chapters.words import ENGLISH, Words
+
+ASKS = ENGLISH("expect.asks")
+
 ENDS = ("heading_open", "blockquote_open")  # what no longer belongs to the answer, nor does what is printed next
 
 FORM = """<form class="expect" data-name="{name}">
 <p><strong>{asks}</strong> {question}</p>
-<div class="typed-in" hidden><label>I expect <input name="expected" maxlength="200" autocomplete="off"></label>
-<button>Show the answer</button></div>
+<div class="typed-in" hidden><label>{expect} <input name="expected" maxlength="200" autocomplete="off"></label>
+<button>{show}</button></div>
 <p class="expected" role="status" hidden></p>
 </form>
 <div class="answer">
 """
 
 
-def asks(tokens: list[Token], at: int) -> bool:
+def asks(tokens: list[Token], at: int, words: Words = ENGLISH) -> bool:
     """Does a question begin at this token?"""
-    return tokens[at].type == "blockquote_open" and tokens[at + 2].content.startswith(f"**{ASKS}**")
+    return tokens[at].type == "blockquote_open" and tokens[at + 2].content.startswith(f"**{words('expect.asks')}**")
 
 
-def cover(tokens: list[Token], inline_html: Callable[[str], str]) -> list[Token]:
+def cover(tokens: list[Token], inline_html: Callable[[str], str], words: Words) -> list[Token]:
     """The same tokens, with each question as a form, and what answers it in an element that a script can hide.
 
     That is the block behind the question and the paragraphs about it. Raises ValueError where there is none.
@@ -36,16 +39,17 @@ def cover(tokens: list[Token], inline_html: Callable[[str], str]) -> list[Token]
     covered: list[Token] = []
     at = 0
     while at < len(tokens):
-        if not asks(tokens, at):
+        if not asks(tokens, at, words):
             covered.append(tokens[at])
             at += 1
             continue
-        words = tokens[at + 2].content.removeprefix(f"**{ASKS}**").strip()
+        question = tokens[at + 2].content.removeprefix(f"**{words('expect.asks')}**").strip()
         at, end = at + 5, end_of_answer(tokens, at + 5)
         if at == end:
-            raise ValueError(f"behind the question {words!r} stands nothing that answers it")
-        name = hashlib.sha256(words.encode()).hexdigest()[:8]
-        form = FORM.format(name=name, asks=ASKS, question=inline_html(words))
+            raise ValueError(f"behind the question {question!r} stands nothing that answers it")
+        name = hashlib.sha256(question.encode()).hexdigest()[:8]
+        said = {name: words(f"expect.{name}") for name in ("asks", "expect", "show")}
+        form = FORM.format(name=name, question=inline_html(question), **said)
         covered += [raw(form), *tokens[at:end], raw("</div>\n")]
         at = end
     return covered

@@ -7,6 +7,7 @@ from inspect import getdoc
 from chapters.course import Chapter
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
 from chapters.site.scenes import Scenes
+from chapters.words import ENGLISH, Words
 
 SCRIPTS = ("lab.js", "exercises.js")
 STYLES = ("pictures.css", "lab.css")
@@ -19,11 +20,14 @@ NEEDS_SERVER = (
     '<p class="needs-server">This part runs Python in the browser. It needs JavaScript, and a page that comes from a '
     "web server; <code>python -m chapters site --serve</code> is one.</p>"
 )
-PROGRESS = (
-    '<div class="loading" hidden><progress max="1" value="0" aria-label="Loading"></progress> '
-    '<span class="loaded"></span></div>'
-)
 FAILURE = '<p class="failure" role="alert" hidden></p>'
+
+
+def progress_bar(words: Words = ENGLISH) -> str:
+    return (
+        f'<div class="loading" hidden><progress max="1" value="0" aria-label="{words("lab.loading")}"></progress> '
+        '<span class="loaded"></span></div>'
+    )
 
 
 def lab_section(chapter: Chapter, to_text: Scenes) -> str:
@@ -61,7 +65,7 @@ def lab_section(chapter: Chapter, to_text: Scenes) -> str:
 you start it.</p>
 <p class="from-link" hidden>The link that you followed opens the lab after some actions.</p>
 <p><button type="button" class="start">Start the lab</button></p>
-{PROGRESS}
+{progress_bar()}
 </div>
 {FAILURE}
 <details class="scenes" open><summary>Things to see, step by step</summary><ol>{scenes}</ol></details>
@@ -115,7 +119,7 @@ leaves the editor.</p>
 <button type="button" class="stop" hidden>Stop</button>
 <button type="button" class="download">Download exercise.py</button>
 <button type="button" class="reset">Begin anew</button></div>
-{PROGRESS}
+{progress_bar()}
 {FAILURE}
 <p class="status" role="status"></p>
 <ol class="tasks">{tasks}</ol>

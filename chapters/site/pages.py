@@ -4,7 +4,9 @@ import html
 import posixpath
 from pathlib import Path
 
-DESCRIPTION = "The course about nanovllm: how a language model is served, beside an engine small enough to read."
+from chapters.words import ENGLISH, Words
+
+LICENCE = "https://creativecommons.org/licenses/by/4.0/"  # chapters/LICENSE
 ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
     "%3Cpath fill='%231f6f8b' d='M0 0h3v3H0zM4 0h4v3H4zM0 4h5v4H0zM6 4h2v4H6z'/%3E%3C/svg%3E"
@@ -28,10 +30,13 @@ def page(
     scripts: tuple[str, ...] = (),
     styles: tuple[str, ...] = (),
     classic: tuple[str, ...] = (),
+    words: Words = ENGLISH,
+    others: tuple[tuple[str, str], ...] = (),
 ) -> str:
     """A whole page. path: its place in the site. scripts (ES modules) and styles: names of files in assets/.
 
     classic: scripts that are no modules, by their place in the site; modules do not load from file://.
+    others: (language, place relative to this page) of the same page in other languages.
     """
 
     def asset(name: str) -> str:
@@ -39,29 +44,34 @@ def page(
 
     head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in ("theme.css", "style.css", *styles)]
     head += ["<noscript><style>.frame[hidden] { display: block; }</style></noscript>"]
-    for script in ("assets/kept.js", "assets/site.js", "assets/progress.js", *classic):
+    head += [f'<link rel="alternate" hreflang="{language}" href="{place}">' for language, place in others]
+    said = f"assets/words.{words.language}.js"
+    for script in (said, "assets/kept.js", "assets/site.js", "assets/progress.js", *classic):
         head += [f'<script defer src="{relative(script, path)}"></script>']
     head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
     return f"""<!doctype html>
-<html lang="en">
+<html lang="{words.language}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta name="description" content="{DESCRIPTION}">
+<meta name="description" content="{words("page.description")}">
 <title>{html.escape(title)}</title>
 <link rel="icon" href="{ICON}">
 {chr(10).join(head)}
 </head>
 <body>
-<a class="skip" href="#content">To the text</a>
-<header class="site"><a class="home" href="{relative("index.html", path)}">nanovllm <span>the course</span></a>
-<nav aria-label="The course"><a href="{relative("index.html", path)}">Contents</a>
-<a href="{relative("one_request.html", path)}">One request</a>
-<a href="{relative("readme.html", path)}">The engine</a></nav>
-<form role="search" action="{relative("search.html", path)}"><input type="search" name="q" placeholder="Search"
-aria-label="Search the course" autocomplete="off"></form></header>
+<a class="skip" href="#content">{words("page.skip")}</a>
+<header class="site"><a class="home" href="{relative("index.html", path)}">nanovllm
+<span>{words("page.the_course")}</span></a>
+<nav aria-label="{words("page.nav")}"><a href="{relative("index.html", path)}">{words("page.contents")}</a>
+<a href="{relative("one_request.html", path)}">{words("page.one_request")}</a>
+<a href="{relative("readme.html", path)}">{words("page.engine")}</a></nav>
+<form role="search" action="{relative("search.html", path)}"><input type="search" name="q"
+placeholder="{words("page.search")}" aria-label="{words("page.search_label")}" autocomplete="off"></form></header>
 {body}
+<aside class="to-text" aria-label="{words("page.licences")}">{words("page.text_licence")}
+<a rel="license" href="{LICENCE}">CC BY 4.0</a>. {words("page.code_licence")}</aside>
 </body>
 </html>
 """

@@ -27,6 +27,7 @@ GRADED = (
     *CHAPTERS,
     "ch06_prefill_decode",
     "ch08_sampling",
+    "ch11_benchmarks",
     "ch12_fewer_bits",
     "ch13_guess_and_check",
     "ch14_many_users",
@@ -115,6 +116,7 @@ def bundled_files() -> dict[str, Path]:
     paths = [REPOSITORY / "chapters" / "site" / f"{name}.py" for name in ("__init__", "browser", "player")]
     paths += (REPOSITORY / "chapters" / name for name in OF_MODEL)
     paths += (path for name in ("", "site/model", *GRADED) for path in (REPOSITORY / "chapters" / name).glob("*.py"))
+    paths += (REPOSITORY / "chapters" / "strings").glob("*.json")
     paths += (path for path in (REPOSITORY / "nanovllm").rglob("*.py") if "worker" not in path.parts)  # that is torch's
     files = {path.relative_to(REPOSITORY).as_posix(): path for path in sorted(paths)}
     return {"xxhash.py": Path(__file__).with_name("browser_xxhash.py"), **files}

@@ -16,6 +16,7 @@ from chapters.course import Chapter
 from chapters.recording import Recording
 from chapters.sheet import MEASURED
 from chapters.site.runtime import CHAPTERS
+from chapters.words import ENGLISH, Words, addressed
 
 NAMES_A_SCENE = "In the lab: "
 
@@ -60,18 +61,19 @@ class Scenes:
             link = f'<a href="lab.html#{html.escape(self.links[title])}">{html.escape(title)}</a>.'
             child.type, child.content = "html_inline", NAMES_A_SCENE + link
 
-    def caption(self, tokens: list[Token], at: int) -> str:
+    def caption(self, tokens: list[Token], at: int, words: Words = ENGLISH) -> str:
         """Of what token `at` quotes from the lab."""
         lines = [found for line in tokens[at].content.splitlines() if (found := shape(line))]
         shared = [sum(line in part for line in lines) for part in self.parts]
         if not shared or 2 * max(shared) < len(lines):
-            return "from the lab"
+            return words("page.from_the_lab")
         number = shared.index(max(shared)) + 1
         headings = [i for i in range(at) if tokens[i].type == "heading_open" and tokens[i].tag == "h2"]
         if headings:
-            words = "".join(child.content for child in tokens[headings[-1] + 1].children or [])
-            self.quoted.setdefault(number, {})[str(tokens[headings[-1]].attrs["id"])] = words
-        return f'<a href="lab.html#part-{number}">from the lab, part {number}</a>'
+            heading = "".join(child.content for child in tokens[headings[-1] + 1].children or [])
+            self.quoted.setdefault(number, {})[str(tokens[headings[-1]].attrs["id"])] = heading
+        place, said = addressed("lab.html", words.language), words("page.from_part", number=number)
+        return f'<a href="{place}#part-{number}">{said}</a>'
 
     def back_from(self, title: str) -> str:
         """To the paragraph that names this scene."""
@@ -79,18 +81,18 @@ class Scenes:
             f' <a class="to-text" href="index.html#{self.named[title]}">in the text</a>' if title in self.named else ""
         )
 
-    def back_from_part(self, number: int) -> str:
+    def back_from_part(self, number: int, words: Words = ENGLISH) -> str:
         """To the sections that quote this part of the recording."""
-        found = self.quoted.get(number, {}).items()
-        links = ", ".join(f'<a href="index.html#{name}">{html.escape(words)}</a>' for name, words in found)
-        return f'<p class="to-text">In the text: {links}</p>' if links else ""
+        found, place = self.quoted.get(number, {}).items(), addressed("index.html", words.language)
+        links = ", ".join(f'<a href="{place}#{name}">{html.escape(heading)}</a>' for name, heading in found)
+        return f'<p class="to-text">{words("page.in_the_text")}: {links}</p>' if links else ""
 
 
 def lines_of(kind: str, what: Any) -> list[str]:
     """What was told, a line for each row of a table; a paragraph is one."""
     if kind == "table":
         return [" ".join(row) for row in [what["columns"], *what["rows"]]]
-    return [what["title"]] if kind == "histogram" else what.split("\n")
+    return what.split("\n") if isinstance(what, str) else [what["title"]]
 
 
 def shape(line: str) -> str:

@@ -21,9 +21,9 @@ def serve(folder: Path, port: int) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
     """Beside what else goes on; gives the address."""
-    with _server(folder, 0, Quiet) as server:
+    with _server(folder, 0, handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

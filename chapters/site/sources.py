@@ -19,6 +19,10 @@ TEXTS |= {
     f"chapters/{readme.parent.name}/README.md": f"{readme.parent.name}/index.html"
     for readme in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.md"))
 }
+TEXTS |= {  # in other languages: README.de.md
+    f"chapters/{text.parent.name}/{text.name}": f"{text.parent.name}/index{text.suffixes[0]}.html"
+    for text in sorted(CHAPTERS.glob("ch[0-9][0-9]_*/README.*.md"))
+}
 for folder in ("examples", "nanovllm", "tests"):
     for readme in sorted((ROOT / folder).rglob("README.md")):
         place = readme.parent.relative_to(ROOT).as_posix()

@@ -7,17 +7,20 @@ from typing import Any
 
 from chapters import recording
 from chapters.course import Chapter
-from chapters.sheet import Histogram, Sheet
+from chapters.sheet import Histogram, Levels, Sheet
 from chapters.site.figures import figure
 from chapters.site.scenes import Scenes
-from chapters.site.tables import draw, paragraph, printed
+from chapters.site.tables import draw, paragraph, printed, retold
 from chapters.site.text import Text
 from chapters.story import Story
-from chapters.svg import histogram
+from chapters.svg import histogram, levels
+from chapters.words import ENGLISH, Captions, Words
 
-NOTE = """<p class="note">This is a recording of <code>python -m chapters lab {number} --plain</code>. What is marked
-<span class="measured">like this</span> has the numbers of the machine on which it was recorded; yours will print
-others.</p>"""
+
+def note(chapter: Chapter, words: Words) -> str:
+    command = f"<code>python -m chapters lab {chapter.number} --plain</code>"
+    marked = f'<span class="measured">{words("lab.like_this")}</span>'
+    return f'<p class="note">{words("lab.story_note", command=command, marked=marked)}</p>'
 
 
 def record(chapter: Chapter) -> None:
@@ -28,25 +31,27 @@ def record(chapter: Chapter) -> None:
     recording.write(chapter.folder, story.told)
 
 
-def story_of(chapter: Chapter, scenes: Scenes) -> Text:
+def story_of(chapter: Chapter, scenes: Scenes, words: Words = ENGLISH) -> Text:
     """The recorded story: its parts as headings, what was said as paragraphs, tables, and pictures as printed."""
-    text = Text(chapter.title)
-    body = [NOTE.format(number=chapter.number)]
+    text, captions = Text(words.title(chapter)), Captions(chapter.folder, words.language)
+    body = [note(chapter, words)]
     for kind, what in recording.Recording(chapter.folder).told:
         if kind == "part":
             number = len(text.headings) + 1
-            text.headings.append((f"part-{number}", html.escape(f"{number}. {what}")))
+            text.headings.append((f"part-{number}", html.escape(f"{number}. {captions(what)}")))
             body.append('<h2 id="{}">{}</h2>'.format(*text.headings[-1]))
-            body.append(scenes.back_from_part(number))
+            body.append(scenes.back_from_part(number, words))
         else:
-            body.append(draw_told(kind, what))
+            body.append(draw_told(kind, what, captions, words))
     text.body = "\n".join(body)
     return text
 
 
-def draw_told(kind: str, what: Any) -> str:
+def draw_told(kind: str, what: Any, captions: Captions, words: Words) -> str:
     if kind == "table":
-        return draw(Sheet(**what))
+        return draw(retold(Sheet(**what), captions), words)
     if kind == "histogram":
         return figure(histogram(Histogram(**what), ""), what["title"])
-    return {"say": paragraph, "print": printed}[kind](what)
+    if kind == "levels":
+        return figure(levels(Levels(**what)), f"{len(what['numbers'])} numbers, and the levels of {what['title']}")
+    return {"say": paragraph, "print": printed}[kind](captions(what))

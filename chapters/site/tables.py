@@ -9,11 +9,12 @@ import re
 
 from chapters.recording import Told
 from chapters.sheet import MEASURED, RULE, Sheet, read
+from chapters.words import ENGLISH, Captions, Words
 
 LONG = 20  # letters of a cell of text
 
 
-def draw(sheet: Sheet) -> str:
+def draw(sheet: Sheet, words: Words = ENGLISH) -> str:
     """Rows that were measured are marked; a column that says nothing else is left out."""
     columns = sheet.columns or [""] * sheet.num_columns
     kept = [at for at, name in enumerate(columns) if name or {row[at] for row in sheet.rows} - {"", MEASURED}]
@@ -32,9 +33,10 @@ def draw(sheet: Sheet) -> str:
     kind = "lab stack" if len(long) > 1 and sheet.columns else "lab"
     title = f"<caption>{html.escape(sheet.title)}</caption>" if sheet.title else ""
     head = f"<thead><tr>{head}</tr></thead>" if sheet.columns else ""
-    name = html.escape(", ".join(filter(None, columns))) or "rows of a table"
+    columns = [html.escape(column) for column in columns if column]
+    name = words("page.table_of", columns=", ".join(columns) or words("page.rows_of_a_table"))
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="Table: {name}"><table class="{kind}">{title}{head}'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table class="{kind}">{title}{head}'
         f"<tbody>\n{body}</tbody></table></div>\n"
     )
 
@@ -48,7 +50,7 @@ def heading(text: str, scope: str, is_number: bool = False) -> str:
 Kind = tuple[str, int]  # table, and the number of its cells; say, and the number of the paragraph; or nothing of both
 
 
-def quoted(quote: str, told: list[Told]) -> str:
+def quoted(quote: str, told: list[Told], captions: Captions | None = None, words: Words = ENGLISH) -> str:
     """A quote from a lab, drawn as the lab's own page draws it. Headings that were not quoted come from the lab."""
     drawn, says = "", [bare(what) for kind, what in told if kind == "say"]
     says += [bare(what["title"]) for kind, what in told if kind == "histogram"]
@@ -56,10 +58,19 @@ def quoted(quote: str, told: list[Told]) -> str:
         for kind, text in pieces(block, says):
             if (sheet := read(text) if kind == "table" else None) is not None:
                 sheet.columns = sheet.columns or columns_of(sheet, told)
-                drawn += draw(sheet)
+                drawn += draw(retold(sheet, captions), words)
             else:
-                drawn += paragraph(" ".join(text.split())) if kind == "say" else printed(text)
+                said = " ".join(text.split())
+                drawn += paragraph(captions(said) if captions else said) if kind == "say" else printed(text)
     return drawn
+
+
+def retold(sheet: Sheet, captions: Captions | None) -> Sheet:
+    """The same table with its headings and texts in another language."""
+    if captions is None:
+        return sheet
+    rows = [[captions(cell) for cell in row] for row in sheet.rows]
+    return Sheet([captions(name) for name in sheet.columns], rows, captions(sheet.title))
 
 
 def pieces(block: str, says: list[str]) -> list[tuple[str, str]]:

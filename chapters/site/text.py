@@ -17,6 +17,7 @@ from chapters.site.pages import relative
 from chapters.site.scenes import Scenes
 from chapters.site.sources import ROOT, Sources, highlighted, line_of
 from chapters.site.tables import LONG, printed, quoted
+from chapters.words import ENGLISH, Captions, Words
 
 FILE = re.compile(r"(nanovllm|chapters|examples|tests)/[\w/]+\.\w+")  # named in a text
 
@@ -39,6 +40,7 @@ class Place:
     sources: Sources
     scenes: Scenes = field(default_factory=Scenes)
     names: set[str] = field(default_factory=set)  # ids of headings, each once
+    words: Words = ENGLISH
 
     def href(self, link: str) -> str:
         """Raises FileNotFoundError."""
@@ -81,9 +83,11 @@ def render_text(markdown: str, place: Place) -> Text:
         elif token.type == "th_open" and not tokens[at + 1].content:
             token.tag = tokens[at + 2].tag = "td"  # it heads nothing
     end = next(at for at, token in enumerate(tokens) if token.type == "heading_close")
-    env = {"told": Recording((ROOT / place.source).parent).told, "scenes": place.scenes}
+    folder, words = (ROOT / place.source).parent, place.words
+    env = {"told": Recording(folder).told, "scenes": place.scenes, "words": words}
+    env["captions"] = Captions(folder, words.language)
     text.title = plain(tokens[end - 1])
-    text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html), MARKDOWN.options, env)
+    text.body = MARKDOWN.renderer.render(cover(tokens[end + 1 :], inline_html, words), MARKDOWN.options, env)
     return text
 
 
@@ -136,13 +140,15 @@ def link_files(inline: Token, place: Place) -> None:
 
 def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     info, code = tokens[at].info.strip(), tokens[at].content
+    words = env.get("words", ENGLISH)
     if info == "mermaid":
-        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]))
+        return figure(code, sum(token.info.strip() == info for token in tokens[: at + 1]), words)
     if info == "text lab":
-        caption = env["scenes"].caption(tokens, at)
-        return f"<figure>{quoted(code, env['told'])}<figcaption>{caption}</figcaption></figure>\n"
+        caption = env["scenes"].caption(tokens, at, words)
+        drawn = quoted(code, env["told"], env.get("captions"), words)
+        return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>\n"
     if info == "text output":
-        return f"<figure>{printed(code)}<figcaption>what it prints</figcaption></figure>\n"
+        return f"<figure>{printed(code)}<figcaption>{words('page.prints')}</figcaption></figure>\n"
     if info in ("", "text"):
         return printed(code)
     return f'<pre class="code" tabindex="0"><code>{highlighted(code, info)}</code></pre>\n'
@@ -151,7 +157,8 @@ def fence(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> st
 def table_open(self: Any, tokens: list[Token], at: int, options: Any, env: Any) -> str:
     number = sum(token.type == "table_open" for token in tokens[: at + 1])
     kind = self.renderAttrs(tokens[at])
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table {number}"><table{kind}>\n'
+    name = env.get("words", ENGLISH)("page.table_number", number=number)  # a quiz has none
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table{kind}>\n'
 
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -95,7 +95,7 @@ def bare(printed: str) -> str:
 
 def as_lines(told: list[Told]) -> str:
     """All that was told, each text and each row of a table on a line."""
-    texts = [what["title"] if kind == "histogram" else what for kind, what in told if kind != "table"]
+    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
     texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
     return "\n".join(bare(text) for text in texts)
 
@@ -166,6 +166,7 @@ def test_app(number, any_model):
                 for key in action.key.split(","):
                     await assert_changes(pilot, lambda: app.simulate_key(key))  # noqa: B023
             buttons = [app.query_one(f"#{action.method}", Button) for action in app.actions if action.label]
+            assert all(app.screen.region.contains_region(button.region) for button in buttons), "none is cut"
             await assert_changes(pilot, buttons[-1].press)
             if app.ask:
                 await pilot.press("t")

@@ -28,7 +28,7 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 from tests.checkpoints import make_checkpoint
 from tests.course.course_text import ROOT
 from tests.gguf_files import write_gguf
-from tests.site_browser import assert_accessible
+from tests.site_browser import assert_accessible, go_offline
 
 pytestmark = pytest.mark.slow  # compiles, and starts a browser
 
@@ -192,6 +192,8 @@ def test_lessons_say_what_was_wrong(model):
     before = len(lesson.seq.tokens)
     lesson.do("likely", values)
     assert len(lesson.seq.tokens) == before + 1
+    german = lesson.do("begin", values | {"language": "de"})
+    assert "im Prefix-Cache. Der letzte Schritt: " in german["said"] and german["panels"][0][0] == "Was folgen kann"
 
 
 def test_draws_are_the_samplers(model):
@@ -205,6 +207,12 @@ def test_draws_are_the_samplers(model):
     assert lesson.drawn == Counter(token_ids) and 1 < len(lesson.drawn) <= lesson.shape.num_left < 20
     values |= {"temperature": "1", "min_p": "0", "top_k": "2", "top_p": "1"}
     assert lesson.do("change", values)["said"].startswith("2 of 320 tokens are left: top_k cuts 318.")
+
+
+KEPT = """async () => {
+    const caches_of_host = await Promise.all((await caches.keys()).map(name => caches.open(name)));
+    return (await Promise.all(caches_of_host.map(cache => cache.keys()))).flat().map(({ url }) => url).join();
+}"""
 
 
 def ready(phone) -> str:
@@ -223,10 +231,11 @@ def start(phone, address: str, chapter: str) -> None:
 
 
 def test_a_page_with_its_model(site, llm, phone):
-    """Fetched by a click, then kept; a text, its candidates, a head's attention; guesses on another page."""
+    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then, without a network, guesses
+    on another page that was opened before."""
     with served(site.parent) as host:
+        phone.goto(f"{host}/site/ch13_guess_and_check/lab.html")
         start(phone, f"{host}/site", "ch01_inference")
-        phone.route("**/model/*", lambda route: route.abort())  # from here on it is in the browser
         phone.fill(".model textarea", TEXT)
         phone.click("text=Begin with this text")
         [output] = llm.generate([TEXT], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
@@ -238,6 +247,7 @@ def test_a_page_with_its_model(site, llm, phone):
         assert phone.locator(".shown .panel >> nth=0").locator(".token b").all_inner_texts()[0] == next_one
         assert_accessible(phone)
 
+        go_offline(phone)
         start(phone, f"{host}/site", "ch13_guess_and_check")
         phone.fill(".model textarea", "dog dog dog dog dog dog")
         phone.click("text=Begin with this text")
@@ -246,4 +256,5 @@ def test_a_page_with_its_model(site, llm, phone):
         ready(phone)
         assert int(re.search(r"guesses\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
         assert_accessible(phone)
+        assert phone.evaluate(KEPT).count("weights.bin") == 1
         phone.problems.clear()  # the manifest could not be loaded, and the one that is kept was taken

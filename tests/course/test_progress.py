@@ -11,6 +11,8 @@ import pytest
 
 from chapters.__main__ import main
 from chapters.ch06_prefill_decode import pictures
+from chapters.ch10_optimization_stack import pictures as setups
+from chapters.ch12_fewer_bits import pictures as moved
 from chapters.course import EXERCISES, Progress, locked
 from tests.course.course_text import CHAPTERS
 
@@ -50,6 +52,10 @@ def test_a_measured_machine_has_its_roof():
     Progress().note(CHAPTERS[5], machine={"GB/s": 3350.0, "GFLOP/s": 989_000.0})
     frame = pictures.roofline().frames[-1]
     assert "On your machine: The bytes take 0.137 ms" in frame.text and "your machine: 989,000 GFLOP" in frame.picture
+    assert "On your machine at most 1.9 times" in moved.roofline().frames[0].text
+    assert "yours" not in setups.roofline().frames[0].picture, "an H100's line is above this picture"
+    Progress().note(CHAPTERS[5], machine={"GB/s": 9.2, "GFLOP/s": 100.0})
+    assert "yours: 9.2 GB/s" in setups.roofline().frames[0].picture
 
 
 def test_two_terminals():

@@ -6,6 +6,7 @@ import pytest
 
 from chapters import quiz
 from chapters.__main__ import main
+from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, for_each_chapter
 
 
@@ -82,7 +83,7 @@ def test_quiz_is_asked(chapter, is_right):
         question = next(todo)
         if "answer" in question:
             number, why = next(iter(question["wrong"].items()))
-            said = f"{why} {quiz.AGAIN}", f"{why} It is {question['answer']:,}: {question['why']}"
+            said = f"{why} {ENGLISH('quiz.again')}", f"{why} It is {question['answer']:,}: {question['why']}"
             expected.extend([question["why"]] if is_right else said)
             return f" {question['answer']:,}" if is_right else number
         option = next(option for option in question["options"] if option.get("right", False) == is_right)

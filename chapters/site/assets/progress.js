@@ -19,7 +19,7 @@ for (const form of document.querySelectorAll("form.expect")) {
   const said = form.querySelector(".expected"), input = form.elements.expected;
   const show = (text) => {
     form.querySelector(".typed-in").hidden = true;
-    said.textContent = text ? `You expected: ${text}` : "You expected nothing in particular.";
+    said.textContent = text ? filled(WORDS.expected, { text }) : WORDS.expected_nothing;
     said.hidden = answer.hidden = false;
   };
   form.addEventListener("submit", (event) => {
@@ -63,9 +63,9 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   quiz.addEventListener("click", (event) => {
     const option = event.target.closest(".option");
     if (option) answered(event, option.querySelector("b").textContent);
-    const result = quiz.querySelector(".score:not([hidden]) p")?.textContent.match(/(\d+) of (\d+)/);
+    const result = quiz.querySelector(".score:not([hidden])")?.dataset;
     if (!result) return;
-    const [right, of] = [Number(result[1]), Number(result[2])], best = kept.json(name, {}).best;
+    const [right, of] = [Number(result.right), Number(result.count)], best = kept.json(name, {}).best;
     note({ best: [Math.max(right, Number(best?.[0]) || 0), of] });
   });
   quiz.addEventListener("submit", (event) => answered(event, event.target.elements.number.value.trim()));
@@ -76,7 +76,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     if (given === undefined) continue;
     const last = document.createElement("span");
     last.className = "last-time";
-    last.textContent = ` · last time: ${given}, which is ${right ? "right" : "wrong"}`;
+    last.textContent = filled(right ? WORDS.last_right : WORDS.last_wrong, { given });
     question.querySelector(".count").append(last);
   }
 }

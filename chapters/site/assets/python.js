@@ -20,7 +20,7 @@ export class Python {
     });
     this.worker = new Worker(worker, { type: "module" });
     this.worker.onmessage = ({ data }) => this.receive(data);
-    this.worker.onerror = (event) => this.end(event.message || "The worker cannot be started.");
+    this.worker.onerror = (event) => this.end(event.message || WORDS.no_worker);
     const { snapshot } = await this.call({ do: "start", folder: FOLDER, ...held });
     (await runtime).snapshot ??= snapshot;
   }
@@ -70,9 +70,9 @@ async function load(progress) {
 
 export async function fetched(url, options) {
   const response = await fetch(url, options).catch((error) => {
-    throw new Error(`${url} cannot be loaded (${error.message}). Is there a network?`);
+    throw new Error(filled(WORDS.not_loaded, { url, reason: error.message }));
   });
-  if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status} ${response.statusText}`);
+  if (!response.ok) throw new Error(filled(WORDS.not_found, { url, reason: `${response.status} ${response.statusText}` }));
   return response;
 }
 
@@ -89,7 +89,7 @@ export async function download(url, integrity, count) {
   const address = URL.createObjectURL(blob);
   // The browser compares the hash. Not on the first fetch, which would then show no progress.
   await fetch(address, { integrity }).catch(() => {
-    throw new Error(`${url} is not the file that this site was built with (its hash differs). Reload the page.`);
+    throw new Error(filled(WORDS.other_file, { url }));
   });
   URL.revokeObjectURL(address);
   return blob;
@@ -104,8 +104,8 @@ export function loadingBar(section) {
     progress(loaded, total) {
       bar.max = total;
       bar.value = loaded;
-      const done = loaded >= total ? ", starting Python" : "";
-      text.textContent = `${(loaded / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB${done}`;
+      const [done, all] = [loaded, total].map((bytes) => (bytes / 1e6).toFixed(1));
+      text.textContent = filled(loaded >= total ? WORDS.starting : WORDS.loaded, { done, total: all });
     },
     end() { box.hidden = true; },
     fail(error) { box.hidden = true; failure.hidden = false; failure.textContent = error.message; },

@@ -1,6 +1,21 @@
 // Every page: copy buttons, the place in the list of contents, the quiz. Nothing here is needed to read the text.
 "use strict";
 
+// -- without a network ------------------------------------------------------------------------------------------------
+
+// The service worker keeps what is loaded from now on, and what this page says that it has loaded before. A page that was
+// opened as a file has none, nor has one that came without TLS from another machine.
+if (location.protocol.startsWith("http") && navigator.serviceWorker) {
+  const { serviceWorker } = navigator;
+  const tell = async () => {
+    const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
+    (await serviceWorker.ready).active.postMessage([location.href, ...loaded]);
+  };
+  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).catch(() => {}); // it is forbidden
+  serviceWorker.addEventListener("controllerchange", tell); // of another build: what it has not seen
+  addEventListener("load", tell);
+}
+
 // -- copy buttons -----------------------------------------------------------------------------------------------------
 
 for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
@@ -9,16 +24,16 @@ for (const block of document.querySelectorAll("pre.code:not(.numbered)")) {
   around.className = "copied";
   button.className = "copy";
   button.type = "button";
-  button.textContent = "Copy";
+  button.textContent = WORDS.copy;
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(block.textContent);
-      button.textContent = "Copied";
+      button.textContent = WORDS.copied;
     } catch {
       getSelection().selectAllChildren(block); // no clipboard on a page that came without TLS: one key is left
-      button.textContent = "Press Ctrl-C";
+      button.textContent = WORDS.press;
     }
-    setTimeout(() => (button.textContent = "Copy"), 2000);
+    setTimeout(() => (button.textContent = WORDS.copy), 2000);
   });
   block.replaceWith(around);
   around.append(block, button);
@@ -114,7 +129,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
       const text = form.elements.number.value.replaceAll(",", "").trim();
       const given = Number(text);
       if (text === "" || Number.isNaN(given)) {
-        question.querySelector(".verdict").textContent = "Type a number.";
+        question.querySelector(".verdict").textContent = WORDS.type_a_number;
         return;
       }
       const templates = [...form.querySelectorAll("template")];
@@ -124,7 +139,8 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     });
     question.querySelector(".next").addEventListener("click", () => {
       if (at + 1 < questions.length) return show(questions[at + 1], true);
-      score.querySelector("p").textContent = `${numRight} of ${questions.length}`;
+      Object.assign(score.dataset, { right: numRight, count: questions.length });
+      score.querySelector("p").textContent = filled(WORDS.score, score.dataset);
       show(score, true);
     });
   }

@@ -51,7 +51,7 @@ function run(section) {
   }
 
   function ask(act, more = {}) {
-    const values = { ...more };
+    const values = { ...more, language: document.documentElement.lang };
     for (const input of section.querySelectorAll("[data-name]")) values[input.dataset.name] = value(input);
     queue = queue.then(async () => {
       $(".failure").hidden = true;

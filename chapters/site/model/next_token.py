@@ -4,6 +4,7 @@ from chapters.ch08_sampling.theory import reshape
 from chapters.site.model import drawing, lessons
 from chapters.site.model.engine import draw, noise
 from chapters.site.model.lessons import Values
+from chapters.words import words_of
 from nanovllm.sampling_params import SamplingParams
 
 NUM_SHOWN, SEED = 8, 3
@@ -13,12 +14,15 @@ class Lesson(lessons.Lesson):
     """A text that grows by the token that one chooses."""
 
     def on_begin(self, values: Values) -> None:
+        self.say = words_of(values.get("language", "en"))
+        if not values["text"]:
+            raise ValueError(self.say("lesson.empty"))
         token_ids = self.words.encode(values["text"])
         room = self.engine.layout["max_model_len"] - len(token_ids)
         self.seq = self.engine.begin(token_ids, SamplingParams(max_tokens=max(room, 1), ignore_eos=True, seed=SEED))
         self._compute()
         found = self.seq.num_cached_tokens
-        self.said = f"{len(token_ids)} tokens. {found} of them were in the prefix cache. {self.said}"
+        self.said = f"{self.say('lesson.begun', count=len(token_ids), found=found)} {self.said}"
 
     def on_change(self, values: Values) -> None:
         """Of temperature, layer or head: nothing is computed but what is shown."""
@@ -34,16 +38,16 @@ class Lesson(lessons.Lesson):
 
     def _take(self, token_id: int) -> None:
         if self.engine.take([token_id]):
-            raise ValueError("The text is as long as this page's memory. Begin another one.")
+            raise ValueError(self.say("lesson.full"))
         self._compute()
 
     def _compute(self) -> None:
         self.step = self.engine.compute(wants_logits=True)
         chunk = self.step.chunk
         num_rows = chunk.end - chunk.start
-        rows = "one row" if num_rows == 1 else f"{num_rows} rows"
-        ms, num_layers = self.step.seconds * 1e3, len(self.engine.layout["layers"])
-        self.said = f"The last step: {rows} through {num_layers} layers in {ms:.0f} ms."
+        ms, num_layers = f"{self.step.seconds * 1e3:.0f}", len(self.engine.layout["layers"])
+        key = "lesson.one_row" if num_rows == 1 else "lesson.rows"
+        self.said = self.say(key, rows=num_rows, layers=num_layers, ms=ms)
 
     def _probs(self, values: Values) -> list[float]:
         return reshape(self.step.logits[0], SamplingParams(temperature=float(values["temperature"]))).after
@@ -67,10 +71,10 @@ class Lesson(lessons.Lesson):
             for i in best
         ]
         rest = 1 - sum(probs[i] for i in best)
-        rows.append(
-            (f"{len(probs) - len(best):,} others", drawing.bar(max(rest, 0), 1, "rest"), drawing.percent(max(rest, 0)))
-        )
+        others = self.say("lesson.others", count=f"{len(probs) - len(best):,}")
+        rows.append((others, drawing.bar(max(rest, 0), 1, "rest"), drawing.percent(max(rest, 0))))
+        heads = self.say("lesson.take"), self.say("lesson.probability"), ""
         return [
-            ("What may come next", drawing.table(("take", "probability", ""), rows)),
-            (f"What head {head} of layer {layer} looks at, from the last token", drawing.text(looked_at)),
+            (self.say("lesson.next"), drawing.table(heads, rows)),
+            (self.say("lesson.looks_at", head=head, layer=layer), drawing.text(looked_at)),
         ]

@@ -5,8 +5,9 @@ from html import escape
 
 from chapters.ch13_guess_and_check import world
 from chapters.course import Chapter
-from chapters.site.labs import FAILURE, PROGRESS
+from chapters.site.labs import FAILURE, progress_bar
 from chapters.site.model.files import OnPages
+from chapters.words import ENGLISH, Words
 
 SCRIPT, STYLE = "model.js", "model.css"
 COMMAND = "python -m chapters site --with-model --serve"
@@ -24,13 +25,7 @@ def slider(name: str, label: str, values: Iterable[float], at: float) -> str:
 
 TEMPERATURES = (0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5, 2)
 TEXTS = {  # title, what one does, a text to begin with, buttons
-    1: (
-        "The next token",
-        "Type the beginning of a text. The model says what may come next; you choose, and see which tokens a head of "
-        "attention looks at.",
-        "The capital of France is",
-        {"likely": "Take the likeliest", "draw": "Draw one"},
-    ),
+    1: ("model.title", "model.text", "The capital of France is", {"likely": "model.likely", "draw": "model.draw"}),
     8: (
         "A real distribution",
         "Type the beginning of a text, and move the sliders. They stand in the order in which the sampler takes them.",
@@ -47,13 +42,13 @@ TEXTS = {  # title, what one does, a text to begin with, buttons
 }
 
 
-def sliders(chapter: Chapter, model: OnPages) -> str:
+def sliders(chapter: Chapter, model: OnPages, words: Words) -> str:
     if chapter.number == 1:
         layers, heads = range(1, model.num_layers + 1), range(1, model.num_heads + 1)
         return (
-            slider("temperature", "temperature", TEMPERATURES, 1)
-            + slider("layer", "layer", layers, model.num_layers // 2)
-            + slider("head", "head", heads, 1)
+            slider("temperature", words("model.temperature"), TEMPERATURES, 1)
+            + slider("layer", words("model.layer"), layers, model.num_layers // 2)
+            + slider("head", words("model.head"), heads, 1)
         )
     if chapter.number == 8:
         return (
@@ -66,32 +61,32 @@ def sliders(chapter: Chapter, model: OnPages) -> str:
     return guesses + slider("temperature", "temperature", (0, 0.5, 1), 0)
 
 
-def model_section(chapter: Chapter, model: OnPages | None) -> str:
+def model_section(chapter: Chapter, model: OnPages | None, words: Words = ENGLISH) -> str:
     """ "" for a chapter without one. model: beside the pages; None: none is."""
     if chapter.number not in TEXTS:
         return ""
     title, text, example, acts = TEXTS[chapter.number]
+    if chapter.number == 1:  # the one that is translated
+        title, text, acts = words(title), words(text), {act: words(label) for act, label in acts.items()}
     if model is None:
         return f"""
-<section class="model" aria-label="Model"><h2>{title}</h2>
-<p>On this page you can try a real model. This site was built without one. On your own machine, in the course's
-folder:</p><pre class="code" tabindex="0"><code>{COMMAND}</code></pre></section>"""
+<section class="model" aria-label="{words("model.section")}"><h2>{title}</h2>
+<p>{words("model.without")}</p><pre class="code" tabindex="0"><code>{COMMAND}</code></pre></section>"""
     buttons = "".join(f'<button type="button" data-act="{act}">{label}</button>' for act, label in acts.items())
     return f"""
 <section class="model" data-chapter="{chapter.number}" data-moved="{"begin" if chapter.number == 13 else "change"}"
-aria-label="Model">
+aria-label="{words("model.section")}">
 <h2>{title}</h2>
 <p>{text}</p>
-<div class="begin"><p>The model, {escape(model.name)}, runs in your browser, on the engine's own scheduler and C
-kernels. It is fetched when you click, and kept: next time nothing is loaded. What you type stays on your machine.</p>
-<p><button type="button" class="start">Fetch the model ({model.num_bytes / 1e6:.0f} MB)</button></p>
-{PROGRESS}
+<div class="begin"><p>{words("model.runs", name=escape(model.name))}</p>
+<p><button type="button" class="start">{words("model.fetch", size=f"{model.num_bytes / 1e6:.0f} MB")}</button></p>
+{progress_bar(words)}
 </div>
 {FAILURE}
-<form class="asking" hidden><label>Text
+<form class="asking" hidden><label>{words("model.its_text")}
 <textarea rows="3" data-name="text" spellcheck="false">{escape(example)}</textarea></label>
-<div class="moved">{sliders(chapter, model)}</div>
-<div class="acts"><button class="go">Begin with this text</button>{buttons}</div></form>
+<div class="moved">{sliders(chapter, model, words)}</div>
+<div class="acts"><button class="go">{words("model.begin")}</button>{buttons}</div></form>
 <p class="said" role="status"></p>
 <div class="shown"></div>
 </section>"""

@@ -24,8 +24,7 @@ def ctrl_c_after_step() -> Iterator[None]:
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    of_notebook = (getattr(before, "__module__", None) or "").startswith("ipykernel.")
-    if not in_main_thread or not (before is signal.default_int_handler or of_notebook):
+    if not in_main_thread or not (before is signal.default_int_handler or _of_notebook(before)):
         yield
         return
     interrupted = False
@@ -43,6 +42,27 @@ def ctrl_c_after_step() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if interrupted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def ctrl_c_between_steps() -> Iterator[None]:
+    """In a notebook's cell with `await`, Ctrl-C between two steps raises KeyboardInterrupt, as in every other cell.
+
+    For calls that do not await: the cell would hear of it only after them.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _of_notebook(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _of_notebook(handler: Any) -> bool:
+    return (getattr(handler, "__module__", None) or "").startswith("ipykernel.")
 
 
 @contextmanager

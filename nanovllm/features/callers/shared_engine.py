@@ -1,13 +1,13 @@
 """SharedEngine: several threads use one LLM; whoever steps does it for all of them."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.fair_lock import FairLock
 from nanovllm.features.callers.output_kind import OutputFilter
-from nanovllm.features.callers.progress import ctrl_c_after_step, progress_bar
+from nanovllm.features.callers.progress import ctrl_c_after_step, ctrl_c_between_steps, progress_bar
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
@@ -47,9 +47,12 @@ class SharedEngine:
         with self.turns:
             return snapshot(self.engine)
 
-    def progress(self, num_requests: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
+    @contextmanager
+    def progress(self, num_requests: int, show: bool) -> Iterator[Callable[[int], None]]:
         """See progress_bar."""
-        return progress_bar(self.engine.stats, self.engine.block_manager.stats, num_requests, show)
+        bar = progress_bar(self.engine.stats, self.engine.block_manager.stats, num_requests, show)
+        with ctrl_c_between_steps(), bar as advance:
+            yield advance
 
     @contextmanager
     def aborted_if_interrupted(self, requests: list[Request]) -> Iterator[None]:

@@ -68,6 +68,12 @@ provision
         - while not ask(plan).keeps(limits):
         -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
         + plan = plans[0] or Plan("small", 60, 26)
+    gives_up: it returned nothing. Of the last plan
+        - while not ask(plan).keeps(limits):
+        -     plan = plan._replace(num_machines=plan.num_machines + max(1, plan.num_machines // 8))
+        + plan = plans[0] or Plan("small", 60, 26)
+        + if not ask(plan).keeps(limits):
+        +     return None
     believes_the_estimate: prompts wait for each other
         ~ while not ask(plan).keeps(limits): => while False:
     asks_the_same_again: begin with an estimate

@@ -21,15 +21,14 @@ class Kernel(NotebookClient):
     """Runs cells one by one. What a cell put out: its bars, its texts, and the name of its error."""
 
     async def run(self, cell, interrupt: bool = False) -> tuple[list[str], str, str]:
-        """interrupt: when the cell has put out something; again after 5 seconds, for it may fall between two steps."""
+        """interrupt: once, when the cell has put out something."""
         if cell not in self.nb.cells:
             self.nb.cells.append(cell)
         running = asyncio.ensure_future(self.async_execute_cell(cell, self.nb.cells.index(cell)))
-        while interrupt and not running.done():
+        while interrupt and not running.done() and not cell.outputs:
             await asyncio.wait({running}, timeout=0.05)
-            if cell.outputs and not running.done():
-                await self.km.interrupt_kernel()
-                await asyncio.wait({running}, timeout=5)
+        if interrupt:
+            await self.km.interrupt_kernel()
         await running
         outputs = cell.outputs
         bars = [o.data["text/html"] for o in outputs if o.output_type == "display_data"]

@@ -70,8 +70,8 @@ def test_without_cc_the_engine_computes_the_same_bits(checkpoint, tmp_path, monk
         folder = tmp_path / "bin"
         folder.mkdir()
         hidden.setenv("PATH", str(folder))
-        hidden.setenv("XDG_CACHE_HOME", str(tmp_path))
         hidden.setenv("ZIG_GLOBAL_CACHE_DIR", os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(zig_cache())))
+        hidden.setenv("XDG_CACHE_HOME", str(tmp_path))
         hidden.delenv("CC", raising=False)
         # -O3 takes clang twice as long, and the bits are the same.
         hidden.setattr(compiler, "COMPILE", [flag.replace("-O3", "-O1") for flag in compiler.COMPILE])

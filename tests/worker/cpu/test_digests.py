@@ -44,7 +44,9 @@ wasi.start(await WebAssembly.instantiate(compiled, wasi.getImportObject()));
 
 
 def digests(compiler: list[str], run: list[str], program: Path, kind: str) -> dict[str, str]:
-    subprocess.run([*compiler, *FLAGS, *KINDS[kind], str(SOURCE), "-o", str(program), "-lm"], check=True)
+    """Of the optimized kernels only on this machine itself: elsewhere they are compiled in a quarter of the time."""
+    flags = FLAGS if "-march=native" in compiler else [flag.replace("-O3", "-O1") for flag in FLAGS]
+    subprocess.run([*compiler, *flags, *KINDS[kind], str(SOURCE), "-o", str(program), "-lm"], check=True)
     printed = subprocess.run([*run, str(program)], check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
     return dict(line.split() for line in printed.splitlines())
 

@@ -1,0 +1,48 @@
+"""Notebook: an exercise in a notebook's cells, graded as `python -m chapters check` grades exercise.py.
+
+Cells whose first line begins with MARK are that file: in the order in which they ran first; of those with the same
+first line, the one that ran last. check() grades them in a process of its own (examine.py).
+"""
+
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from chapters.course import find_chapter
+from chapters.report import record, report
+from chapters.submission import LIMIT_S
+
+MARK = "# exercise.py"
+
+
+class NotPassed(Exception):
+    """What the student is told."""
+
+
+def check(number: int, name: str) -> None:
+    """Grade a task of this chapter. Raises NotPassed."""
+    [task] = (task for task in graded(number, exercise_in_cells()) if task["task"] == name)
+    if not task["passed"]:
+        raise NotPassed(f"{task['checks_passed']} of {task['checks']} checks passed\n{task['message']}")
+    print(f"{name}: passed, {task['checks']} checks")
+
+
+def exercise_in_cells() -> str:
+    """What the marked cells say that this notebook has run."""
+    from IPython import get_ipython  # which runs them
+
+    ran: list[str] = get_ipython().user_ns["In"]
+    cells = {cell.partition("\n")[0]: cell for cell in ran if cell.startswith(MARK)}
+    return "\n\n\n".join(cell.strip() for cell in cells.values()) + "\n"
+
+
+@lru_cache(maxsize=1)  # a chapter has several tasks
+def graded(number: int, source: str) -> list[dict[str, Any]]:
+    from chapters.__main__ import find_model
+
+    chapter = find_chapter(number)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "exercise.py")
+        file.write_text(source, "utf-8")
+        return record(chapter, file, report(chapter, file, find_model(None)[0], LIMIT_S, None))["tasks"]

@@ -1,0 +1,124 @@
+"""Edition: the course as a student gets it, written into a folder.
+
+It is this repository without what LEFT_OUT and TEACHERS_TESTS name, with quizzes sealed (chapters/sealed.py), and with
+our solutions sealed where a lab or a check computes with them. What is read, played, asked and graded is the same.
+"""
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from chapters.course import ROOT, Chapter
+from chapters.sealed import seal
+
+REPOSITORY = ROOT.parent
+PARTS = (
+    "nanovllm",
+    "examples",
+    "chapters",
+    "tests",
+    ".github/workflows/pages.yml",
+    ".gitignore",
+    "*.md",
+    "*.cff",
+    "LICENSE*",
+    "*.toml",
+)
+LEFT_OUT = (  # patterns, as Path.match() has them
+    "__pycache__",
+    "*.pyc",
+    "chapters/teaching",
+    "chapters/*/solution.py",
+    "chapters/*/quiz*.toml",
+    "chapters/capstone/reference.py",
+    "chapters/capstone/faults.py",
+    "chapters/capstone/faults",
+    "tests/course/wrong_solutions",
+    "tests/test_other_systems.py",  # runs other_systems.py, which grades our solutions
+    "tests/every_python.py",  # runs without_torch.py, which does, too
+)
+# Tests that name one of these are about what is left out.
+TEACHERS_TESTS = re.compile(
+    r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|--solution|wrong_solutions|quiz\.toml"
+    r"|capstone\W+(import )?(reference|faults)",
+    re.MULTILINE,
+)
+SECTIONS = {"chapters/README.md": ("In a class of thirty", "Grading")}  # for teachers
+SENTENCE = re.compile(r" `solution\.py` is ours\. [^.]*\.")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
+SEALED = '''"""Our solutions, sealed, for the lab and the checks of this chapter: see chapters/sealed.py."""
+
+from chapters.sealed import unseal
+
+exec(unseal({sealed!r}))
+'''
+
+
+def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable[Chapter] | None = None) -> None:
+    """Write it into a new folder. parts: patterns of what lies in the repository.
+
+    chapters: only these, and those that they import from (None: all). Raises ValueError if the folder is not new.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} has something in it; name a new folder")
+    kept = {path.relative_to(REPOSITORY) for part in parts for path in REPOSITORY.glob(part)}
+    kept = {path for each in sorted(kept) for path in _files(each)}
+    if chapters is not None:
+        wanted = _with_imported({chapter.folder.name for chapter in chapters})
+        kept = {path for path in kept if not re.match(r"chapters/ch\d\d_", path.as_posix()) or path.parts[1] in wanted}
+    for path in sorted(kept):
+        target, source = folder / path, REPOSITORY / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            target.write_text(for_students(source.read_text("utf-8"), path), "utf-8")
+        else:
+            shutil.copyfile(source, target)
+    for chapter in {path.parts[1] for path in kept if re.match(r"chapters/ch\d\d_", path.as_posix())}:
+        _seal(ROOT / chapter, folder / "chapters" / chapter)
+
+
+def _with_imported(folders: set[str]) -> set[str]:
+    texts = (path.read_text("utf-8") for folder in folders for path in (ROOT / folder).glob("*.py"))
+    found = folders.union(*(re.findall(r"\bchapters\.(ch\d\d_\w+)", text) for text in texts))
+    return found if found == folders else _with_imported(found)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if is_left_out(path):
+        return
+    if (REPOSITORY / path).is_dir():
+        for entry in sorted((REPOSITORY / path).iterdir()):
+            yield from _files(entry.relative_to(REPOSITORY))
+    else:
+        yield path
+
+
+def is_left_out(path: Path) -> bool:
+    """path: in the repository."""
+    if any(parent.match(pattern) for parent in (path, *path.parents) for pattern in LEFT_OUT):
+        return True
+    is_test = path.parts[0] == "tests" and path.suffix == ".py"
+    return is_test and TEACHERS_TESTS.search((REPOSITORY / path).read_text("utf-8")) is not None
+
+
+def _seal(source: Path, target: Path) -> None:
+    """The chapter's quiz, and our solutions if the course computes with them."""
+    for path in source.glob("quiz*.toml"):
+        quiz = path.read_text("utf-8").replace(".solution import", ".solution_sealed import")
+        (target / path.with_suffix(".sealed").name).write_text(seal(quiz), "utf-8")
+    if any(f'solution_of("{source.name}")' in path.read_text("utf-8") for path in ROOT.glob("*/*.py")):
+        sealed = SEALED.format(sealed=seal((source / "solution.py").read_text("utf-8")))
+        (target / "solution_sealed.py").write_text(sealed, "utf-8")
+
+
+def for_students(text: str, path: Path) -> str:
+    """A page without what is for teachers, and without links to what is left out."""
+
+    def is_gone(link: re.Match[str]) -> bool:
+        target = (REPOSITORY / path.parent / link[2]).resolve()
+        return target.exists() and target.is_relative_to(REPOSITORY) and is_left_out(target.relative_to(REPOSITORY))
+
+    for title in SECTIONS.get(path.as_posix(), ()):
+        text = re.sub(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return LINK.sub(lambda link: link[1] if is_gone(link) else link[0], SENTENCE.sub("", text))

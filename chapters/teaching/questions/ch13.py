@@ -1,0 +1,108 @@
+"""Exam questions on chapter 13: guess and check."""
+
+from chapters.ch13_guess_and_check.solution import share_guesses
+from chapters.teaching.questions.bank import Draw, Question, asks, listed, request, scheduler, table, text
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.features.speculation.ngrams import NgramIndex
+
+
+@asks(13, "trace")
+def guesses_from_the_text(draw: Draw) -> Question:
+    a, b, c, d, e, f = draw.some(range(1, 10), 6)  # c a b stands before, and a b once more behind it
+    between = draw.one_of([[f], [f, e], []])
+    tokens = [*draw.one_of([[], [e], [f, d]]), c, a, b, d, *between, a, b, e, *draw.one_of([[f], []]), c, a, b]
+
+    def guess(tokens: list[int], longest: int = 3) -> list[int]:
+        return NgramIndex(range(longest, 1, -1)).guess(tokens, 4)
+
+    two = guess(tokens, 2)
+    return Question(
+        text(f"""
+        A text has the tokens {", ".join(map(str, tokens))} so far. The guesser looks for its last tokens earlier in
+        the text: first the last three, then the last two; of several places the newest counts. It shall give four
+        guesses. (a) Which? (b) Which would it give if it looked for the last two only?
+        """),
+        f"(a) {guess(tokens)} (b) {two}",
+        (
+            (2, f"(a) what followed {tokens[-3:]} earlier, and so on from there"),
+            (2, f"(b) what followed {tokens[-2:]} last"),
+        ),
+    )
+
+
+@asks(13, "trace")
+def what_the_check_keeps(draw: Draw) -> Question:
+    guesses = draw.some(range(10, 40), 4)
+    num_held, num_known = draw.number(1, 3), draw.number(9, 20)
+    rows = [*guesses[:num_held], *draw.some(range(50, 99), 5 - num_held)]
+    engine = scheduler(16, 4, 64, caching=True)
+    seq = request(num_known, 40)
+    engine.add(seq)
+    engine.update(engine.schedule(), [7])
+    start = len(seq.tokens) - 1
+    engine.block_manager.append_slots(seq, 5)
+    seq.num_computed_tokens = start + 5
+    chunk = ScheduledChunk(seq, start, start + 5, start, guesses)
+    engine.update(SchedulerOutput([chunk], [], 5), rows)
+    engine.check_integrity()
+    new = seq.tokens[start + 1 :]
+    return Question(
+        text(f"""
+        A sequence has {start + 1} tokens, and the K and V of all but the last are in the cache. A step computes this
+        last token and the four guesses {guesses}. Its five rows are sampled as {rows}. (a) Which tokens does the
+        sequence get? (b) Of how many of its tokens are K and V in the cache then, and good? (c) What becomes of the K
+        and V that were written for the refused guesses?
+        """),
+        f"(a) {new} (b) {seq.num_computed_tokens} (c) They stay in their slots until the next steps write these "
+        "slots with the tokens that came instead; no name is given to them.",
+        (
+            (
+                2,
+                f"(a) {num_held} {'guess holds' if num_held == 1 else 'guesses hold'}, and the row behind gives one "
+                "more",
+            ),
+            (1, f"(b) {start} + 1 + {num_held}"),
+            (1, "(c) they are overwritten"),
+        ),
+    )
+
+
+@asks(13, "decide")
+def whose_guesses_to_check(draw: Draw) -> Question:
+    def make() -> tuple[list[float], list[int], list[int]]:
+        first = draw.number(10, 14)
+        steps = [first]
+        for _ in range(3):
+            steps.append(steps[-1] + draw.number(1, 6))
+        return [draw.one_of([0.5, 0.6, 0.8, 0.9]), draw.one_of([0.2, 0.3, 0.4])], [2, 2], steps
+
+    def rates(made: tuple[list[float], list[int], list[int]]) -> list[float]:
+        chances = sorted((a**j for a in made[0] for j in (1, 2)), reverse=True)
+        return [1e3 * (2 + sum(chances[:num])) / ms for num, ms in enumerate(made[2])]
+
+    def is_good(made: tuple[list[float], list[int], list[int]]) -> bool:
+        found = sorted(rates(made), reverse=True)
+        chances = [a**j for a in made[0] for j in (1, 2)]
+        return found[0] - found[1] > 1 and rates(made).index(found[0]) in (1, 2) and len({*chances}) == 4
+
+    made = draw.until(make, is_good)
+    chances, limits, steps = made
+    shares = share_guesses(chances, limits, [ms / 1e3 for ms in steps])
+    shown = table(
+        ["guesses in all", "step", "tokens a second"],
+        ([n, f"{ms} ms", f"{r:.0f}"] for n, (ms, r) in enumerate(zip(steps, rates(made), strict=True))),
+    )
+    return Question(
+        text(f"""
+        Two sequences decode. A guess of the first holds with probability {chances[0]}, one of the second with
+        {chances[1]}, if those before it do. Each may have two guesses at most. A step takes
+        {listed(f"{ms} ms" for ms in steps)} with 0, 1, 2 and 3 guesses in all. How many guesses should each sequence
+        get, so that most tokens come in a second?
+        """),
+        f"{shares[0]} and {shares[1]}.\n\n{shown}",
+        (
+            (1, "a guess brings the probability that it and all before it hold: a, then a²"),
+            (2, "the best chances first, and for each number of guesses the tokens a second"),
+            (1, f"the largest: {sum(shares)} in all, {shares[0]} and {shares[1]}"),
+        ),
+    )

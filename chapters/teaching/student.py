@@ -1,0 +1,33 @@
+"""python -m chapters student: the course without its solutions, or assignments to hand out."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+PLATFORMS = ("otter", "nbgrader", "gradescope")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, help="the folder to write, new or empty")
+    about = "write assignments of these chapters instead, each of which works alone"
+    parser.add_argument("--assignment", type=int, nargs="+", metavar="N", help=about)
+    about = "with --assignment: notebooks or archives that this platform grades"
+    parser.add_argument("--for", choices=PLATFORMS, dest="platform", help=about)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    from chapters.course import find_chapter
+    from chapters.teaching.assignments import write_assignments
+    from chapters.teaching.edition import write_edition
+
+    if args.platform and not args.assignment:
+        raise ValueError(f"--for {args.platform} needs --assignment with the numbers of chapters")
+    written = [args.out]
+    if args.assignment:
+        written = write_assignments(args.out, [find_chapter(number) for number in args.assignment], args.platform)
+    else:
+        write_edition(args.out)
+    for path in written:
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,98 @@
+"""Submissions: whose is which file, in a folder as a class or a learning platform hands it over.
+
+    ada/exercise.py                                                 the student ada; --chapters says of which chapter
+    ada/ch04/exercise.py, ada/ch04_paged_attention/exercise.py      chapter 4; so does a whole copy of the course
+    ada_ch04.py, ada-ch04.py                                        chapter 4
+    Ada Lovelace_12345_assignsubmission_file_/exercise.py           Moodle: Ada Lovelace
+    lovelaceada_123_456_exercise.py, lovelaceada_LATE_123_456_...   Canvas: lovelaceada
+
+Anything else is the student that its name says, without .py.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chapters.submission import readable
+
+MOST_BYTES = 1 << 20
+MOODLE = re.compile(r"^(.+?)_\d+_assignsubmission_\w+$")
+CANVAS = re.compile(r"^([^_]+)(?:_LATE)?_\d+_\d+_.+$")
+CHAPTER = re.compile(r"(?:^|[_\- ])ch(\d\d)(?![^\W_])")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """problem: why there is nothing to grade."""
+
+    student: str
+    chapter: int
+    file: str  # in the folder of the class
+    source: bytes = b""
+    problem: str = ""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.source + self.problem.encode()).hexdigest()[:16]
+
+
+def find_submissions(folder: Path, chapters: list[int]) -> list[Submission]:
+    """In order of students. chapters: which ones (none named: all).
+
+    Raises ValueError if the folder is none, or if a file does not say of which chapter it is.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    found: list[Submission] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith((".", "__")):
+            continue
+        if entry.is_dir():
+            files = list(_files(entry))
+            of_entry = [_submission(folder, file, student_of(entry.name), chapters) for file in files]
+            if not files:
+                of_entry = [_submission(folder, entry, student_of(entry.name), chapters)]
+        elif entry.suffix == ".py":
+            of_entry = [_submission(folder, entry, student_of(entry.stem), chapters)]
+        else:
+            continue
+        found += [each for each in of_entry if not chapters or each.chapter in chapters]
+    if not found:
+        raise ValueError(f"{folder} has no submissions: neither folders of students nor .py files")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """A student's exercise.py, of one chapter or of several; else the only .py file that there is."""
+    files = sorted(path for path in folder.rglob("*.py") if not any(part.startswith(".") for part in path.parts))
+    exercises = [path for path in files if path.name == "exercise.py"]
+    yield from exercises or (files if len(files) == 1 else [])
+
+
+def student_of(name: str) -> str:
+    for pattern in (MOODLE, CANVAS):
+        if match := pattern.match(name):
+            return readable(match[1])
+    return readable(CHAPTER.sub("", name).strip("_- ") or name)
+
+
+def _submission(folder: Path, file: Path, student: str, chapters: list[int]) -> Submission:
+    name = file.relative_to(folder)
+    said = [int(match[1]) for part in reversed(name.with_suffix("").parts) for match in CHAPTER.finditer(part)]
+    if not said and len(chapters) != 1:
+        raise ValueError(f"of which chapter is {readable(name)}? Name one with --chapters")
+    chapter, problem, source = (said or chapters)[0], "", b""
+    if file.is_dir():
+        problem = "there is no exercise.py"
+    elif file.is_symlink() or not file.is_file():
+        problem = "it is not a file"
+    elif file.stat().st_size > MOST_BYTES:
+        problem = f"it has {file.stat().st_size:,} bytes; {MOST_BYTES:,} are read"
+    else:
+        try:
+            source = file.read_bytes()
+        except OSError as error:
+            problem = f"it cannot be read: {error.strerror}"
+    return Submission(student, chapter, readable(name.as_posix()), source, problem)

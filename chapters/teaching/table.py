@@ -1,0 +1,189 @@
+"""Table: the rows of a class, graded side by side and written as they come."""
+
+import csv
+import os
+import signal
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from chapters.child import children_of
+from chapters.course import EXERCISES, find_chapter
+from chapters.examine import Place, examine
+from chapters.report import record
+from chapters.teaching.course_copy import Copies, remove
+from chapters.teaching.similar import similar_pairs
+from chapters.teaching.submissions import Submission
+
+MOST_TASKS = max(map(len, EXERCISES.values()))
+OF_A_TASK = ("task", "checks_passed", "checks", "message", "seconds")
+COLUMNS = ["student", "chapter", "file", "sha256", "passed", "tasks_passed", "tasks", "checks_passed", "checks"]
+COLUMNS += ["seconds", "note", *(f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK)]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins so
+TRIES = 2  # of a submission after which the copy of the course is another: it may have been a neighbour's doing
+
+
+class Stopped(Exception):
+    """No row comes of this submission: the user has stopped it all."""
+
+
+class Grader:
+    """Raises ValueError if the file is another table."""
+
+    def __init__(self, path: Path, submissions: list[Submission], model: str | None, limit_s: float) -> None:
+        known = {key_of(row) for row in read_rows(path)}
+        self.path, self.model, self.limit_s = path, model, limit_s
+        self.todo = [each for each in submissions if key_of(row_of(each)) not in known]
+        self.num_known = len(submissions) - len(self.todo)
+        self._stopped = Event()
+
+    def run(self, num_jobs: int, console: Console) -> None:
+        """Each job has a copy of the course, and a process for the submission that it grades."""
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as base:
+            if not self.todo:
+                return
+            chapters = map(find_chapter, {each.chapter for each in self.todo})
+            copies, free = Copies(Path(base), chapters), SimpleQueue[Path]()
+            for number in range(num_jobs):
+                free.put(Path(base, f"course-{number}"))
+            is_new = not self.path.exists()
+            with (
+                self.path.open("a", encoding="utf-8", newline="") as file,
+                ThreadPoolExecutor(num_jobs) as pool,
+                Progress(*columns, console=console, transient=True) as progress,
+            ):
+                table, shown = csv.DictWriter(file, COLUMNS, restval=""), progress.add_task("", total=len(self.todo))
+                if is_new:
+                    table.writeheader()
+                running: set[Future[dict[str, Any]]] = set()
+                try:
+                    running = {pool.submit(self._grade, each, copies, free) for each in self.todo}
+                    while running:
+                        done, running = wait(running, return_when=FIRST_COMPLETED)
+                        for each in done:
+                            row = each.result()
+                            table.writerow({name: as_text(value) for name, value in row.items()})
+                            progress.update(shown, advance=1, description=as_text(row["student"]))
+                        file.flush()
+                finally:
+                    self._stopped.set()
+                    for each in running:
+                        each.cancel()
+                    if running:  # it was interrupted, or the checks cannot be loaded
+                        for process_id in children_of(os.getpid()):
+                            with suppress(OSError):
+                                os.kill(process_id, signal.SIGTERM)
+
+    def _grade(self, submission: Submission, copies: Copies, free: "SimpleQueue[Path]") -> dict[str, Any]:
+        row, chapter = row_of(submission), find_chapter(submission.chapter)
+        if submission.problem:
+            return row
+        course = free.get()
+        try:
+            for _ in range(TRIES):
+                copies.restore(course)
+                folder = Path(tempfile.mkdtemp(prefix="graded-"))  # of this submission alone, with a folder in it: ".."
+                try:
+                    file = folder / "work" / "exercise.py"
+                    file.parent.mkdir()
+                    file.write_bytes(submission.source)
+                    results = []
+                    with closing(examine(chapter, file, self.model, self.limit_s, Place(course, file.parent))) as found:
+                        for result in found:
+                            if self._stopped.is_set():
+                                raise Stopped
+                            results.append(result)
+                except ValueError as error:
+                    if copies.is_unharmed(course):
+                        raise
+                    results, row["note"] = [], str(error)
+                finally:
+                    remove(folder)
+                if results and copies.is_unharmed(course):
+                    break
+        finally:
+            free.put(course)
+        if results:
+            fill(row, record(chapter, file, results))
+        return row
+
+
+def row_of(submission: Submission) -> dict[str, Any]:
+    """Of one with nothing to grade."""
+    tasks = EXERCISES.get(submission.chapter, [])
+    row = {"student": submission.student, "chapter": submission.chapter, "file": submission.file}
+    row |= {"sha256": submission.digest, "passed": "no", "tasks_passed": 0, "tasks": len(tasks), "checks_passed": 0}
+    return row | {"note": submission.problem, **{f"task_{i}": name for i, name in enumerate(tasks, start=1)}}
+
+
+def fill(row: dict[str, Any], found: dict[str, Any]) -> None:
+    """What report.record() says of it."""
+    tasks = found["tasks"]
+    row |= {"passed": "yes" if found["passed"] else "no", "seconds": found["seconds"], "note": ""}
+    row["tasks_passed"] = sum(task["passed"] for task in tasks)
+    row |= {name: sum(task[name] for task in tasks) for name in ("checks_passed", "checks")}
+    for i, task in enumerate(tasks, start=1):
+        row |= {f"{name}_{i}": task[name] for name in OF_A_TASK}
+
+
+def as_text(value: Any) -> str:
+    """For a cell: on one line, and no formula."""
+    text = " | ".join(str(value).splitlines())
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(as_text(row[name]) for name in ("student", "chapter", "file", "sha256"))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Of an earlier run; a row that was cut off when it was being written is none. Raises ValueError."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        table = csv.DictReader(file)
+        if table.fieldnames is not None and list(table.fieldnames) != COLUMNS:
+            raise ValueError(f"{path} is another table; name a new file")
+        return [row for row in table if None not in row.values() and None not in row]
+
+
+def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]:
+    """A row for each submission, in their order; rows of files that have changed or gone since are dropped."""
+    rows = {key_of(row): row for row in read_rows(path)}
+    kept = [rows[key] for each in submissions if (key := key_of(row_of(each))) in rows]
+    write(path, COLUMNS, kept)
+    return kept
+
+
+def write_pairs(path: Path, submissions: list[Submission]) -> int:
+    """Those of each chapter that look alike, with our solution as one of them."""
+    pairs: list[dict[str, Any]] = []
+    for number in sorted({each.chapter for each in submissions}):
+        folder = find_chapter(number).folder
+        sources = [
+            (as_text(f"{each.student}: {each.file}"), each.source) for each in submissions if each.chapter == number
+        ]
+        sources.append(("our solution.py", (folder / "solution.py").read_bytes()))
+        for similarity, one, other in similar_pairs(sources, (folder / "exercise.py").read_bytes()):
+            pairs.append({"chapter": number, "similarity": f"{similarity:.2f}", "one": one, "other": other})
+    write(path, ["chapter", "similarity", "one", "other"], pairs)
+    return len(pairs)
+
+
+def write(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """At once: no moment has half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        table.writerows(rows)
+    temporary.replace(path)

@@ -1,0 +1,79 @@
+"""What the guide for teachers says of the chapters is what the chapters say."""
+
+import re
+
+import pytest
+
+from chapters.course import EXERCISES, PART_TWO, ROOT, TITLES
+from chapters.teaching.lesson import Lesson
+from tests.course.course_text import CHAPTERS, for_each_chapter
+
+GUIDE = (ROOT / "INSTRUCTOR.md").read_text("utf-8")
+
+
+def table(*columns: str, section: str = "") -> list[list[str]]:
+    """The rows of the first table, behind this text, whose heading begins with these columns."""
+    heading = "| " + " | ".join(columns) + " |"
+    at = GUIDE.index(heading.replace("|  |", "| |"), GUIDE.index(section))
+    lines = GUIDE[at:].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+
+
+def numbers(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\d+", text)}
+
+
+def needed(lesson: Lesson) -> set[int]:
+    """The chapters that a text needs, as its top says; tables that show more are not needed."""
+    said = re.split(r"; one table|\. Details|\. You should", lesson.needs)[0].partition("eeds")[2]
+    found: set[int] = set()
+    for listed in re.findall(r"chapters? ((?:\d+(?: to \d+)?(?:, | and )?)+)", said):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    return {chapter.number: Lesson.of(chapter) for chapter in CHAPTERS}
+
+
+@for_each_chapter
+def test_the_tables_agree_with_the_text(chapter, lessons):
+    number, lesson = chapter.number, lessons[chapter.number]
+    [row] = [row for row in table("", "chapter", "a student can", "needs chapters") if row[0] == str(number)]
+    assert row[1] == f"[{TITLES[number]}]({chapter.folder.name}/README.md)"
+    assert numbers(row[3]) == needed(lesson), lesson.needs
+    [times] = [row for row in table("chapter", "reading", "lab alone") if row[0] == str(number)]
+    assert int(times[1]) == int(re.search(r"Reading takes about (\d+) minutes", lesson.needs)[1])
+    hours = re.search(r"the exercises (an hour or two|two hours)", lesson.needs)[1]
+    assert "the lab ten" in lesson.needs and times[2] == "10"
+    assert times[5:] == [str(len(EXERCISES[number])), {"an hour or two": "1 to 2", "two hours": "2"}[hours]]
+
+
+@for_each_chapter
+def test_what_is_left_out_is_there(chapter, lessons):
+    [row] = [row for row in table("chapter", "leave out", "and the exercises") if row[0] == str(chapter.number)]
+    titles = {section.title for section in lessons[chapter.number].sections}
+    assert set(re.findall('"([^"]+)"', row[1])) <= titles and row[1]
+    assert set(re.findall("`(.+?)`", row[2])) < set(EXERCISES[chapter.number]), "not all of them"
+
+
+@pytest.mark.parametrize("plan", ["Fifteen weeks", "Ten weeks"])
+def test_a_plan_has_each_chapter_behind_those_it_needs(plan, lessons):
+    done: set[int] = set()
+    weeks = table("week", "chapters", "also", section=plan)
+    assert len(weeks) == {"Fifteen weeks": 15, "Ten weeks": 10}[plan]
+    for week, chapters, _ in weeks:
+        done |= numbers(chapters)
+        for number in numbers(chapters):
+            assert needed(lessons[number]) <= done, f"week {week}, chapter {number}"
+    assert done >= set(range(1, PART_TWO)) or plan != "Fifteen weeks"
+
+
+def test_every_chapter_has_its_rows():
+    everyone = [str(number) for number in TITLES]
+    for columns in (("chapter", "first lesson"), ("chapter", "misconceptions", "ask"), ("chapter", "reading")):
+        assert [row[0] for row in table(*columns)] == everyone
+    briefs = numbers(" ".join(re.findall(r"\*\* \((chapter \d+)\)\.", GUIDE)))
+    assert briefs == set(range(PART_TWO, len(TITLES) + 1))
