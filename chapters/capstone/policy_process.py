@@ -1,8 +1,8 @@
 """The process that a policy runs in: python -I -S policy_process.py, started by remote.py.
 
-It has the standard library, the policy's text and the numbers of the moment. There is no trace here, no engine and no
-project. What a policy has no use for (files, processes, the network, the collector's list of objects) is reported and
-ends the process: an audit hook sees it before it is done, and no Python code can take such a hook away.
+It has a few modules of the standard library, the policy's text and the numbers of the moment. There is no trace here,
+and no engine. What a policy has no use for (files, processes, the network, the collector's list of objects) is reported
+and ends the process: an audit hook sees it before it is done, and no Python code can take such a hook away.
 """
 
 import json
@@ -11,12 +11,14 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-NOT_HERE = {"gc", "ctypes", "_ctypes", "mmap", "socket", "_socket", "subprocess", "_posixsubprocess", "multiprocessing"}
-NOT_HERE |= {"chapters", "nanovllm", "resource", "faulthandler", "_interpreters", "_xxsubinterpreters"}
+# A policy may import these. They are loaded before it is, so that nothing has to be opened for them.
+LIBRARY = """__future__ abc bisect collections collections.abc contextlib copy dataclasses enum functools heapq
+    itertools json math operator random re string textwrap time traceback types typing""".split()
 PREFIXES = ("os.", "subprocess.", "socket.", "ctypes.", "gc.", "mmap.", "shutil.", "resource.", "signal.", "sys.set")
 MEMORY_BYTES = 1 << 30  # beside what the process has at rest
 
@@ -32,11 +34,11 @@ def load(path: str, name: str) -> ModuleType:
 def watch(say: Callable[..., None], name: str) -> None:
     """From now on, whatever has no place in a policy is said and ends the process."""
     end, library = os._exit, os.path.realpath(sysconfig.get_path("stdlib"))
-    is_text, absolute, separator = (str, bytes), os.path.abspath, os.sep
+    absolute, separator = os.path.abspath, os.sep
     binary = os.path.realpath(sysconfig.get_config_var("DESTSHARED") or library)
 
     def of_the_library(path: Any) -> bool:
-        """Reading it is how `import random` works."""
+        """Where an error's line is read from, to be quoted."""
         full = absolute(path) if isinstance(path, str) else ""
         inside = full.startswith((library + separator, binary + separator)) or full in (library, binary)
         return inside and "site-packages" not in full and "dist-packages" not in full
@@ -52,8 +54,7 @@ def watch(say: Callable[..., None], name: str) -> None:
             if not of_the_library(found[0]):
                 what = f"it looks into the folder {found[0]!r:.200}"
         elif event == "import":
-            if isinstance(found[0], is_text) and str(found[0]).split(".")[0] in NOT_HERE:
-                what = f"it imports {found[0]!s:.200}"
+            what = f"it imports {found[0]!s:.200}; there are {', '.join(LIBRARY)}"
         elif event.startswith(PREFIXES) or event in ("sys._current_frames", "code.__new__"):
             what = f"it calls {event}"
         elif event == "object.__setattr__" and found[1] == "__code__":
@@ -94,6 +95,8 @@ def main(folder: str) -> None:
     load(os.path.join(folder, "views.py"), "chapters.capstone.views")
     desk_module = load(os.path.join(folder, "desk.py"), "chapters.capstone.desk")
     submission = load(os.path.join(os.path.dirname(folder), "submission.py"), "submission_tools")
+    for module in LIBRARY:
+        import_module(module)
     bound(orders["seconds"])
     name = orders["name"]
     watch(say, name)

@@ -35,6 +35,8 @@ CHEATS = {  # method, body -> what is said
     "generator": ("order", "import chapters.capstone.trace", "it imports chapters.capstone.trace"),
     "by_path": ("order", f"import sys; sys.path.append({str(ROOT)!r}); import nanovllm", "it imports nanovllm"),
     "ctypes": ("order", "import ctypes", "it imports ctypes"),
+    "reads_in_c": ("order", "import importlib; importlib.import_module('readline')", "it imports readline"),
+    "hidden": ("order", "import importlib; importlib.import_module('gc').get_objects()", "it calls gc.get_objects"),
     "forks": ("order", "import os; os.fork()", "it calls os.fork"),
     "kills": ("order", "import os; os.kill(os.getppid(), 9)", "it calls os.kill"),
     "raises": ("refuse", "return 1 / 0", "ZeroDivisionError: division by zero\nraises.py, line"),
