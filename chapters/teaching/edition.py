@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from chapters.capstone import repair
 from chapters.course import ROOT, Chapter
 from chapters.sealed import seal
 
@@ -28,8 +29,8 @@ PARTS = (
 LEFT_OUT = (  # patterns, as Path.match() has them
     "__pycache__",
     "*.pyc",
-    "chapters/INSTRUCTOR.md",
     "chapters/teaching",
+    "chapters/INSTRUCTOR.md",
     "chapters/*/solution.py",
     "chapters/*/quiz*.toml",
     "chapters/capstone/reference.py",
@@ -42,10 +43,9 @@ LEFT_OUT = (  # patterns, as Path.match() has them
 # Tests that name one of these are about what is left out.
 TEACHERS_TESTS = re.compile(
     r"chapters\.teaching|solution\.py|\"solution\"|import .*\bsolution$|--solution|wrong_solutions|quiz\.toml"
-    r"|capstone\W+(import )?(reference|faults)",
+    r"|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
-OF_A_CHAPTER = r"chapters/(ch\d\d_|capstone/)"  # the capstone builds on many: it goes with all of them
 SECTIONS = {"chapters/README.md": ("In a class of thirty", "Grading")}  # for teachers
 SENTENCE = re.compile(r" `solution\.py` is ours\. [^.]*\.")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
@@ -68,7 +68,8 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
     kept = {path for each in sorted(kept) for path in _files(each)}
     if chapters is not None:
         wanted = _with_imported({chapter.folder.name for chapter in chapters})
-        kept = {path for path in kept if not re.match(OF_A_CHAPTER, path.as_posix()) or path.parts[1] in wanted}
+        others = re.compile(r"chapters/(ch\d\d_|capstone/)")  # the closing project takes several chapters
+        kept = {path for path in kept if not others.match(path.as_posix()) or path.parts[1] in wanted}
     for path in sorted(kept):
         target, source = folder / path, REPOSITORY / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +79,8 @@ def write_edition(folder: Path, parts: Iterable[str] = PARTS, chapters: Iterable
             shutil.copyfile(source, target)
     for chapter in {path.parts[1] for path in kept if re.match(r"chapters/ch\d\d_", path.as_posix())}:
         _seal(ROOT / chapter, folder / "chapters" / chapter)
+    if any(path.parts[:2] == ("chapters", "capstone") for path in kept):
+        _write_broken_engines(folder / "chapters" / "capstone" / "broken")
 
 
 def _with_imported(folders: set[str]) -> set[str]:
@@ -112,6 +115,13 @@ def _seal(source: Path, target: Path) -> None:
     if any(f'solution_of("{source.name}")' in path.read_text("utf-8") for path in ROOT.glob("*/*.py")):
         sealed = SEALED.format(sealed=seal((source / "solution.py").read_text("utf-8")))
         (target / "solution_sealed.py").write_text(sealed, "utf-8")
+
+
+def _write_broken_engines(folder: Path) -> None:
+    """The files to repair, whole, where repair.py looks for them when it does not know what is wrong."""
+    folder.mkdir()
+    for number in repair.FILES:
+        (folder / f"{number}.py").write_text(repair.broken_source(number), "utf-8")
 
 
 def for_students(text: str, path: Path) -> str:
