@@ -67,6 +67,7 @@ def write_trace(rows: Iterable[Row], path: Path) -> None:
 def draw_trace(seed: int, seconds: float = SECONDS, rate: float = RATE) -> list[Row]:
     """Four kinds of requests, whose mix, prefixes and rush hours depend on the seed."""
     rng = random.Random(f"trace {seed}")
+    tag = f"{rng.randrange(10**9)}"  # names of this trace only: what one has learnt of another's says nothing
     phase, peaks = rng.random(), [(rng.uniform(0.1, 0.9) * seconds, rng.uniform(2, 5)) for _ in range(2)]
     kinds = {"assistant": 0.45, "document": 0.2, "code": 0.2, "letter": 0.15}
     weights = [share * rng.uniform(0.7, 1.3) for share in kinds.values()]
@@ -83,15 +84,15 @@ def draw_trace(seed: int, seconds: float = SECONDS, rate: float = RATE) -> list[
         prefix, shared = "", 0
         if kind == "assistant":
             [number] = rng.choices(range(len(prompts)), [1 / k for k in range(1, len(prompts) + 1)])
-            prefix, shared, own, output = f"assistant {number}", prompts[number], (20, 300), (40, 300)
+            prefix, shared, own, output = f"assistant {number} {tag}", prompts[number], (20, 300), (40, 300)
         elif kind == "document":
             if not documents or rng.random() < 0.4:
-                documents.append((f"document {len(documents)}", rng.randrange(1500, 5000)))
+                documents.append((f"document {len(documents)} {tag}", rng.randrange(1500, 5000)))
             (prefix, shared), own, output = rng.choice(documents[-3:]), (20, 80), (20, 120)
         elif kind == "code":
-            prefix, shared, own, output = "code", 320, (100, 800), (16, 80)
+            prefix, shared, own, output = f"code {tag}", 320, (100, 800), (16, 80)
         else:
             own, output = (30, 300), (150, 500)
         num_own, num_output = rng.randint(*own), rng.randint(*output)
-        rows.append(Row(f"{len(rows)}", now, shared + num_own, num_output, prefix, shared))
+        rows.append(Row(f"{len(rows)} {tag}", now, shared + num_own, num_output, prefix, shared))
     return rows
