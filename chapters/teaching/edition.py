@@ -46,7 +46,10 @@ TEACHERS_TESTS = re.compile(
     r"|INSTRUCTOR|capstone\W+(import )?(reference|faults)",
     re.MULTILINE,
 )
-SECTIONS = {"chapters/README.md": ("For teachers", "Grading"), "chapters/capstone/README.md": ("For teachers",)}  # for teachers
+SECTIONS = {  # for teachers
+    "chapters/README.md": ("For teachers", "Grading"),
+    "chapters/capstone/README.md": ("For teachers",),
+}
 SENTENCE = re.compile(r" `solution\.py` is ours\. [^.]*\.")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
 SEALED = '''"""Our solutions, sealed, for the lab and the checks of this chapter: see chapters/sealed.py."""
