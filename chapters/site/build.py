@@ -186,9 +186,9 @@ def lab_text(
 
 def exercises_text(chapter: Chapter, sources: Sources, words: Words = ENGLISH) -> Text:
     links = []
-    for file in sorted((chapter.folder / "reports").glob("*.md")):
-        place = sources.place_of(file.relative_to(ROOT).as_posix())
-        links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{file.name}</a>')
+    for report in sorted((chapter.folder / "reports").glob("*.md")):
+        place = sources.place_of(report.relative_to(ROOT).as_posix())
+        links.append(f'<a href="{relative(place, f"{chapter.folder.name}/")}">{report.name}</a>')
     to_read = f"<p>{words('exercises.to_read')} {', '.join(links)}</p>" if links else ""
     code = highlighted((chapter.folder / "exercise.py").read_text("utf-8"), "python")
     file = f"<code>chapters/{chapter.folder.name}/exercise.py</code>"
