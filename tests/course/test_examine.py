@@ -16,7 +16,7 @@ from tests.processes import LIMIT_S
 
 CHAPTER = find_chapter(4)  # its checks are quick, and most need no model
 SOLUTION = (CHAPTER.folder / "solution.py").read_text("utf-8")
-HANGS = "it was not done after 2 s"
+HANGS = "it was not done after 1 s"
 
 # As the last task's function: the others are right.
 BODIES = {
@@ -24,14 +24,10 @@ BODIES = {
     "os_exit": ("import os; os._exit(0)", "exit code 0 before it was done"),
     "abort": ("import os; os.abort()", "signal 6"),
     "crash": ("import ctypes; ctypes.string_at(0)", "signal 11"),
-    "kills_itself": ("import os; os.kill(0, 9)", "signal 9"),
-    "sleeps": ("import time; time.sleep(10**6)", HANGS),
     "stops": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", HANGS),
     "catches": ("while True:\n        try: manager.a = 1 / 0\n        except BaseException: pass", HANGS),
     "prints": ("while True: print('y' * 1000)", HANGS),
     "reads": ("input()", "EOFError"),
-    "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt\ninterrupt.py, line"),
-    "generator_exit": ("raise GeneratorExit", "GeneratorExit"),
     "odd_str": ("raise type('E', (Exception,), {'__str__': lambda error: 1 / 0})", "E: <ZeroDivisionError when"),
     "surrogate": ("raise ValueError('\\ud800\\x1b[2J')", r"ValueError: \ud800\x1b[2J"),
     "long": ("raise ValueError('x' * 10**7)", "... (10,000,000 characters)"),
@@ -44,9 +40,7 @@ BODIES = {
     "forks": ("import os\n    os.fork()", "reference counts must be 0"),
 }
 FILES = {
-    "exit_at_import": ("import sys; sys.exit(0)", "cannot be loaded: SystemExit: 0"),
     "os_exit_at_import": ("import os; os._exit(0)", "cannot be loaded: the program was ended with exit code 0"),
-    "sleeps_at_import": ("import time; time.sleep(10**6)", f"cannot be loaded: {HANGS}"),
     "no_python": ("def broken(:", "SyntaxError: invalid syntax\nno_python.py, line 1: def broken(:"),
     "zero": ("x = 1 / 0", "ZeroDivisionError: division by zero\nzero.py, line 1: x = 1 / 0"),
     "nothing": ("x = 1", "nothing.py has no function free"),
@@ -73,13 +67,13 @@ def write(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_thirty(tmp_path, no_model, capfd):
+def test_a_folder_of_bad_files(tmp_path, no_model, capfd):
     """One record each, in the order of names. Without a model the right ones do not count as passed, either."""
     write(tmp_path)
-    assert main(["check", "4", "--file", str(tmp_path), "--json", "--limit", "2"]) == 1
+    assert main(["check", "4", "--file", str(tmp_path), "--json", "--limit", "1"]) == 1
     records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     expected = {**BODIES, **FILES, "a_folder": ("", "a_folder.py cannot be read: Is a directory")}
-    assert [Path(record["file"]).stem for record in records] == sorted(expected) and len(records) > 30
+    assert [Path(record["file"]).stem for record in records] == sorted(expected)
     for record in records:
         tasks, said = record["tasks"], expected[Path(record["file"]).stem][1]
         assert record["chapter"] == 4 and not record["passed"] and not any(task["passed"] for task in tasks)
@@ -88,7 +82,7 @@ def test_a_folder_of_thirty(tmp_path, no_model, capfd):
             assert (said or "left open without a model: 2") in tasks[-1]["message"], record
             assert said or tasks[-1]["checks_passed"] == tasks[-1]["checks"] - 2
         else:
-            assert record["seconds"] >= 2, record
+            assert record["seconds"] >= 1, record
 
 
 def test_a_lost_process_costs_one_task(tmp_path):
