@@ -20,7 +20,6 @@ from typing import Any
 from chapters.course import find_chapter
 from chapters.grading import Bench, Result, Task, grade
 from chapters.submission import NoInput, NotLoaded, find_function, readable
-from chapters.wall import wall_in
 
 assert sys.platform != "win32", "see examine.py"
 
@@ -54,6 +53,8 @@ def main(chapter_number: int, file: str, model: str | None, first_task: int, tok
     say(phase="importing")
     go_on.acquire()
     if folder is not None:
+        from chapters.wall import wall_in  # not above: for Windows it has nothing
+
         os.chdir(folder)
         wall_in(folder)
     problem = ""

@@ -49,7 +49,7 @@ def _restrict(writable: dict[str, int], version: int) -> None:
     rules = _call(CREATE_RULESET, handled, len(handled), 0)
     for path, rights in writable.items():
         if os.path.exists(path):
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY)
             _call(ADD_RULE, rules, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
             os.close(fd)
     ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)

@@ -40,9 +40,15 @@ def import_all() -> int:
     return len(names)
 
 
-# Run as programs, by confined.py and examine.py, and imported by nobody; the last two do nothing without groups of
+# Run as programs, by confined.py and examine.py, and imported by nobody; all but the first do nothing without groups of
 # processes, which Windows lacks.
-NOT_IMPORTED = {"nanovllm.checks.confined_process", "chapters.child", "chapters.examine"}
+NOT_IMPORTED = {
+    "nanovllm.checks.confined_process",
+    "chapters.child",
+    "chapters.examine",
+    "chapters.teaching.table",
+    "chapters.wall",
+}
 OPTIONAL = {
     "ray",
     "triton",

@@ -91,7 +91,10 @@ class Remote:
 
     def _kill(self) -> None:
         with suppress(OSError):
-            self.process.kill() if sys.platform == "win32" else os.killpg(self.process.pid, signal.SIGKILL)
+            if sys.platform == "win32":
+                self.process.kill()
+            else:
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> str:
         """End it. Returns what it has printed."""

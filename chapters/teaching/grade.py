@@ -6,6 +6,7 @@ Rows are written when they are known: whatever ends this, they stay, and when it
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -33,23 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    from chapters.__main__ import find_model
-    from chapters.teaching.similar import MEANING
-    from chapters.teaching.submissions import find_submissions
-    from chapters.teaching.table import Grader, sort_rows, write_pairs
+    if sys.platform == "win32":
+        raise ValueError("a class is graded on Linux or macOS (on Windows: WSL); here: check CHAPTER --file FOLDER")
+    else:
+        from chapters.__main__ import find_model
+        from chapters.teaching.similar import MEANING
+        from chapters.teaching.submissions import find_submissions
+        from chapters.teaching.table import Grader, sort_rows, write_pairs
 
-    submissions = find_submissions(args.folder, args.chapters)
-    model, why_not = find_model(args.model)
-    if model is None:
-        console.print(f"Checks that need a model stay open: {why_not}", markup=False)
-    grader = Grader(args.csv, submissions, model, args.limit)
-    if grader.num_known:
-        console.print(f"{grader.num_known} of {len(submissions)} are in {args.csv} already", markup=False)
-    grader.run(args.jobs or os.cpu_count() or 1, console)
-    rows = sort_rows(args.csv, submissions)
-    num_passed = sum(row["passed"] == "yes" for row in rows)
-    console.print(f"{args.csv}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)
-    if args.similar:
-        num_pairs = write_pairs(args.similar, submissions)
-        console.print(f"{args.similar}: {num_pairs} pairs. {MEANING}", markup=False, soft_wrap=True)
-    return 0
+        submissions = find_submissions(args.folder, args.chapters)
+        model, why_not = find_model(args.model)
+        if model is None:
+            console.print(f"Checks that need a model stay open: {why_not}", markup=False)
+        grader = Grader(args.csv, submissions, model, args.limit)
+        if grader.num_known:
+            console.print(f"{grader.num_known} of {len(submissions)} are in {args.csv} already", markup=False)
+        grader.run(args.jobs or os.cpu_count() or 1, console)
+        rows = sort_rows(args.csv, submissions)
+        num_passed = sum(row["passed"] == "yes" for row in rows)
+        console.print(f"{args.csv}: {len(rows)} rows, {num_passed} passed", markup=False, soft_wrap=True)
+        if args.similar:
+            num_pairs = write_pairs(args.similar, submissions)
+            console.print(f"{args.similar}: {num_pairs} pairs. {MEANING}", markup=False, soft_wrap=True)
+        return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 def main() -> None:
     root = Path(os.environ.get("AUTOGRADER_ROOT", "/autograder"))
     python = root / "venv" / "bin" / "python"
-    number = (root / "source" / "chapter").read_text().strip()
+    number = (root / "source" / "chapter").read_text("utf-8").strip()
     handed_in = sorted((root / "submission").glob("*.py"))
     named = [path for path in handed_in if path.name == "exercise.py"] or handed_in
     if len(named) == 1:
@@ -30,7 +30,7 @@ def main() -> None:
     else:
         results = {"score": 0, "output": f"Hand in one file, exercise.py; here are {len(handed_in)} .py files."}
     (root / "results").mkdir(exist_ok=True)
-    (root / "results" / "results.json").write_text(json.dumps(results, indent=1))
+    (root / "results" / "results.json").write_text(json.dumps(results, indent=1), "utf-8")
 
 
 def results_of(out: str, said: str) -> dict:

@@ -3,6 +3,7 @@
 import csv
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -15,13 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chapters.child import children_of
 from chapters.course import EXERCISES, find_chapter
-from chapters.examine import Place, examine
 from chapters.report import record
 from chapters.teaching.course_copy import Copies, remove
 from chapters.teaching.similar import similar_pairs
 from chapters.teaching.submissions import Submission
+
+assert sys.platform != "win32", "see grade.py"  # so examine.py and child.py, which have nothing there, are not above
 
 MOST_TASKS = max(map(len, EXERCISES.values()))
 OF_A_TASK = ("task", "checks_passed", "checks", "message", "seconds")
@@ -79,11 +80,15 @@ class Grader:
                     for each in running:
                         each.cancel()
                     if running:  # it was interrupted, or the checks cannot be loaded
+                        from chapters.child import children_of
+
                         for process_id in children_of(os.getpid()):
                             with suppress(OSError):
                                 os.kill(process_id, signal.SIGTERM)
 
     def _grade(self, submission: Submission, copies: Copies, free: "SimpleQueue[Path]") -> dict[str, Any]:
+        from chapters.examine import Place, examine
+
         row, chapter = row_of(submission), find_chapter(submission.chapter)
         if submission.problem:
             return row
