@@ -11,7 +11,6 @@ import pytest
 from chapters import wall
 from chapters.__main__ import main
 from chapters.course import find_chapter
-from chapters.teaching import table
 from chapters.teaching.similar import similar_pairs
 from chapters.teaching.submissions import find_submissions
 
