@@ -105,7 +105,8 @@ def main(argv: list[str] | None = None) -> None:
             page.goto(f"{address}/{name}/exercises.html")
             verdicts = page.evaluate(VERDICTS, (ROOT / name / "solution.py").read_text("utf-8"))
             context.close()
-            assert all(status == "passed" for _, status in verdicts), f"{name}: {verdicts}"
+            # What needs a model stays open in a page.
+            assert {status for _, status in verdicts} <= {"passed", "open"}, f"{name}: {verdicts}"
             print(f"{f'{name}/exercises.html':40} graded after {', '.join(f'{at:.1f}' for at, _ in verdicts)} s")
         browser.close()
 
