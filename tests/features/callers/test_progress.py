@@ -10,6 +10,7 @@ import pytest
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import SequenceStatus
 from nanovllm.features.callers.progress import progress_bar
+from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.stats import EngineStats
 from tests.test_llm import TEXT, sampled
 
@@ -34,6 +35,31 @@ def test_ctrl_c_takes_effect_between_steps(llm, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
     assert len(llm.generate([TEXT], sampled())[0].outputs[0].token_ids) == 12
+
+
+def test_ctrl_c_between_steps_in_a_cell_that_awaits(llm, monkeypatch):
+    """A notebook's handler cancels such a cell, which would hear of it only after generate()."""
+    heard = []
+
+    def cancel(signum, frame):
+        heard.append(signum)
+
+    def step_and_interrupt(shared, ours):
+        outputs = step(shared, ours)
+        os.kill(os.getpid(), signal.SIGINT)
+        return outputs
+
+    cancel.__module__ = "ipykernel.ipkernel"
+    step = SharedEngine.step
+    monkeypatch.setattr(SharedEngine, "step", step_and_interrupt)
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([TEXT], sampled())
+        assert signal.getsignal(signal.SIGINT) is cancel and not heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_a_second_ctrl_c_interrupts_at_once(llm, monkeypatch):
