@@ -123,7 +123,8 @@ def show_progress(console: Console, progress: Progress, words: Words) -> int:
 
 
 def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    text = Markdown(translated(chapter.folder / "README.md", args.language).read_text("utf-8"))
+    language = words_of(args.language).language
+    text = Markdown(translated(chapter.folder / "README.md", language).read_text("utf-8"))
     if console.is_terminal:
         with console.pager(styles=True):
             console.print(text)
