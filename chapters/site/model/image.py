@@ -52,7 +52,7 @@ def as_bytes(args: ctypes.Structure, **addresses: int) -> bytes:
 
 
 class Image:
-    """file: the bytes from layout["start"] on. layout: what kernels.js has to know. defines: of kernels.c."""
+    """file: the bytes from layout["start"] on. layout: what kernels.js has to know. defines: of program.c."""
 
     def __init__(self, llm: LLM) -> None:
         """Raises NotPortable."""
@@ -60,7 +60,8 @@ class Image:
         record = runner._graphs
         if not isinstance(record, RecordedStep) or runner.dtype != torch.bfloat16:
             raise NotPortable("a page replays what the engine has recorded, of quantized weights, in bfloat16")
-        self.defines = defines_of(runner.local_config, runner.dtype, everywhere=True)
+        of_dtype, of_heads = defines_of(runner.local_config, runner.dtype, everywhere=True)
+        self.defines = of_dtype + of_heads
         self.places: dict[int, tuple[int, int]] = {}  # address of memory here: (its bytes, address there)
         self.end, self.file, self.functions = BASE, bytearray(), list[str]()
         self.layout: dict[str, Any] = facts_of(runner)

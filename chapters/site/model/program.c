@@ -1,5 +1,6 @@
 /* The engine's C kernels as a WebAssembly program for a page. image.py says what lies where in its memory. */
 #include "kernels.c"
+#include "heads.c"
 
 /* A page has one thread. */
 static void compute(work_function *work, const void *args, int64_t num_items, int64_t min_chunk) {

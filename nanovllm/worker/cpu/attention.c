@@ -1,4 +1,4 @@
-/* Attention over the block table (chapters 4 and 10). A part of cpu/kernels.c.
+/* Attention over the block table (chapters 4 and 10). A part of cpu/heads.c.
  *
  * A task is up to TILE query rows of one sequence. Each KV head of a task can be computed by another core. If that is
  * too little work for all cores, so can each part of its keys. A part is computed for one KV head, a chunk of keys at a

@@ -1,4 +1,4 @@
-/* What the files of attention share: a task, its result, and the way through the block table. A part of cpu/kernels.c.
+/* What the files of attention share: a task, its result, and the way through the block table. A part of cpu/heads.c.
  *
  * The keys are cut at fixed positions, into chunks of CHUNK for the softmax and into parts of PART_KEYS for the cores. So
  * a row's sums have the same order whatever else a step computes.

@@ -1,4 +1,4 @@
-/* Attention of one row: a decode (chapter 10). A part of cpu/kernels.c.
+/* Attention of one row: a decode (chapter 10). A part of cpu/heads.c.
  *
  * The GROUP queries of the row that share a KV head are too few to fill the lanes of a vector, as a prompt's do. So a
  * lane is a key where scores are computed, and a dimension of the head where values are added up (in the drawing a vector

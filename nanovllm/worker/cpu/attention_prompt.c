@@ -1,4 +1,4 @@
-/* Attention of many queries to one chunk of keys: a prompt (chapter 10). A part of cpu/kernels.c.
+/* Attention of many queries to one chunk of keys: a prompt (chapter 10). A part of cpu/heads.c.
  *
  * The queries of a task belong to one sequence and one KV head and share every key. Query m is query head m % GROUP of
  * row m / GROUP. A lane is a query, and the numbers of a key or value are taken one by one, each for all lanes (in the

@@ -1,13 +1,14 @@
 """The C kernels for CPUs, called through ctypes (chapter 10).
 
-cpu/kernels.c is compiled for one dtype, head size and group size. Where there is no compiler, or anything else fails, a
-warning says so and PyTorch's operations do the work.
+cpu/kernels.c is compiled for one dtype, cpu/heads.c for one head size and group size, too. Where there is no compiler,
+or anything else fails, a warning says so and PyTorch's operations do the work.
 """
 
 import ctypes
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -54,7 +55,7 @@ class SiluArgs(ctypes.Structure):
 
 
 class RotaryArgs(ctypes.Structure):
-    """rotary_args of cpu/kernels.c."""
+    """rotary_args of cpu/heads.c."""
 
     _fields_ = (
         ("num_rows", INT),
@@ -100,6 +101,7 @@ SIGNATURES = {
     "paged_attention": AttentionArgs,
     "most_likely": ChoiceArgs,
 }
+HEADS = "rotary_and_write", "paged_attention", "partial_bytes", "part_keys", "unit_size"  # of heads.c
 
 
 def load_cpu_kernels(
@@ -112,12 +114,17 @@ def load_cpu_kernels(
     (cpu/kv_cache.h).
     """
     group_size = group_of(config)
-    defines = defines_of(config, dtype, everywhere, kv_int8)
+    of_dtype, of_heads = defines_of(config, dtype, everywhere, kv_int8)
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
-        library = ctypes.CDLL(str(compile_library("kernels.c", defines)))
-        PTR.in_dll(library, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
+        sources, defines = ("kernels.c", "heads.c"), (of_dtype, of_dtype + of_heads)
+        with ThreadPoolExecutor() as compilers:  # at once: the first start takes half as long
+            library, heads = (ctypes.CDLL(str(path)) for path in compilers.map(compile_library, sources, defines))
+        for each in (library, heads):
+            PTR.in_dll(each, "parallel_for").value = ctypes.cast(load_pool().parallel_for, PTR).value
+        for name in HEADS:
+            setattr(library, name, getattr(heads, name))
         for name, args in SIGNATURES.items():
             getattr(library, name).argtypes = [ctypes.POINTER(args)]
             getattr(library, name).restype = None
@@ -142,14 +149,17 @@ def group_of(config: ModelConfig) -> int:
     return config.num_attention_heads // config.num_key_value_heads
 
 
-def defines_of(config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False) -> list[str]:
-    """What cpu/kernels.c is compiled with for a model."""
-    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": TILE_ROWS}
-    defines = [f"-DTYPE_{TYPES[dtype]}", *(f"-D{name}={size}" for name, size in sizes.items())]
+def defines_of(
+    config: ModelConfig, dtype: torch.dtype, everywhere: bool, kv_int8: bool = False
+) -> tuple[list[str], list[str]]:
+    """(what both files are compiled with for a model, what cpu/heads.c is compiled with besides)."""
+    of_dtype = [f"-DTYPE_{TYPES[dtype]}"]
     if dtype == torch.bfloat16:
-        defines += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
-    defines += ["-DKV_INT8"] if kv_int8 else []
-    return defines + ([] if config.rotary_dim == config.head_dim else [f"-DROTARY_DIM={config.rotary_dim}"])
+        of_dtype += ["-DEVERYWHERE"] * everywhere + ["-DNO_PAIRS"] * (everywhere or not pairs_pay())
+    sizes = {"HEAD_DIM": config.head_dim, "GROUP": group_of(config), "TILE": TILE_ROWS}
+    if config.rotary_dim != config.head_dim:
+        sizes["ROTARY_DIM"] = config.rotary_dim
+    return of_dtype, [f"-D{name}={size}" for name, size in sizes.items()] + ["-DKV_INT8"] * kv_int8
 
 
 @cache

@@ -1,4 +1,4 @@
-/* How keys and values lie in the cache: known to this file and to the attention kernels alone. A part of cpu/kernels.c.
+/* How keys and values lie in the cache: known to this file and to the attention kernels alone. A part of cpu/heads.c.
  *
  * A key lies in a column, so that neighbouring keys fill the lanes of a vector:
  *

@@ -1,4 +1,5 @@
-/* The kernels' side of pool.c: how a kernel hands work to all cores. A part of cpu/kernels.c. */
+/* The kernels' side of pool.c: how a kernel hands work to all cores. A part of cpu/kernels.c and of cpu/heads.c. */
+#pragma once
 #include <stdint.h>
 
 /* Computes the items first to end - 1 of a job. Chunks of items run at the same time, in any order, in any thread. */
@@ -10,3 +11,6 @@ typedef void work_function(const void *args, int64_t first, int64_t end);
  *
  * A variable that cpu/c_kernels.py sets to the function in pool.c: all libraries of a process share one pool. */
 void (*parallel_for)(work_function *work, const void *args, int64_t num_items, int64_t min_chunk);
+
+/* So many rows, at least, that a thread claims at a time. A decode of some rows stays in one thread. */
+static inline int64_t rows_a_chunk(int64_t row_size) { return 1 + (1 << 14) / row_size; }

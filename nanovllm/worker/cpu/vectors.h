@@ -13,6 +13,7 @@
  *     b         | b0           | b1           | b2           | ...    LANES units; all_lanes(b) puts b into each
  *     result    | s0 + a0 * b0 | s1 + a1 * b1 | s2 + a2 * b2 | ...    a0 * b0 is two products if a unit is two numbers
  */
+#pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

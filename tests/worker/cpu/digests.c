@@ -1,6 +1,7 @@
 /* Prints a digest of what each kernel computes from fixed inputs. test_digests.py compiles it for several processors, and
  * all must print the same. No pool, no files, no clock: it runs under an emulator and as WebAssembly, too. */
 #include "../../../nanovllm/worker/cpu/kernels.c"
+#include "../../../nanovllm/worker/cpu/heads.c"
 
 #include <stdio.h>
 #include <stdlib.h>

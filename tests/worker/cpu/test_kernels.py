@@ -54,8 +54,8 @@ def test_source_is_right_for_other_processors(processor, dtype):
     flags = [flag for flag in c_compiler.COMPILE if flag != "-march=native"]
     sizes = [f"-DTYPE_{dtype}", "-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=64"]
     warnings = ["-fsyntax-only", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
-    source = Path(c_compiler.__file__).with_name("kernels.c")
-    command = ["cc", *flags, f"-march={processor}", *sizes, *warnings, str(source)]
+    sources = [str(Path(c_compiler.__file__).with_name(name)) for name in ("kernels.c", "heads.c")]
+    command = ["cc", *flags, f"-march={processor}", *sizes, *warnings, *sources]
     done = subprocess.run(command, capture_output=True, text=True)
     if "-march" in done.stderr or "_Float16 is not supported" in done.stderr:
         pytest.skip(f"this compiler does not know {processor}, or its float16")
@@ -327,7 +327,7 @@ def path_of(folder) -> list[str]:
 
 
 def compile_one(_) -> str:
-    return c_compiler.compile_library("kernels.c", ["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
+    return c_compiler.compile_library("heads.c", ["-DTYPE_f32", "-DHEAD_DIM=8", "-DGROUP=1", "-DTILE=16"]).name
 
 
 def test_compiled_once_also_when_several_start_at_once(empty_cache):
