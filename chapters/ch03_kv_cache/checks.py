@@ -1,46 +1,46 @@
-"""Checks of chapter 3: sizes, slots and writes, first on numbers that one sees through, then in the engine."""
+"""Checks of chapter 3: sizes, slots and writes, first on numbers that one sees through, then in the engine.
+
+What needs torch is in checks_engine.py: a browser, which has none, grades the first two tasks, too.
+"""
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from chapters.ch01_inference.lab import published_config
 from chapters.expect import ensure, expect, read_again
-from chapters.grading import Bench, Task, Wrong, answers_as_before, case, cases
+from chapters.grading import Bench, NoModel, Task, Wrong, answers_as_before, case, cases
 from chapters.patching import replaced
-from nanovllm import LLM, SamplingParams
+from chapters.published import published_config
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.worker.batch import Batch
-from nanovllm.worker.cuda.graphs import DecodeGraphs
-from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.model_runner import ModelRunner
 
 Bytes = Callable[[ModelConfig, int], int]
 Slots = Callable[[list[int], int, int, int, int], list[int]]
-Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 MINUS_ONE_SECTION = "Slot -1"
+
+
+def engine() -> Any:
+    """checks_engine.py. Where there is no torch there is no model either."""
+    if find_spec("torch") is None:
+        raise NoModel
+    return import_module("chapters.ch03_kv_cache.checks_engine")
+
+
+@contextmanager
+def use_in_engine(name: str, function: Any) -> Iterator[None]:
+    """The context of this name; without torch there is no engine that could use a function."""
+    with nullcontext() if find_spec("torch") is None else getattr(engine(), name)(function):
+        yield
 
 
 @read_again(MINUS_ONE_SECTION)
 def asked_twice(function: Any, bench: Bench) -> None:
     """in the engine: a prompt that is fully cached computes one token and writes nothing"""
-    # Exactly two blocks, asked twice for one token: the second time its last token has slot -1.
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    prompt, data = list(range(40, 72)), bench.llm.engine.model_runner.kv_cache.data
-    bench.llm.reset_prefix_cache()
-    bench.llm.generate(prompt, params, False)
-    before = data.clone()
-    (output,) = bench.llm.generate(prompt, params, False)
-    assert output.num_cached_tokens == 31, output
-    changed = (data != before).permute(2, 3, 0, 1, 4, 5).flatten(2).any(-1).flatten().nonzero().flatten().tolist()
-    expect([], changed, "the prompt is in the cache, and asking it again wrote to these slots of the pool")
+    engine().ask_twice(bench)
 
 
 # -- kv_bytes_per_token -------------------------------------------------------------------------------------------
@@ -84,17 +84,7 @@ BYTES: dict[str, list[tuple[Any, ...]]] = {  # hint, hidden_size, layers, heads,
 
 def allowed_pool(function: Bytes, bench: Bench) -> None:
     """a real engine told to use so many bytes makes a KV pool of just that, and generates the same tokens"""
-    runner = bench.llm.engine.model_runner
-    per_block = runner.kv_cache.num_bytes // runner.num_blocks
-    allowed = 40 * per_block + per_block // 2  # 40 blocks and a half
-    llm = LLM(bench.model, max_model_len=128, max_num_seqs=8, block_size=16, kv_cache_memory_bytes=allowed)
-    taken = llm.engine.model_runner.kv_cache.num_bytes
-    hint = "the pool took more than it was allowed: you count too few bytes"
-    ensure(taken <= allowed, hint, expected=allowed, got=taken)
-    hint = "more blocks would have fitted: you count too many bytes"
-    ensure(taken + per_block > allowed, hint, expected=40 * per_block, got=taken)
-    with replaced(bench, "llm", llm):
-        bench.same_tokens()
+    engine().make_allowed_pool(bench)
 
 
 # -- slot_mapping -------------------------------------------------------------------------------------------------
@@ -102,27 +92,6 @@ def allowed_pool(function: Bytes, bench: Bench) -> None:
 
 def show_call(*call: Any) -> str:
     return "slot_mapping({}, start={}, end={}, write_start={}, block_size={})".format(*call)
-
-
-@contextmanager
-def use_slot_mapping(function: Slots) -> Iterator[None]:
-    """Every Batch gets the student's slots. Slots of other sequences are refused: a kernel would write there."""
-    ours = Batch.from_scheduler_output
-
-    def from_scheduler_output(output: SchedulerOutput, block_size: int) -> Batch:
-        batch, slots = ours(output, block_size), []
-        for chunk in output.chunks:
-            table = chunk.seq.block_table
-            call = list(table), chunk.start, chunk.end, chunk.write_start, block_size
-            got = function(*call)
-            expect(chunk.end - chunk.start, len(got), f"{show_call(*call)}: one slot for each computed position")
-            strange = [s for s in got if s != -1 and s // block_size not in table]
-            ensure(not strange, f"{show_call(*call)}: slots {strange} are not in a block of this sequence", got=got)
-            slots += got
-        return replace(batch, slot_mapping=torch.tensor(slots, dtype=torch.int64))
-
-    with replaced(Batch, "from_scheduler_output", staticmethod(from_scheduler_output)):
-        yield
 
 
 def compare_slots(function: Slots, hint: str, table: list[int], start: int, end: int, write: int, size: int) -> None:
@@ -183,58 +152,15 @@ def slots_in_the_engine(function: Slots, bench: Bench) -> None:
 # -- write_kv -----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def use_write_kv(function: Write) -> Iterator[None]:
-    """Every layer writes with the student's function. The engine's own kernel still rotates: it is given no slots."""
-
-    def forward(runner: ModelRunner, batch: Batch) -> Tensor:
-        ours = runner.kernels.rotary_and_write
-
-        def rotary_and_write(q: Any, k: Any, v: Any, cos_sin: Any, kv_layer: Any, batch: Batch) -> None:
-            ours(q, k, v, cos_sin, kv_layer, replace(batch, slot_mapping=torch.full_like(batch.slot_mapping, -1)))
-            function(kv_layer[0], kv_layer[1], k, v, batch.slot_mapping)
-
-        # PyTorch's attention reads the cache as the student lays it out; the C kernels have a layout of their own.
-        attention = TORCH_KERNELS.paged_attention
-        kernels = replace(runner.kernels, rotary_and_write=rotary_and_write, paged_attention=attention)
-        return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
-
-    # A recorded CUDA graph would replay what was recorded, with our kernel.
-    with replaced(ModelRunner, "forward", forward), replaced(DecodeGraphs, "run", lambda graphs, batch: None):
-        yield
-
-
-def compare_write(function: Write, hint: str, slots: list[int], dtype: torch.dtype = torch.float32) -> None:
-    """Write random numbers into a cache of 4 blocks of 8 slots and compare it slot by slot.
-
-    k and v are parts of a larger tensor, as the engine has them.
-    """
-    torch.manual_seed(3)
-    caches = [torch.randn(4, 8, 2, 4, dtype=dtype) for _ in range(2)]
-    new = [part.unflatten(-1, (2, 4)) for part in torch.randn(len(slots), 40, dtype=dtype)[:, 24:].split(8, dim=-1)]
-    expected = [cache.clone() for cache in caches]
-    for cache, rows in zip(expected, new, strict=True):
-        for row, slot in zip(rows, slots, strict=True):
-            if slot >= 0:
-                cache.view(-1, 2, 4)[slot] = row
-    before, given_slots = [rows.clone() for rows in new], torch.tensor(slots)
-    function(caches[0], caches[1], new[0], new[1], given_slots)
-    same = given_slots.tolist() == slots and all(torch.equal(a, b) for a, b in zip(before, new, strict=True))
-    ensure(same, "k, v and slots must stay as they are")
-    for name, want, cache in zip(("k_cache", "v_cache"), expected, caches, strict=True):
-        wrong = (want != cache).flatten(2).any(-1).flatten().nonzero().flatten().tolist()
-        if wrong:
-            say = f"{name} is wrong at slots {wrong} after writing to slots {slots}"
-            where = f"block {wrong[0] // 8}, offset {wrong[0] % 8}"
-            at = wrong[0] // 8, wrong[0] % 8, 0, slice(2)
-            raise Wrong(f"{hint} ({say})", expected=f"{want[at].tolist()} ... in {where}", got=cache[at].tolist())
+def compare_write(function: Any, hint: str, slots: list[int], dtype: str = "float32") -> None:
+    engine().compare_write(function, hint, slots, dtype)
 
 
 ONE = "slot 17 is k_cache[2, 1], in the very tensor that was given"
 ALL = "each row of k and v goes to its own slot, and nothing else changes"
 NONE = "slot -1 means: write nothing. In Python and PyTorch the index -1 is the last one"
 BEHIND = f"{NONE}; the tokens after it are written all the same"
-BF16 = "with bfloat16 the wrong numbers are in the cache", [3, -1, 4], torch.bfloat16
+BF16 = "with bfloat16 the wrong numbers are in the cache", [3, -1, 4], "bfloat16"
 WRITES = (
     case("one token into slot 17: block 2, offset 1", compare_write, (ONE, [17])),
     case("several tokens, over the border of a block", compare_write, (ALL, [15, 16, 30, 0, 7, 8])),
@@ -249,8 +175,9 @@ WRITES = (
 
 LAST = random_tables, asked_twice, slots_in_the_engine
 use_bytes = partial(replaced, ModelConfig, "kv_bytes_per_token")
+use_slots, use_write = partial(use_in_engine, "use_slot_mapping"), partial(use_in_engine, "use_write_kv")
 TASKS = [
     Task("kv_bytes_per_token", "How many bytes is a token?", use_bytes, (*cases(compare_bytes, BYTES), allowed_pool)),
-    Task("slot_mapping", "Where a token goes", use_slot_mapping, (*cases(compare_slots, SLOTS), written_from, *LAST)),
-    Task("write_kv", "Writing it", use_write_kv, (*WRITES, asked_twice, answers_as_before)),
+    Task("slot_mapping", "Where a token goes", use_slots, (*cases(compare_slots, SLOTS), written_from, *LAST)),
+    Task("write_kv", "Writing it", use_write, (*WRITES, asked_twice, answers_as_before)),
 ]

@@ -3,9 +3,14 @@
 Edit this file and run  python -m chapters check 3  as often as you like. Tasks are independent of each other.
 """
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from nanovllm.checkpoint import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:

@@ -1,8 +1,13 @@
 """Chapter 3, our part: the functions of exercise.py."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from nanovllm.checkpoint import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:

@@ -25,6 +25,7 @@ PYODIDE, XXHASH = "pyodide@314.0.7", "xxhash-wasm@1.1.0"
 CHAPTERS = ("ch04_paged_attention", "ch05_scheduler", "ch07_prefix_caching", "ch16_fixed_memory")  # with a page.py
 GRADED = (
     *CHAPTERS,
+    "ch03_kv_cache",
     "ch06_prefill_decode",
     "ch08_sampling",
     "ch11_benchmarks",
