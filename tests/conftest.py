@@ -15,7 +15,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
+# Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
+LONGEST = "test_compilers test_digests test_labs test_site_labs test_site test_examples test_parallel test_exercises"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST.split())
     for item in items:
         interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
         if interpreted or SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):

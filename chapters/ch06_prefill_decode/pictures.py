@@ -119,11 +119,14 @@ def base_chart(gigabytes: float, gflops: float, corner: float, theirs: tuple[flo
     farthest = max(1500, 3 * theirs[1] / theirs[0] if theirs else 0)
     x = Axis("FLOPs a byte of the step", powers_of_ten(1, farthest), 0.6, farthest, is_log=True)
     chart = Chart(x, Axis("GFLOP/s", powers_of_ten(10, highest), 10, highest, is_log=True), 230)
-    for rates_of, kind, whose in ((theirs, "three", "your machine: "), ((gigabytes, gflops), "gone", "")):
+    for rates_of, kind in ((theirs, "three"), ((gigabytes, gflops), "gone")):
         if rates_of is not None:
             slope, roof = rates_of
             chart.curve([(x.low, max(x.low * slope, 10)), (roof / slope, roof), (x.high, roof)], kind)
-            chart.note(x.high, roof, f"{whose}{roof:,.0f} GFLOP/s", kind, "end", (0, -7))
+    if theirs is not None:  # below the roofs, where nothing else is
+        text = "yours: {:,.0f} GB/s, {:,.0f} GFLOP/s".format(*theirs)
+        chart.note(x.high, chart.y.low, text, "three", "end", (0, -22))
+    chart.note(x.high, gflops, f"{gflops:,.0f} GFLOP/s", "gone", "end", (0, -7))
     chart.curve([(corner, chart.y.low), (corner, gflops)], "gone thin dashed")
     chart.note(corner, chart.y.low, f"{corner:.0f}", "gone", by=(4, -5))
     chart.note(3, 3 * gigabytes, f"{gigabytes:g} GB/s", "gone", "end", (-6, -8))
