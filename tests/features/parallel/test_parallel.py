@@ -13,6 +13,7 @@ import pytest
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.parallel import ranks as parallel
 from nanovllm.sampling_params import StructuredOutputsParams
+from tests.checkpoints import make_checkpoint
 from tests.processes import LIMIT_S
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
@@ -60,9 +61,12 @@ def two_ranks(checkpoint, processes):
     return llm, [process.pid for process in llm.engine.model_runner._processes]
 
 
-@pytest.mark.parametrize(("size", "variant"), [(2, "llama-biases"), (4, "qwen2"), (2, "qwen3"), (2, "mistral-window")])
-def test_ranks_give_the_same_tokens_and_hold_a_share_each(checkpoint, processes, size, variant):
-    folder = checkpoint(variant)
+@pytest.mark.parametrize(
+    ("variant", "sizes"),
+    [("llama-biases", {}), ("qwen2", {"num_key_value_heads": 1}), ("qwen3", {}), ("mistral-window", {})],
+)
+def test_ranks_give_the_same_tokens_and_hold_a_share_each(tmp_path, processes, variant, sizes):
+    folder, size = make_checkpoint(tmp_path, variant, **sizes), 2
     alone, together = LLM(str(folder), **OPTIONS), processes.llm(folder, size, **OPTIONS)
     assert tokens_of(together) == tokens_of(alone)
     stats = together.stats()
@@ -88,16 +92,13 @@ def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint, processes):
         processes.llm(checkpoint(), 2, **OPTIONS | dict(num_gpu_blocks_override=3))
 
 
-def test_two_engines_at_once_and_one_that_is_dropped(two_ranks, checkpoint, processes):
+def test_two_engines_at_once_one_that_is_dropped_and_one_whose_rank_dies(two_ranks, checkpoint, processes):
     other = processes.llm(checkpoint(), 2, **OPTIONS)
     assert tokens_of(two_ranks[0]) == tokens_of(other)
-    pids = [process.pid for process in other.engine.model_runner._processes]
+    others = [process.pid for process in other.engine.model_runner._processes]
     del other
-    assert not any(map(is_alive, pids)) and all(map(is_alive, two_ranks[1]))
-
-
-def test_a_rank_that_dies_ends_the_engine(two_ranks):
     llm, pids = two_ranks
+    assert not any(map(is_alive, others)) and all(map(is_alive, pids))
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="rank 1 died, exit code -9"):
         llm.generate([[5, 6, 7]])

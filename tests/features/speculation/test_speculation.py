@@ -207,7 +207,7 @@ def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options
 def test_three_ranks_give_the_same(tmp_path, processes):
     sizes = dict(num_attention_heads=3, num_key_value_heads=3, hidden_size=48, vocab_size=324)
     folder = make_checkpoint(tmp_path, "llama", **sizes)
-    requests = random_requests(random.Random(5), 25)
+    requests = random_requests(random.Random(5), 12)
     expected = generate(LLM(str(folder), **OPTIONS), requests)
     llm = processes.llm(folder, 3, **OPTIONS)
     together = generate(llm, requests)
