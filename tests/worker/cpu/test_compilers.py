@@ -9,12 +9,10 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.worker.cpu import compiler
-from tests.emulators import EMULATORS, ZIG, compile_for, needs_zig, runner
+from tests.emulators import ARM, EMULATORS, ZIG, build, compile_for, needs_zig, runner
 from tests.processes import LIMIT_S
 
-TARGETS = (
-    "x86_64-windows-gnu aarch64-windows-gnu aarch64-macos x86_64-macos aarch64-linux-musl x86_64-linux-musl".split()
-)
+TARGETS = ["x86_64-windows-gnu", "aarch64-windows-gnu", "aarch64-macos", "x86_64-macos", ARM, "x86_64-linux-gnu"]
 SIZES = ["-DHEAD_DIM=64", "-DGROUP=3", "-DTILE=16"]
 SOURCES = Path(compiler.__file__).parent
 
@@ -24,10 +22,11 @@ SOURCES = Path(compiler.__file__).parent
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile_for_every_system(tmp_path, target, dtype):
-    command = [*compile_for(target), *compiler.FLAGS, "-O0", "-Werror", f"-DTYPE_{dtype}"]
-    command += [*SIZES, "-c", str(SOURCES / "kernels.c"), "-o", str(tmp_path / "kernels.o")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    command = [*compile_for(target), *compiler.FLAGS, "-O0", "-Werror", f"-DTYPE_{dtype}", *SIZES]
+    for name in ("kernels.c", "heads.c"):
+        made = ["-c", str(SOURCES / name), "-o", str(tmp_path / "made.o")]
+        done = subprocess.run([*command, *made], capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
 
 
 @needs_zig
@@ -37,13 +36,8 @@ def test_libraries_are_linked_for_every_system(tmp_path, target):
     """By the two commands of compile_library(). What ctypes looks up can be found, whatever a system hides."""
     if target == "aarch64-windows-gnu":
         pytest.skip("its C library, which ziglang compiles first, takes most of a minute")
-    made, object_file = tmp_path / "pool.so", str(tmp_path / "pool.o")
-    for command in (
-        [*compiler.FLAGS, "-c", str(SOURCES / "pool.c"), "-o", object_file],
-        ["-shared", "-pthread", object_file, "-o", str(made), "-lm"],
-    ):
-        done = subprocess.run([*compile_for(target), *command], capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stderr
+    made = tmp_path / "pool.so"
+    build(target, SOURCES / "pool.c", made, compiler.FLAGS, is_library=True)
     for name in (b"set_threads", b"parallel_for"):
         assert name in made.read_bytes()
 
@@ -51,9 +45,8 @@ def test_libraries_are_linked_for_every_system(tmp_path, target):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [target for target in TARGETS if target in EMULATORS])
 def test_the_pool_computes_every_item_once(tmp_path, target):
-    run, program = runner(target, tmp_path), tmp_path / "pool.exe"
-    source = str(Path(__file__).with_name("pool.c"))
-    subprocess.run([*compile_for(target), "-O2", "-pthread", source, "-o", str(program)], check=True)
+    run, program = runner(target, tmp_path.parent), tmp_path / "pool.exe"
+    build(target, Path(__file__).with_name("pool.c"), program, ["-O2", "-pthread"])
     done = subprocess.run([*run, str(program)], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout.split() == ["3", "helpers,", "0", "wrong"], done
 
