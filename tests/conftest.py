@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
-LONGEST = "test_compilers test_digests test_labs test_site_labs test_site test_examples test_parallel test_exercises"
+LONGEST = "test_labs test_later_labs test_site_labs test_digests test_kernels test_site test_examples test_compilers"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

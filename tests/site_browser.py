@@ -28,9 +28,13 @@ KEPT = """async () => {
 }"""
 
 
-def go_offline(tab) -> None:
-    """There is no network any more, as soon as the service worker has kept what this page has loaded."""
+def wait_until_kept(tab) -> None:
+    """The service worker has kept what this page has loaded: it may be left, and is there without a network."""
     wait_until(tab, KEPT)
+
+
+def go_offline(tab) -> None:
+    wait_until_kept(tab)
     tab.context.set_offline(True)
 
 

@@ -5,6 +5,7 @@ It shares no line with the engine's sampler.
 
 import math
 from collections import Counter
+from functools import lru_cache
 from typing import NamedTuple
 
 from nanovllm import SamplingParams
@@ -22,6 +23,11 @@ class Reshaped(NamedTuple):
         return self.cut_by.count("")
 
 
+@lru_cache(maxsize=8)  # the same beginning and temperature come again, with other filters
+def probabilities(logits: tuple[float, ...], temperature: float) -> list[float]:
+    return softmax([x / temperature for x in logits])
+
+
 def softmax(logits: list[float]) -> list[float]:
     largest = max(logits)
     weights = [math.exp(x - largest) for x in logits]
@@ -31,12 +37,12 @@ def softmax(logits: list[float]) -> list[float]:
 
 def reshape(logits: list[float], params: SamplingParams) -> Reshaped:
     """Temperature, min_p, top_k, top_p. A token that is as likely as the last one kept is kept, too."""
-    before, cut_by = softmax(logits), [""] * len(logits)
+    before, cut_by = probabilities(tuple(logits), 1.0), [""] * len(logits)
     if params.temperature == 0:
         best = logits.index(max(logits))  # of several, the first
         cut_by = ["greedy" if i != best else "" for i in range(len(logits))]
         return Reshaped(before, [float(i == best) for i in range(len(logits))], cut_by)
-    probs = softmax([x / params.temperature for x in logits])
+    probs = probabilities(tuple(logits), params.temperature)
     left = sorted(range(len(probs)), key=probs.__getitem__, reverse=True)
 
     def keep(num: int, name: str) -> list[int]:
@@ -47,14 +53,15 @@ def reshape(logits: list[float], params: SamplingParams) -> Reshaped:
             cut_by[i] = name
         return left[:num]
 
-    left = keep(sum(probs[i] >= params.min_p * probs[left[0]] for i in left), "min_p")
+    least = params.min_p * probs[left[0]]
+    left = keep(sum(probs[i] >= least for i in left), "min_p")
     asked = left[: params.top_k] if params.top_k > 0 else left  # top_p looks at these, without further ties
     left = keep(len(asked), "top_k")
-    mass, num, wanted = 0.0, 0, params.top_p * math.fsum(probs[i] for i in asked)
-    while num < len(asked) and (num == 0 or mass < wanted or params.top_p == 1.0):
-        mass += probs[asked[num]]
-        num += 1
     if params.top_p < 1.0:
+        mass, num, wanted = 0.0, 0, params.top_p * math.fsum(probs[i] for i in asked)
+        while num < len(asked) and (num == 0 or mass < wanted):
+            mass += probs[asked[num]]
+            num += 1
         left = keep(num, "top_p")
     total = math.fsum(probs[i] for i in left)
     return Reshaped(before, [0.0 if name else p / total for p, name in zip(probs, cut_by, strict=True)], cut_by)

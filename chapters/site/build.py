@@ -10,7 +10,7 @@ from chapters.course import EXERCISES, Chapter, all_chapters
 from chapters.site import labs
 from chapters.site.model import files as model_files
 from chapters.site.model import section as model
-from chapters.site.pages import page, relative, write
+from chapters.site.pages import CONTENTS, not_kept, page, relative, said_by, write
 from chapters.site.quiz import quiz_section
 from chapters.site.runtime import write_runtime
 from chapters.site.scenes import Scenes
@@ -73,7 +73,7 @@ def build(folder: Path, offline: bool = False, with_model: bool | str = False) -
     shutil.copytree(ASSETS, folder / "assets", dirs_exist_ok=True)
     for language in languages():
         said = json.dumps(words_of(language).said["script"], ensure_ascii=False, indent=1)
-        write(folder, f"assets/words.{language}.js", WORDS % said)
+        write(folder, said_by(words_of(language)), WORDS % said)
     for name in ("theme.css", "pictures.css"):
         shutil.copyfile(SHARED / name, folder / "assets" / name)
     for name in (model.SCRIPT, model.STYLE):
@@ -89,7 +89,14 @@ def write_worker(folder: Path) -> None:
         if path.is_file() and path.name not in (script, "weights.bin"):  # model/manifest.json has the weights' hash
             content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     source = Path(__file__).with_name(script).read_text("utf-8")
-    write(folder, script, source.replace("@VERSION@", content.hexdigest()[:16]))
+    values = {
+        "VERSION": content.hexdigest()[:16],
+        "NOT_KEPT": {language: not_kept(words_of(language)) for language in languages()},
+        "FIRST": CONTENTS,
+    }
+    for name, value in values.items():
+        source = source.replace(f'"@{name}@"', json.dumps(value, ensure_ascii=False))
+    write(folder, script, source)
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chapters.words import ENGLISH, Words
 
+STYLES, SCRIPTS = ("theme.css", "style.css"), ("kept.js", "site.js", "progress.js")  # in assets/, of every page
 LICENCE = "https://creativecommons.org/licenses/by/4.0/"  # chapters/LICENSE
 ICON = (  # blocks of memory, in the page itself: one request less, and no 404 from a browser that asks for an icon
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
@@ -42,11 +43,10 @@ def page(
     def asset(name: str) -> str:
         return relative(f"assets/{name}", path)
 
-    head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in ("theme.css", "style.css", *styles)]
+    head = [f'<link rel="stylesheet" href="{asset(name)}">' for name in (*STYLES, *styles)]
     head += ["<noscript><style>.frame[hidden] { display: block; }</style></noscript>"]
     head += [f'<link rel="alternate" hreflang="{language}" href="{place}">' for language, place in others]
-    said = f"assets/words.{words.language}.js"
-    for script in (said, "assets/kept.js", "assets/site.js", "assets/progress.js", *classic):
+    for script in (said_by(words), *(f"assets/{name}" for name in SCRIPTS), *classic):
         head += [f'<script defer src="{relative(script, path)}"></script>']
     head += [f'<script type="module" src="{asset(name)}"></script>' for name in scripts]
     return f"""<!doctype html>
@@ -75,3 +75,36 @@ placeholder="{words("page.search")}" aria-label="{words("page.search_label")}" a
 </body>
 </html>
 """
+
+
+def said_by(words: Words) -> str:
+    """The script with what other scripts say in this language."""
+    return f"assets/words.{words.language}.js"
+
+
+def not_kept(words: Words) -> str:
+    """A page that stands in place of one that needs a network; a service worker puts the site's address into it."""
+    styles = "".join(f'<link rel="stylesheet" href="assets/{name}">' for name in STYLES)
+    return f"""<!doctype html>
+<html lang="{words.language}">
+<head>
+<meta charset="utf-8">
+<base href="@SCOPE@">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{words("offline.title")}</title>
+{styles}
+</head>
+<body>
+<main class="single">
+<h1>{words("offline.title")}</h1>
+<p>{words("offline.why")}</p>
+<p><a href="index.html">{words("offline.contents")}</a></p>
+</main>
+</body>
+</html>
+"""
+
+
+# What the page leads to, and all that it needs to be shown.
+CONTENTS = ("index.html", said_by(ENGLISH), *(f"assets/{name}" for name in (*STYLES, *SCRIPTS)))

@@ -2,6 +2,8 @@
 // there: nobody reads an old text. The model's files are kept by model.js.
 
 const VERSION = "@VERSION@"; // of the site's content: another build is another service worker, with a cache of its own
+const NOT_KEPT = "@NOT_KEPT@"; // by language: what a page says that is not there without a network
+const FIRST = "@FIRST@"; // where that leads: kept even if it was not opened
 const SCOPE = self.registration.scope; // the site's folder; a host may have other sites beside it
 const OURS = `nanovllm-pages ${SCOPE} `, KEPT = OURS + VERSION;
 
@@ -15,7 +17,10 @@ function nameOf(url) {
   return origin + pathname.replace(/\/$/, "/index.html");
 }
 
-self.addEventListener("install", () => self.skipWaiting());
+self.addEventListener("install", (event) => {
+  self.skipWaiting();
+  event.waitUntil(Promise.allSettled(FIRST.map((path) => keep(SCOPE + path))));
+});
 self.addEventListener("activate", (event) => event.waitUntil(begin()));
 self.addEventListener("fetch", (event) => {
   const { method, url } = event.request;
@@ -38,8 +43,15 @@ async function answer(event) {
   } catch (error) {
     const kept = await (await caches.open(KEPT)).match(nameOf(request.url));
     if (kept) return kept;
+    if (request.mode === "navigate") return notKept(request.url);
     throw error;
   }
+}
+
+function notKept(url) {
+  const language = new URL(url).pathname.match(/\.(\w+)\.html$/)?.[1];
+  const said = (NOT_KEPT[language] ?? NOT_KEPT.en).replace("@SCOPE@", SCOPE);
+  return new Response(said, { status: 503, headers: { "Content-Type": "text/html; charset=utf-8" } });
 }
 
 async function keep(url) {

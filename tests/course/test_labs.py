@@ -3,10 +3,7 @@
 import asyncio
 import io
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,86 +15,13 @@ from chapters.ch07_prefix_caching import beyond, drawing, simulator
 from chapters.ch12_fewer_bits import questions
 from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
-from chapters.patching import replaced
-from chapters.recording import Recording, Told
-from chapters.sheet import MEASURED
-from chapters.story import WIDTH, Story
+from chapters.story import WIDTH
 from nanovllm import LLM
-from nanovllm.worker import model
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
-from tests.course.course_text import ROOT, blocks, for_each_chapter
+from tests.course.course_text import CHAPTERS, ROOT
+from tests.course.lab_stories import assert_told
 
 PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that are apps
-
-
-# The functions of labs that measure; what else they print does not depend on the model's weights.
-MEASURING = {
-    3: ("time_generation", "time_contexts"),
-    6: ("tell_one_request", "tell_rates", "tell_budgets"),
-    7: ("tell_salts", "tell_costs"),
-    10: ("tell_same_bits", "tell_shares", "tell_workload"),
-    13: ("tell_rows", "tell_engine"),
-    15: ("tell_cost",),
-}
-
-
-def measure_little(chapter, monkeypatch) -> None:
-    """What is measured is not compared: once will do, with the model's first two layers."""
-
-    def pairs(first, *others, strict):
-        return list(zip(first, *others, strict=strict))[: 2 if isinstance(first, torch.nn.ModuleList) else None]
-
-    def with_two_layers(tell: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*arguments: Any) -> Any:
-            with replaced(model, "zip", pairs):
-                return tell(*arguments)
-
-        return told
-
-    lab = chapter.module("lab")
-    for name in MEASURING.get(chapter.number, ()):
-        monkeypatch.setattr(lab, name, with_two_layers(getattr(lab, name)))
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"chapters.{chapter.folder.name}."):
-            for limit, value in (("PATIENCE_S", 0), ("MAX_ROUNDS", 1)):
-                monkeypatch.setattr(module, limit, value) if hasattr(module, limit) else None
-
-
-# Labs whose unmeasured numbers are computed by PyTorch's operations: a processor with AVX2 and one with AVX-512 round
-# differently, which changes last digits. The quoted ones are those of the recorded story. (C kernels give the same bits
-# in float32 and int8 on both, chapter 10.)
-ROUNDED_BY_THE_PROCESSOR = {12}
-
-
-def without_measurements(line: str) -> str:
-    """A measured number may be as wide as it is, and so may the head of its column."""
-    if "(measured)" in line:
-        return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line)
-    return re.sub(r"[\s━]+", "#", line) if re.search("[┃━]", line) else line
-
-
-def without_numbers(text: str) -> str:
-    """Last digits depend on the machine."""
-    return re.sub(r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+", "#", text.strip())
-
-
-def unmeasured(told: list[Told]) -> set[str]:
-    """The words of the paragraphs, tables and pictures in which nothing is measured."""
-    texts = [what if isinstance(what, str) else str(sorted(what.items())) for _, what in told]
-    return {without_numbers(text) for text in texts if MEASURED not in text}
-
-
-def bare(printed: str) -> str:
-    """Words and numbers without the lines that draw a table, on one line; measured numbers without their digits."""
-    words = " ".join(re.sub("[─-╿]", " ", printed).split())
-    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in printed else words
-
-
-def as_lines(told: list[Told]) -> str:
-    """All that was told, each text and each row of a table on a line."""
-    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
-    texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
-    return "\n".join(bare(text) for text in texts)
 
 
 @pytest.fixture(scope="module")
@@ -106,30 +30,9 @@ def any_model(tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("any"), "llama", max_position_embeddings=2048)
 
 
-@for_each_chapter
-def test_lab(chapter, demo_checkpoint, short_demo, any_model, capsys, monkeypatch):
-    """The plain lab runs, fits its width, and prints what the text quotes from it and what the site shows of it."""
-    # Apart from measurements lab 11 prints the same whatever the model, lab 14 whatever its weights.
-    checkpoint = {11: any_model, 14: short_demo}.get(chapter.number, demo_checkpoint)
-    measure_little(chapter, monkeypatch)
-    stories: list[Story] = []
-    monkeypatch.setattr("chapters.__main__.Story", lambda *options: stories.append(Story(*options)) or stories[0])
-    assert main(["lab", str(chapter.number), "--plain", "--model", str(checkpoint)]) == 0
-    printed = capsys.readouterr().out
-    assert len(printed.splitlines()) > 30
-    assert all(len(line) <= WIDTH for line in printed.splitlines())
-    plain = without_numbers if chapter.number in ROUNDED_BY_THE_PROCESSOR else without_measurements
-    lines = {plain(line.rstrip()) for line in printed.splitlines()}
-    recorded = Recording(chapter.folder).told
-    stale = unmeasured(recorded) ^ unmeasured(stories[0].told)
-    assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
-    was_told = as_lines(recorded)
-    quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
-    assert quoted, "no number without the lab's output"
-    for line in "".join(quoted).splitlines():
-        assert plain(line.rstrip()) in lines, f"the lab does not print: {line}"
-        pieces = line.split("┃")  # a heading may stand on several lines, and is recorded as one
-        assert all(bare(piece) in was_told for piece in pieces), f"the recorded story does not have: {line}"
+@pytest.mark.parametrize("chapter", CHAPTERS[:8], ids=[f"ch{chapter.number:02}" for chapter in CHAPTERS[:8]])
+def test_lab(chapter, demo_checkpoint, any_model, capsys, monkeypatch):
+    assert_told(chapter, demo_checkpoint, any_model, capsys, monkeypatch)
 
 
 def shown(app) -> str:

@@ -28,7 +28,7 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 from tests.checkpoints import make_checkpoint
 from tests.course.course_text import ROOT
 from tests.gguf_files import write_gguf
-from tests.site_browser import assert_accessible, go_offline
+from tests.site_browser import assert_accessible, go_offline, wait_until_kept
 
 pytestmark = pytest.mark.slow  # compiles, and starts a browser
 
@@ -235,6 +235,7 @@ def test_a_page_with_its_model(site, llm, phone):
     on another page that was opened before."""
     with served(site.parent) as host:
         phone.goto(f"{host}/site/ch13_guess_and_check/lab.html")
+        wait_until_kept(phone)
         start(phone, f"{host}/site", "ch01_inference")
         phone.fill(".model textarea", TEXT)
         phone.click("text=Begin with this text")

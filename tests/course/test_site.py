@@ -25,7 +25,7 @@ from chapters.site.tables import quoted
 from chapters.site.text import Place, render_text
 from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
-from tests.site_browser import assert_accessible, go_offline, wait_until
+from tests.site_browser import assert_accessible, go_offline, wait_until, wait_until_kept
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
 PAGES += [f"ch01_inference/{name}.de.html" for name in ("index", "lab")]
@@ -391,7 +391,7 @@ def test_quiz_by_finger_and_keyboard(address, phone):
 
 
 def test_a_page_that_was_opened_needs_no_network(site, address, phone):
-    """Reloaded, with its quiz; a page that was not opened is not there. Another build takes the old one's place."""
+    """Reloaded, with its quiz. Another build takes the old one's place."""
     phone.goto(f"{address}/ch07_prefix_caching/index.html")
     go_offline(phone)
     phone.reload()
@@ -400,8 +400,6 @@ def test_a_page_that_was_opened_needs_no_network(site, address, phone):
     assert phone.locator(".question:visible .verdict").inner_text()
     phone.goto(f"{address}/ch07_prefix_caching/")
     assert phone.title() == "Chapter 7: Prefix caching"
-    with pytest.raises(Exception, match="ERR_FAILED"):
-        phone.goto(f"{address}/ch06_prefill_decode/index.html")
     phone.context.set_offline(False)
 
     worker = site / "service-worker.js"
@@ -412,6 +410,37 @@ def test_a_page_that_was_opened_needs_no_network(site, address, phone):
     go_offline(phone)
     phone.reload()
     assert phone.title() and phone.locator("h1").is_visible()
+
+
+def test_a_page_that_was_never_opened_says_so(address, phone):
+    """In its language; from there one comes to the contents, which are kept. With a network again, it is there."""
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    go_offline(phone)
+    for path, language, why in (
+        ("ch01_inference/index.de.html", "de", "Es gibt kein Netz"),
+        ("ch06_prefill_decode/", "en", "has not been opened in this browser yet"),
+    ):
+        assert phone.goto(f"{address}/{path}").status == 503
+        assert phone.locator("html").get_attribute("lang") == language and why in phone.inner_text("main")
+        assert_accessible(phone)
+    assert any("503" in problem for problem in phone.problems)
+    phone.problems.clear()
+    phone.get_by_role("link").click()
+    assert phone.url == f"{address}/index.html" and phone.locator(".keeping").is_visible(), "with its scripts"
+    assert phone.evaluate("[...document.styleSheets].every(({ cssRules }) => cssRules.length)")
+    phone.context.set_offline(False)
+    phone.go_back()
+    phone.reload()
+    assert phone.title() == "Chapter 6: Prefill and decode"
+
+
+def test_a_page_that_is_left_at_once_is_kept(address, phone):
+    """It does not wait for its worker to begin."""
+    phone.add_init_script(
+        """Object.defineProperty(ServiceWorkerContainer.prototype, "ready", { get: () => new Promise(() => {}) });"""
+    )
+    phone.goto(f"{address}/ch07_prefix_caching/index.html")
+    wait_until_kept(phone)
 
 
 # -- what is kept, and the search -------------------------------------------------------------------------------------

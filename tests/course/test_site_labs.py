@@ -210,9 +210,9 @@ def test_a_lab_by_clicks_keys_and_links(chapter, address, phone):
     player.back()
     phone.click(".back")
     assert_shows(phone, player)
-    for scheme in ("light", "dark"):
-        phone.emulate_media(color_scheme=scheme)
-        assert_accessible(phone)
+    assert_accessible(phone)
+    phone.emulate_media(color_scheme="dark")
+    assert_accessible(phone, runOnly=["color-contrast"])
 
 
 def test_bench_site(folder, browser, processes):
@@ -282,7 +282,7 @@ def submissions(chapter) -> Iterator[tuple[int, str, str | None]]:
     wrong = importlib.import_module(f"tests.course.wrong_solutions.{chapter.folder.name[:4]}").WRONG
     for number, task in enumerate(chapter.module("checks").TASKS):
         yield number, source, None
-        for edit in wrong[task.name][:: 2 if chapter in LABS else 9]:  # in Python, all are
+        for edit in wrong[task.name][::9]:  # in Python, all are
             yield number, edit.apply(source, task.name), edit.hint
 
 

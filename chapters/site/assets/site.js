@@ -3,17 +3,22 @@
 
 // -- without a network ------------------------------------------------------------------------------------------------
 
-// The service worker keeps what is loaded from now on, and what this page says that it has loaded before. A page that was
-// opened as a file has none, nor has one that came without TLS from another machine.
+// The service worker keeps what is loaded from now on, and what this page says that it has loaded before. A page says so
+// at once, to a worker that is still beginning: it may be left at any time. A page that was opened as a file has no
+// worker, nor has one that came without TLS from another machine.
 if (location.protocol.startsWith("http") && navigator.serviceWorker) {
   const { serviceWorker } = navigator;
-  const tell = async () => {
+  const tell = (worker) => {
     const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
-    (await serviceWorker.ready).active.postMessage([location.href, ...loaded]);
+    worker.postMessage([location.href, ...loaded]);
   };
-  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).catch(() => {}); // it is forbidden
-  serviceWorker.addEventListener("controllerchange", tell); // of another build: what it has not seen
-  addEventListener("load", tell);
+  const tellActive = async () => tell((await serviceWorker.ready).active);
+  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).then(
+    ({ installing, waiting, active }) => tell(installing ?? waiting ?? active),
+    () => {}, // it is forbidden
+  );
+  serviceWorker.addEventListener("controllerchange", tellActive); // of another build: what it has not seen
+  addEventListener("load", tellActive);
 }
 
 // -- copy buttons -----------------------------------------------------------------------------------------------------

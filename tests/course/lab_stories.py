@@ -1,0 +1,127 @@
+"""What a plain lab tells: run with little to measure, and compared with its recording and with what the text quotes."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chapters.__main__ import main
+from chapters.patching import replaced
+from chapters.recording import Recording, Told
+from chapters.sheet import MEASURED
+from chapters.story import WIDTH, Story
+from nanovllm.worker import model
+from tests.course.course_text import blocks
+
+# The functions of labs that measure; what else they print does not depend on the model.
+MEASURING = {
+    3: ("time_generation", "time_contexts"),
+    6: ("tell_one_request", "tell_rates", "tell_budgets"),
+    7: ("tell_salts", "tell_costs"),
+    10: ("tell_same_bits", "tell_shares", "tell_workload"),
+    13: ("tell_rows", "tell_engine"),
+    15: ("tell_cost",),
+}
+
+
+# Of other work, less than the lab does: (module, constant, its value; which quoted lines are of what is left out).
+FEWER = {
+    12: ("rounding", "MAX_TOKENS", 16, "no line"),  # its numbers are not compared, below
+    14: ("lab", "NUMS_REPLICAS", (1, 4, 16), " *64 "),
+    16: ("lab", "BOUNDS", (8,), " (16|40)  .*%$"),
+}
+
+
+def measure_little(chapter, any_model, monkeypatch) -> None:
+    """What is measured is not compared: once will do, with the model's first two layers, or, if it is loaded for this
+    alone, with another one."""
+
+    def pairs(first, *others, strict):
+        return list(zip(first, *others, strict=strict))[: 2 if isinstance(first, torch.nn.ModuleList) else None]
+
+    def with_two_layers(tell: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*arguments: Any) -> Any:
+            story = next((each for each in arguments if isinstance(each, Story)), Story())
+            with replaced(model, "zip", pairs), replaced(story, "_model", str(any_model)):
+                return tell(*arguments)
+
+        return told
+
+    lab = chapter.module("lab")
+    for name in MEASURING.get(chapter.number, ()):
+        monkeypatch.setattr(lab, name, with_two_layers(getattr(lab, name)))
+    if chapter.number in FEWER:
+        name, constant, value, _ = FEWER[chapter.number]
+        monkeypatch.setattr(chapter.module(name), constant, value)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"chapters.{chapter.folder.name}."):
+            for limit, value in (("PATIENCE_S", 0), ("MAX_ROUNDS", 1)):
+                monkeypatch.setattr(module, limit, value) if hasattr(module, limit) else None
+
+
+# Labs whose unmeasured numbers are computed by PyTorch's operations: a processor with AVX2 and one with AVX-512 round
+# differently, which changes last digits. The quoted ones are those of the recorded story. (C kernels give the same bits
+# in float32 and int8 on both, chapter 10.)
+ROUNDED_BY_THE_PROCESSOR = {12}
+
+
+def without_measurements(line: str) -> str:
+    """A measured number may be as wide as it is, and so may the head of its column."""
+    if "(measured)" in line:
+        return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+|\s+", "#", line)
+    return re.sub(r"[\s━]+", "#", line) if re.search("[┃━]", line) else line
+
+
+def without_numbers(text: str) -> str:
+    """Last digits depend on the machine."""
+    return re.sub(r"[-+\d.,%]+|[─━█▏▎▍▌▋▊▉▁▂▃▄▅▆▇]+|\s+", "#", text.strip())
+
+
+def unmeasured(told: list[Told], by_rows: bool) -> set[str]:
+    """The words of the paragraphs, tables and pictures in which nothing is measured. by_rows: of tables, each row's."""
+    texts = [what if isinstance(what, str) else str(sorted(what.items())) for _, what in told]
+    if by_rows:
+        tables = [what for kind, what in told if kind == "table"]
+        texts = [text for (kind, _), text in zip(told, texts, strict=True) if kind != "table"]
+        texts += [str([table["title"], *table["columns"], *row]) for table in tables for row in table["rows"]]
+    return {without_numbers(text) for text in texts if MEASURED not in text}
+
+
+def bare(printed: str) -> str:
+    """Words and numbers without the lines that draw a table, on one line; measured numbers without their digits."""
+    words = " ".join(re.sub("[─-╿]", " ", printed).split())
+    return re.sub(r"[\d.,]+|[█▏▎▍▌▋▊▉]+", "#", words) if MEASURED in printed else words
+
+
+def as_lines(told: list[Told]) -> str:
+    """All that was told, each text and each row of a table on a line."""
+    texts = [what if isinstance(what, str) else what["title"] for kind, what in told if kind != "table"]
+    texts += [" ".join(row) for kind, what in told if kind == "table" for row in [what["columns"], *what["rows"]]]
+    return "\n".join(bare(text) for text in texts)
+
+
+def assert_told(chapter, checkpoint: Path, any_model: Path, capsys, monkeypatch) -> None:
+    """The plain lab runs, fits its width, and prints what the text quotes from it and what the site shows of it."""
+    measure_little(chapter, any_model, monkeypatch)
+    left_out = FEWER.get(chapter.number, ("no line",))[-1]
+    stories: list[Story] = []
+    monkeypatch.setattr("chapters.__main__.Story", lambda *options: stories.append(Story(*options)) or stories[0])
+    assert main(["lab", str(chapter.number), "--plain", "--model", str(checkpoint)]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) > 30
+    assert all(len(line) <= WIDTH for line in printed.splitlines())
+    plain = without_numbers if chapter.number in ROUNDED_BY_THE_PROCESSOR else without_measurements
+    lines = {plain(line.rstrip()) for line in printed.splitlines()}
+    recorded = Recording(chapter.folder).told
+    stale = set.symmetric_difference(*(unmeasured(t, chapter.number in FEWER) for t in (recorded, stories[0].told)))
+    assert not stale, f"python -m chapters site --record {chapter.number}, since the lab has changed: {stale}"
+    was_told = as_lines(recorded)
+    quoted = [block["text"] for block in blocks(chapter) if block["info"] == "text lab"]
+    assert quoted, "no number without the lab's output"
+    for line in "".join(quoted).splitlines():
+        assert plain(line.rstrip()) in lines or re.match(left_out, line), f"the lab does not print: {line}"
+        pieces = line.split("┃")  # a heading may stand on several lines, and is recorded as one
+        assert all(bare(piece) in was_told for piece in pieces), f"the recorded story does not have: {line}"
