@@ -1,9 +1,12 @@
-"""Every example runs as its user runs it: python examples/NAME.py, on the demo checkpoint.
+"""Every example runs: python examples/NAME.py, on the demo checkpoint. All but the first in this process, which has torch.
 
 What computes much is told to do so in float32: a processor without instructions for bfloat16 takes many times as long.
 """
 
+import io
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,29 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def run(demo_checkpoint, processes):
+def status_of(capsys, monkeypatch):
+    """status_of(name, *args) -> the exit code of an example, and what it prints."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+    def status_of(name: str, *args: str, stdin: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [name, *args])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        except SystemExit as ends:
+            status = ends.code or 0
+        return status, capsys.readouterr().out
+
+    return status_of
+
+
+@pytest.fixture
+def run(demo_checkpoint, status_of):
     def run(name: str, *args: str, stdin: str = "") -> str:
-        status, out, err = processes.run(str(ROOT / "examples" / name), *args, stdin=stdin, cwd=ROOT)
-        assert status == 0, err
+        status, out = status_of(name, *args, stdin=stdin)
+        assert status == 0
         return out
 
     return run
@@ -34,8 +56,10 @@ def found_of(out: str) -> list[tuple[str, str]]:
     return re.findall(r"│ +(\d+) │ +(\d+) │ +[\d,]+ ms │", out)
 
 
-def test_quickstart(run, demo_in_float32):
-    out = run("quickstart.py", str(demo_in_float32))
+def test_quickstart(processes, demo_in_float32):
+    """As its user runs it."""
+    status, out, err = processes.run(str(ROOT / "examples" / "quickstart.py"), str(demo_in_float32), cwd=ROOT)
+    assert status == 0, err
     cold, warm = out.split("Second batch")
     assert "Rope Walk" in cold and "Old Dock" in warm
     computed = computed_of(out)
@@ -124,12 +148,12 @@ def test_profile_step(run, checkpoint):
 
 
 @pytest.mark.parametrize("options", [["--compare"], ["--quantization", "int8"], ["--enforce-eager"]])
-def test_reproducible(processes, tmp_path, options):
+def test_reproducible(status_of, tmp_path, options):
     """Ten ways, ten times the same bits; PyTorch's operations may have others, which the exit code then says."""
     model = make_checkpoint(tmp_path, "llama", max_position_embeddings=1024)
-    status, out, err = processes.run(str(ROOT / "examples" / "reproducible.py"), str(model), *options, cwd=ROOT)
+    status, out = status_of("reproducible.py", str(model), *options)
     ways = re.findall(r"│ +([0-9a-f]{16}) │ (yes|no) +│", out)
-    assert len(ways) == 10, err
+    assert len(ways) == 10
     assert status == any(same == "no" for _, same in ways) == (len({digest for digest, _ in ways}) > 1)
     assert status == 0 or options == ["--enforce-eager"]
     cached, preemptions = (
