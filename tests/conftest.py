@@ -16,11 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
-LONGEST = "test_labs test_later_labs test_site_labs test_digests test_kernels test_site test_examples test_compilers"
+LONGEST = """test_later_labs test_labs test_site_labs test_digests test_same_bits test_kernels test_site test_exercises
+test_examples test_compilers test_triton_kernels""".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONGEST.split())
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
         if interpreted or SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):

@@ -27,7 +27,7 @@ V3 = ["-mcpu=x86_64_v3"]
 # One processor a target: for each, ziglang compiles a C library first, which may take a minute.
 PROCESSORS = {
     ARM: ["-mcpu=neoverse_n1"],  # with products of bytes, which the first 64-bit Arms lack
-    "wasm32-wasi": ["-msimd128"],
+    "wasm32-wasi": ["-msimd128", "-mexec-model=reactor"],  # as chapters/site/model/files.py compiles
     "x86_64-linux-gnu": V3,
     "x86_64-macos": V3,
     "x86_64-windows-gnu": V3,
@@ -46,7 +46,8 @@ def build(target: str, source: Path, made: Path, flags: list[str], is_library: b
         commands += link_for_windows(object_file, made, is_library)
     else:
         shared = ["-shared", "-pthread"] if is_library else []
-        commands.append([*compile_for(target), *flags, "-O3", *shared, object_file, "-o", str(made), "-lm"])
+        optimized = "-Os" if "wasm" in target else "-O3"  # each has a C library of its own; pages are compiled with -Os
+        commands.append([*compile_for(target), *flags, optimized, *shared, object_file, "-o", str(made), "-lm"])
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every example runs: python examples/NAME.py, on the demo checkpoint. All but the first in this process, which has torch.
+"""Every example runs on the demo checkpoint: the first as users run it, the others in this process, which has torch.
 
 What computes much is told to do so in float32: a processor without instructions for bfloat16 takes many times as long.
 """

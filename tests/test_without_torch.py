@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 STAGE_WITHOUT_TERMINAL = """
 import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
@@ -42,10 +40,9 @@ def run(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["-OO"], marks=pytest.mark.slow)], ids=["plain", "OO"])
-def test_what_needs_no_torch(options):
-    """As tests/every_python.py tries it on other Pythons."""
-    run(*options, str(Path(__file__).with_name("without_torch.py")))
+def test_what_needs_no_torch():
+    """tests/every_python.py tries it on all Pythons of a machine, and with -OO."""
+    run(str(Path(__file__).with_name("without_torch.py")))
 
 
 def test_the_stage_plays_where_neither_torch_nor_rich_can_be_imported():

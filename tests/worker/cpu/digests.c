@@ -237,5 +237,6 @@ int main(void) {
     show_products();
     show_quantized();
     show_delta_net();
+    fflush(stdout); /* as WebAssembly it is a library: nothing follows that would */
     return 0;
 }
