@@ -21,29 +21,30 @@ def chromium() -> Iterator:
         browser.close()
 
 
-KEPT = """async () => {
+MISSING = """async () => {
     const loaded = [location.href, ...performance.getEntriesByType("resource").map(({ name }) => name)];
     const here = loaded.filter(url => url.startsWith("http") && !url.includes("/model/"));
-    return (await Promise.all(here.map(url => caches.match(url, { ignoreSearch: true })))).every(Boolean);
+    const kept = await Promise.all(here.map(url => caches.match(url, { ignoreSearch: true })));
+    return here.filter((url, at) => !kept[at]);
 }"""
 
 
 def wait_until_kept(tab) -> None:
     """The service worker has kept what this page has loaded: it may be left, and is there without a network."""
-    wait_until(tab, KEPT)
+    wait_until_none(tab, MISSING)
+
+
+def wait_until_none(tab, script: str) -> None:
+    """For a script whose answer is a promise of a list, which becomes empty."""
+    end = time.monotonic() + 60
+    while left := tab.evaluate(script):
+        assert time.monotonic() < end, left
+        tab.wait_for_timeout(20)
 
 
 def go_offline(tab) -> None:
     wait_until_kept(tab)
     tab.context.set_offline(True)
-
-
-def wait_until(tab, script: str) -> None:
-    """For a script whose answer is a promise: wait_for_function() takes the promise itself for an answer."""
-    end = time.monotonic() + 60
-    while not tab.evaluate(script):
-        assert time.monotonic() < end, script
-        tab.wait_for_timeout(20)
 
 
 def assert_accessible(tab, impacts: tuple[str, ...] = ("serious", "critical"), **options) -> None:

@@ -4,6 +4,7 @@ What computes much is told to do so in float32: a processor without instructions
 """
 
 import io
+import logging
 import re
 import runpy
 import sys
@@ -32,7 +33,10 @@ def status_of(capsys, monkeypatch):
             status = ends.code or 0
         return status, capsys.readouterr().out
 
-    return status_of
+    logger = logging.getLogger("nanovllm")
+    level = logger.level
+    yield status_of
+    logger.setLevel(level)  # some examples change it
 
 
 @pytest.fixture

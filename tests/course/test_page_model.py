@@ -258,4 +258,6 @@ def test_a_page_with_its_model(site, llm, phone):
         assert int(re.search(r"guesses\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
         assert_accessible(phone)
         assert phone.evaluate(KEPT).count("weights.bin") == 1
-        phone.problems.clear()  # the manifest could not be loaded, and the one that is kept was taken
+        [problem] = phone.problems  # the manifest could not be loaded, and the one that is kept was taken
+        assert "ERR_INTERNET_DISCONNECTED" in problem
+        phone.problems.clear()

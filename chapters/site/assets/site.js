@@ -3,22 +3,24 @@
 
 // -- without a network ------------------------------------------------------------------------------------------------
 
-// The service worker keeps what is loaded from now on, and what this page says that it has loaded before. A page says so
-// at once, to a worker that is still beginning: it may be left at any time. A page that was opened as a file has no
-// worker, nor has one that came without TLS from another machine.
+// The service worker keeps what is loaded through it, and what this page says that it has loaded: at once, to a worker that
+// is still beginning, for the page may be left at any time. A page that was opened as a file has no worker, nor has one
+// that came without TLS from another machine.
 if (location.protocol.startsWith("http") && navigator.serviceWorker) {
   const { serviceWorker } = navigator;
-  const tell = (worker) => {
-    const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
-    worker.postMessage([location.href, ...loaded]);
-  };
-  const tellActive = async () => tell((await serviceWorker.ready).active);
-  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).then(
-    ({ installing, waiting, active }) => tell(installing ?? waiting ?? active),
-    () => {}, // it is forbidden
-  );
-  serviceWorker.addEventListener("controllerchange", tellActive); // of another build: what it has not seen
-  addEventListener("load", tellActive);
+  serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).then((registration) => {
+    const tell = (urls) => {
+      const { installing, waiting, active } = registration;
+      (installing ?? waiting ?? active).postMessage(urls);
+    };
+    const watch = () => { // what is on its way when a worker begins comes to no worker
+      tell([location.href]);
+      new PerformanceObserver((list) => tell(list.getEntries().map(({ name }) => name)))
+        .observe({ type: "resource", buffered: true });
+    };
+    watch();
+    serviceWorker.addEventListener("controllerchange", watch); // of another build: what it has not seen
+  }, () => {}); // it is forbidden
 }
 
 // -- copy buttons -----------------------------------------------------------------------------------------------------

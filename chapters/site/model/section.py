@@ -85,7 +85,7 @@ aria-label="{words("model.section")}">
 {FAILURE}
 <form class="asking" hidden><label>{words("model.its_text")}
 <textarea rows="3" data-name="text" spellcheck="false">{escape(example)}</textarea></label>
-<div class="moved">{sliders(chapter, model, words)}</div>
+<div class="sliders">{sliders(chapter, model, words)}</div>
 <div class="acts"><button class="go">{words("model.begin")}</button>{buttons}</div></form>
 <p class="said" role="status"></p>
 <div class="shown"></div>
