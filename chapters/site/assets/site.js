@@ -3,9 +3,9 @@
 
 // -- without a network ------------------------------------------------------------------------------------------------
 
-// The service worker keeps what is loaded through it, and what this page says that it has loaded: at once, to a worker that
-// is still beginning, for the page may be left at any time. A page that was opened as a file has no worker, nor has one
-// that came without TLS from another machine.
+// The service worker keeps what is loaded through it, and what this page says that it has loaded: at once, to a worker
+// that is still beginning, for the page may be left at any time. A page that was opened as a file has no worker, nor has
+// one that came without TLS from another machine.
 if (location.protocol.startsWith("http") && navigator.serviceWorker) {
   const { serviceWorker } = navigator;
   serviceWorker.register(new URL("../service-worker.js", document.currentScript.src)).then((registration) => {
