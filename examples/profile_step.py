@@ -18,7 +18,9 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +66,6 @@ def main() -> None:
         show_contexts(llm, gb_per_s)
         return
     show_python(llm, sorted({1, args.batch}), args.context)
-    add_timers(llm)
 
     def floor_ms(num_rows: int, num_sampled: int, keys_read: int, pairs: int) -> dict[str, float]:
         """Lower bounds: linear layers read every weight once, attention reads every key and value once."""
@@ -77,24 +78,26 @@ def main() -> None:
         attention = max(kv_bytes / gb_per_s / 1e9, attention_flops / gflops / 1e9)
         return {"linear layers": linear * 1e3, "attention": attention * 1e3}
 
-    for _ in range(2):  # the first warms up
-        request(llm, args.prompt, 1)
-        prefill_s = timed_steps(llm, 1)
-    floor = floor_ms(args.prompt, 1, args.prompt, args.prompt * (args.prompt + 1) // 2)
-    draw(f"Prefill of {args.prompt} tokens", prefill_s, 1, floor)
+    with ExitStack() as timers:
+        add_timers(llm, timers)
+        for _ in range(2):  # the first warms up
+            request(llm, args.prompt, 1)
+            prefill_s = timed_steps(llm, 1)
+        floor = floor_ms(args.prompt, 1, args.prompt, args.prompt * (args.prompt + 1) // 2)
+        draw(f"Prefill of {args.prompt} tokens", prefill_s, 1, floor)
 
-    for _ in range(args.batch):
-        request(llm, args.context, NUM_STEPS + 4)
-    while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
-        llm.engine.step()
-    decode_s = timed_steps(llm, NUM_STEPS)
-    keys = args.batch * (args.context + NUM_STEPS // 2)
-    draw(
-        f"Decode, batch {args.batch}, context {args.context}",
-        decode_s,
-        NUM_STEPS,
-        floor_ms(args.batch, args.batch, keys, keys),
-    )
+        for _ in range(args.batch):
+            request(llm, args.context, NUM_STEPS + 4)
+        while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
+            llm.engine.step()
+        decode_s = timed_steps(llm, NUM_STEPS)
+        keys = args.batch * (args.context + NUM_STEPS // 2)
+        draw(
+            f"Decode, batch {args.batch}, context {args.context}",
+            decode_s,
+            NUM_STEPS,
+            floor_ms(args.batch, args.batch, keys, keys),
+        )
 
 
 def request(llm: LLM, num_prompt: int, num_output: int, stream: bool = True) -> str:
@@ -154,8 +157,8 @@ def timed_steps(llm: LLM, num: int) -> float:
     return time.perf_counter() - started
 
 
-def add_timers(llm: LLM) -> None:
-    """Put a stopwatch around each part of the step."""
+def add_timers(llm: LLM, timers: ExitStack) -> None:
+    """Put a stopwatch around each part of the step, until `timers` is closed."""
 
     def timed(part: str, function: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +180,7 @@ def add_timers(llm: LLM) -> None:
         (model_runner, "sample", "sampling"),
         (Linear, "forward", "linear layers"),
     ):
-        setattr(owner, name, timed(part, getattr(owner, name)))
+        timers.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
     functions = (field.name for field in dataclasses.fields(runner.kernels) if field.name != "library")
     parts = dict.fromkeys(functions, "small operations")
     parts |= {"paged_attention": "attention", "most_likely": "sampling"}

@@ -3,6 +3,7 @@
 What computes much is told to do so in float32: a processor without instructions for bfloat16 takes many times as long.
 """
 
+import importlib
 import io
 import logging
 import re
@@ -20,23 +21,38 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def status_of(capsys, monkeypatch):
     """status_of(name, *args) -> the exit code of an example, and what it prints."""
+    importlib.import_module("nanovllm.worker.model_runner")  # so that patches of it are seen, too
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / "examples")
 
     def status_of(name: str, *args: str, stdin: str = "") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [name, *args])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        status = 0
+        status, before = 0, functions_of_engine()
         try:
             runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
         except SystemExit as ends:
             status = ends.code or 0
+        after = functions_of_engine()
+        assert [name for name in before if after[name] is not before[name]] == []  # it was patched, and stayed so
         return status, capsys.readouterr().out
 
     logger = logging.getLogger("nanovllm")
     level = logger.level
     yield status_of
     logger.setLevel(level)  # some examples change it
+
+
+def functions_of_engine() -> dict[tuple[str, ...], object]:
+    """What the modules and classes of nanovllm that are loaded define, by name."""
+    functions = {}
+    for module in [module for name, module in sys.modules.items() if name.startswith("nanovllm")]:
+        for name, value in vars(module).items():
+            if callable(value):
+                functions[module.__name__, name] = value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                functions |= {(module.__name__, name, of): method for of, method in vars(value).items()}
+    return functions
 
 
 @pytest.fixture
