@@ -118,6 +118,12 @@ def short_demo_in_float32(short_demo, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def any_model(tmp_path_factory) -> Path:
+    """For labs in which the words do not matter."""
+    return make_checkpoint(tmp_path_factory.mktemp("any"), "llama", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
 def short_demo(demo_checkpoint, tmp_path_factory) -> Path:
     """The demo checkpoint without most of its layers: for what takes any model, and real texts."""
     folder, num_layers = shutil.copytree(demo_checkpoint, tmp_path_factory.mktemp("short") / "model"), 2

@@ -4,8 +4,8 @@ What needs torch is in checks_engine.py: a browser, which has none, grades the f
 """
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -30,11 +30,9 @@ def engine() -> Any:
     return import_module("chapters.ch03_kv_cache.checks_engine")
 
 
-@contextmanager
-def use_in_engine(name: str, function: Any) -> Iterator[None]:
+def use_in_engine(name: str, function: Any) -> AbstractContextManager[None]:
     """The context of this name; without torch there is no engine that could use a function."""
-    with nullcontext() if find_spec("torch") is None else getattr(engine(), name)(function):
-        yield
+    return nullcontext() if find_spec("torch") is None else getattr(engine(), name)(function)
 
 
 @read_again(MINUS_ONE_SECTION)

@@ -50,7 +50,7 @@ async function answer(event) {
 
 function notKept(url) {
   const language = new URL(url).pathname.match(/\.(\w+)\.html$/)?.[1];
-  const said = (NOT_KEPT[language] ?? NOT_KEPT.en).replace("@SCOPE@", SCOPE);
+  const said = (NOT_KEPT[language] ?? NOT_KEPT.en).replace("@SCOPE@", () => SCOPE); // as it stands, whatever $ is in it
   return new Response(said, { status: 503, headers: { "Content-Type": "text/html; charset=utf-8" } });
 }
 

@@ -17,7 +17,12 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-for_each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.folder.name[:4])
+
+def for_each(chapters) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("chapter", chapters, ids=lambda chapter: chapter.folder.name[:4])
+
+
+for_each_chapter = for_each(CHAPTERS)
 
 
 def text_of(chapter) -> str:

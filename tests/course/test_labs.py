@@ -3,7 +3,6 @@
 import asyncio
 import io
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,20 +16,14 @@ from chapters.ch12_fewer_bits.rounding import Model
 from chapters.course import find_chapter
 from chapters.story import WIDTH
 from nanovllm import LLM
-from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
-from tests.course.course_text import CHAPTERS, ROOT
+from tests.checkpoints import HYBRIDS, VARIANTS
+from tests.course.course_text import CHAPTERS, ROOT, for_each
 from tests.course.lab_stories import assert_told
 
 PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that are apps
 
 
-@pytest.fixture(scope="module")
-def any_model(tmp_path_factory) -> Path:
-    """For labs in which the words do not matter."""
-    return make_checkpoint(tmp_path_factory.mktemp("any"), "llama", max_position_embeddings=2048)
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS[:8], ids=[f"ch{chapter.number:02}" for chapter in CHAPTERS[:8]])
+@for_each(CHAPTERS[:8])
 def test_lab(chapter, demo_checkpoint, any_model, capsys, monkeypatch):
     assert_told(chapter, demo_checkpoint, any_model, capsys, monkeypatch)
 
