@@ -1,8 +1,8 @@
 """Sealed: what a student's edition of the course holds, but does not show to whoever opens a file.
 
-Sealed are the quizzes, and our solutions of those chapters whose lab or checks compute with them. A seal is like an
-answer that is printed upside down: nobody reads it by accident, and no search finds it. It is no secret. The course has
-to open it on the student's machine, so whoever calls unseal() can open it, too.
+Sealed are the quizzes (in pages, too: site/quiz.py), and our solutions of those chapters whose lab or checks compute
+with them. A seal is like an answer that is printed upside down: nobody reads it by accident, and no search finds it. It
+is no secret. The course has to open it on the student's machine, so whoever calls unseal() can open it, too.
 """
 
 import base64

@@ -43,7 +43,13 @@ def wait_until_none(tab, script: str) -> None:
 
 
 def go_offline(tab) -> None:
+    """As soon as the page is kept, and its service worker answers for the site's pages."""
     wait_until_kept(tab)
+    tab.evaluate("""() => new Promise(begun => {
+        const { serviceWorker } = navigator;
+        serviceWorker.addEventListener("controllerchange", begun);
+        if (serviceWorker.controller) begun();
+    })""")
     tab.context.set_offline(True)
 
 

@@ -1,6 +1,8 @@
 """A chapter's quiz on its page: the questions of quiz.toml in the terminal's order and words, asked by site.js."""
 
+import base64
 import html
+import json
 from typing import Any
 
 from chapters import quiz
@@ -26,46 +28,55 @@ def quiz_section(chapter: Chapter, words: Words = ENGLISH) -> str:
 
 
 def question_html(question: dict[str, Any], number: int, num_questions: int, words: Words) -> str:
-    ask = _number if "answer" in question else _options
-    return f"""<div class="question" data-tries="{quiz.TRIES}" hidden>
+    ask = _number(question, words) if "answer" in question else _options(question, number)
+    return f"""<div class="question" data-tries="{quiz.TRIES}" data-sealed="{sealed(question, number, words)}" hidden>
 <p class="count">{words("quiz.question", number=number, count=num_questions)}</p>
 <div class="ask" tabindex="-1" id="question-{number}">{MARKDOWN.render(question["ask"])}</div>
-{ask(question, number, words)}
-<template class="once-more"><p>{words("quiz.again")}</p></template>
-<template class="solution"><p>{inline_html(quiz.solution(question, number, words))}</p></template>
+{ask}
 <div class="verdict" role="status"></div>
 <button type="button" class="next" hidden>{words("quiz.next" if number < num_questions else "quiz.result")}</button>
 </div>
 """
 
 
-def verdict(right: bool, text: str, words: Words) -> str:
+def sealed(question: dict[str, Any], number: int, words: Words) -> str:
+    """The answers, not to be read by accident (chapters/sealed.py): JSON in base64, which every browser can open.
+
+    said: for each answer its value (a letter or a number, and how far from it one may be; null: every other number),
+    whether it is right, and the HTML of what is said. again, solution: what is said before and after the last try.
+    """
+    said = [
+        {
+            "value": value if value is None or "options" in question else float(value),
+            "within": quiz.within(question, value) if value and "answer" in question else 0,
+            "right": right,
+            "verdict": _verdict(right, text, words),
+        }
+        for value, (right, text) in quiz.verdicts(question, number).items()
+    ]
+    solution = f"<p>{inline_html(quiz.solution(question, number, words))}</p>"
+    answers = {"said": said, "again": f"<p>{words('quiz.again')}</p>", "solution": solution}
+    return base64.b64encode(json.dumps(answers).encode()).decode()
+
+
+def _verdict(right: bool, text: str, words: Words) -> str:
     good, bad = words("quiz.right"), words("quiz.no")
     word = f'<strong class="good">{good}</strong>' if right else f'<strong class="bad">{bad}</strong>'
     return f"<p>{word} {inline_html(text)}</p>"
 
 
-def _options(question: dict[str, Any], number: int, words: Words) -> str:
-    rows, said = [], quiz.verdicts(question, number)
-    for letter, option in zip(said, quiz.shuffled(question, number), strict=False):
-        right, text = said[letter]
-        rows.append(
-            f'<button type="button" class="option" value="{"right" if right else "wrong"}"><b>{letter}</b>'
-            f"<span>{inline_html(option['text'])}</span></button><template>{verdict(right, text, words)}</template>"
-        )
-    return f'<div class="options" role="group" aria-labelledby="question-{number}">{"".join(rows)}</div>'
-
-
-def _number(question: dict[str, Any], number: int, words: Words) -> str:
-    templates = (
-        f'<template value="{"else" if given is None else given}" '
-        f'data-within="{0 if given is None else quiz.within(question, given)}" data-right="{int(said[0])}">'
-        f"{verdict(*said, words)}</template>"
-        for given, said in quiz.verdicts(question, number).items()
+def _options(question: dict[str, Any], number: int) -> str:
+    options = "".join(
+        f'<button type="button" class="option" value="{letter}"><b>{letter}</b>'
+        f"<span>{inline_html(option['text'])}</span></button>"
+        for letter, option in zip("abcdef", quiz.shuffled(question, number), strict=False)
     )
+    return f'<div class="options" role="group" aria-labelledby="question-{number}">{options}</div>'
+
+
+def _number(question: dict[str, Any], words: Words) -> str:
     return f"""<form class="number">
 <label>{words("quiz.your_answer")} <input name="number" inputmode="decimal" autocomplete="off">
 {html.escape(question["unit"])}</label>
 <button>{words("quiz.answer")}</button>
-{"".join(templates)}
 </form>"""

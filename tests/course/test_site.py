@@ -22,7 +22,7 @@ from chapters.site.server import served
 from chapters.site.sources import Sources
 from chapters.site.stories import story_of
 from chapters.site.tables import quoted
-from chapters.site.text import Place, render_text
+from chapters.site.text import Place, inline_html, render_text
 from chapters.words import ENGLISH
 from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible, go_offline, wait_until_kept, wait_until_none
@@ -366,6 +366,16 @@ def test_quizzes(site, phone):
             expected = [said_of(*asked) for asked in zip(answers, solutions, strict=True)]
             assert [[" ".join(text.split()) for text in texts] for texts in comments] == expected
             assert score == f"{sum(tries[-1][1] for tries in answers)} of {len(questions)}"
+
+
+def test_no_answer_is_read_by_accident(site):
+    """What is right, and what is said of an answer, is not in the page's text (chapters/sealed.py)."""
+    for chapter in CHAPTERS:
+        page = (site / chapter.folder.name / "index.html").read_text("utf-8").partition('<section class="quiz"')[2]
+        assert page
+        for number, question in enumerate(quiz.load(chapter), start=1):
+            said = [quiz.solution(question, number), *(text for _, text in quiz.verdicts(question, number).values())]
+            assert not [text for text in said if text and inline_html(text) in page]
 
 
 def test_quiz_by_finger_and_keyboard(address, phone):

@@ -92,16 +92,14 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     if (focus) (panel.querySelector(".ask") ?? panel).focus();
   };
 
-  const answer = (question, template, right) => {
-    const verdict = question.querySelector(".verdict");
-    const say = (each) => verdict.append(each.content.cloneNode(true));
-    verdict.replaceChildren();
-    say(template);
+  const answer = (question, { said, again, solution }, { right, verdict }) => {
     question.triesLeft -= 1;
-    if (!right && question.triesLeft) return say(question.querySelector("template.once-more"));
-    if (!right) say(question.querySelector("template.solution"));
+    const isLast = right || !question.triesLeft;
+    question.querySelector(".verdict").innerHTML = verdict + (right ? "" : isLast ? solution : again);
+    if (!isLast) return;
     numRight += right;
-    question.querySelector('.option[value="right"]')?.classList.add("good");
+    const best = said.find((each) => each.right).value;
+    question.querySelector(`.option[value="${best}"]`)?.classList.add("good");
     for (const control of question.querySelectorAll(".options button, .number button, input")) control.disabled = true;
     const next = question.querySelector(".next");
     next.hidden = false;
@@ -122,27 +120,25 @@ for (const quiz of document.querySelectorAll(".quiz")) {
   };
 
   for (const [at, question] of questions.entries()) {
+    const sealed = JSON.parse(atob(question.dataset.sealed)); // chapters/site/quiz.py says what is in it
     for (const option of question.querySelectorAll(".option")) {
       option.addEventListener("click", () => {
-        const right = option.value === "right";
-        if (!right) option.classList.add("bad");
+        const said = sealed.said.find(({ value }) => value === option.value);
+        if (!said.right) option.classList.add("bad");
         option.disabled = true; // a second try is another one
-        answer(question, option.nextElementSibling, right);
+        answer(question, sealed, said);
       });
     }
     question.querySelector("form")?.addEventListener("submit", (event) => {
       event.preventDefault();
-      const form = event.target;
-      const text = form.elements.number.value.replaceAll(",", "").trim();
+      const text = event.target.elements.number.value.replaceAll(",", "").trim();
       const given = Number(text);
       if (text === "" || Number.isNaN(given)) {
         question.querySelector(".verdict").textContent = WORDS.type_a_number;
         return;
       }
-      const templates = [...form.querySelectorAll("template")];
-      const isMeant = (each) => Math.abs(given - Number(each.getAttribute("value"))) <= Number(each.dataset.within);
-      const template = templates.find(isMeant) ?? templates.at(-1);
-      answer(question, template, template.dataset.right === "1");
+      const isMeant = ({ value, within }) => value === null || Math.abs(given - value) <= within; // null is the last
+      answer(question, sealed, sealed.said.find(isMeant));
     });
     question.querySelector(".next").addEventListener("click", () => {
       if (at + 1 < questions.length) return show(questions[at + 1], true);
