@@ -27,7 +27,7 @@ V3 = ["-mcpu=x86_64_v3"]
 # One processor a target: for each, ziglang compiles a C library first, which may take a minute.
 PROCESSORS = {
     ARM: ["-mcpu=neoverse_n1"],  # with products of bytes, which the first 64-bit Arms lack
-    "wasm32-wasi": ["-msimd128", "-mexec-model=reactor"],  # as chapters/site/model/files.py compiles
+    "wasm32-wasi": ["-msimd128"],  # as chapters/site/model/files.py compiles
     "x86_64-linux-gnu": V3,
     "x86_64-macos": V3,
     "x86_64-windows-gnu": V3,
@@ -38,6 +38,9 @@ def compile_for(target: str) -> list[str]:
     return [*ZIG, "-target", target, *PROCESSORS.get(target, [])]
 
 
+LINK_WASM = ["-nostdlib", "-Wl,--no-entry", "-Wl,--import-symbols"]  # with what JavaScript has, and no C library
+
+
 def build(target: str, source: Path, made: Path, flags: list[str], is_library: bool = False) -> None:
     """Compile and link, as compile_library() does."""
     object_file = f"{made}.o"
@@ -46,8 +49,8 @@ def build(target: str, source: Path, made: Path, flags: list[str], is_library: b
         commands += link_for_windows(object_file, made, is_library)
     else:
         shared = ["-shared", "-pthread"] if is_library else []
-        optimized = "-Os" if "wasm" in target else "-O3"  # each has a C library of its own; pages are compiled with -Os
-        commands.append([*compile_for(target), *flags, optimized, *shared, object_file, "-o", str(made), "-lm"])
+        libraries = LINK_WASM if "wasm" in target else ["-O3", "-lm"]  # -O1 would have a C library of its own
+        commands.append([*compile_for(target), *flags, *shared, object_file, "-o", str(made), *libraries])
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr

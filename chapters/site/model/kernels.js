@@ -16,7 +16,6 @@ export async function loadModel({ tokenizers, program, weights, layout, tokenize
 // program: compiled WebAssembly; weights: bytes.
 async function loadKernels(program, layout, weights) {
   const { exports } = await WebAssembly.instantiate(program, {});
-  exports._initialize();
   const memory = exports.memory, functions = exports.__indirect_function_table;
   if (exports.__heap_base.value > layout.base) throw new Error("the program is larger than the image leaves room for");
   memory.grow(Math.ceil((layout.end - memory.buffer.byteLength) / 65_536));

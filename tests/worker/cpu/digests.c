@@ -237,6 +237,5 @@ int main(void) {
     show_products();
     show_quantized();
     show_delta_net();
-    fflush(stdout); /* as WebAssembly it is a library: nothing follows that would */
     return 0;
 }
