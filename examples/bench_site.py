@@ -12,7 +12,6 @@ without guesses: what chapter 13's page says itself.
 """
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # chapters/ is not installed
 from chapters.course import ROOT
 from chapters.site.build import build
 from chapters.site.runtime import CHAPTERS, FILES, GRADED
-from chapters.site.server import served
+from chapters.site.server import chromium, served
 
 FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => resolve(list.getEntries()[0].startTime))
     .observe({ type: "paint", buffered: true }))"""
@@ -68,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         address, playwright = stack.enter_context(served(folder)), stack.enter_context(sync_playwright())
         if not args.site:
             build(folder, offline=True, with_model=args.with_model)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        browser = playwright.chromium.launch(executable_path=chromium())
 
         def measure(path: str, script: str) -> float:
             """Milliseconds, median."""

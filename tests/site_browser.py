@@ -1,11 +1,12 @@
 """A browser for the tests of pages: Debian's chromium, or the one that playwright has installed."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from chapters.site import server
 
 
 @contextmanager
@@ -14,7 +15,7 @@ def chromium() -> Iterator:
     sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install -e '.[test]'")
     with sync_api.sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+            browser = playwright.chromium.launch(executable_path=server.chromium())
         except sync_api.Error as error:
             pytest.skip(f"no chromium (apt install chromium, or playwright install chromium): {error}")
         yield browser

@@ -7,10 +7,10 @@ changes a diagram draws it anew: python -m chapters site --draw  After a change 
 import hashlib
 import html
 import re
-import shutil
 from pathlib import Path
 
 from chapters.site.runtime import MERMAID, cached
+from chapters.site.server import chromium
 from chapters.site.sources import ROOT, TEXTS
 from chapters.words import ENGLISH, Words
 
@@ -57,7 +57,7 @@ def draw_all() -> None:
 
     pictures, read = wanted(), Path(__file__).with_name("mermaid_to_svg.js").read_text("utf-8")
     with sync_playwright() as playwright:
-        page = playwright.chromium.launch(executable_path=shutil.which("chromium")).new_page()
+        page = playwright.chromium.launch(executable_path=chromium()).new_page()
         page.add_script_tag(path=cached(MERMAID))
         page.evaluate("config => mermaid.initialize(config)", CONFIG)
         for picture, source in pictures.items():

@@ -1,11 +1,17 @@
-"""Files of a folder over HTTP: a site to look at, and for benchmarks and tests."""
+"""Files of a folder over HTTP: a site to look at, and for benchmarks and tests; and which browser these take."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+
+
+def chromium() -> str | None:
+    """The system's, without windows if it has such a one: two thirds of the other's work. None: Playwright's own."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 class Quiet(SimpleHTTPRequestHandler):
