@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM
-from nanovllm.features.parallel import ranks
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 from nanovllm.worker.cpu import memory
 from tests.checkpoints import SMALL, VARIANTS, edit, make_checkpoint
-from tests.processes import ForkedRank, Processes
+from tests.processes import Processes
 from tests.site_browser import chromium
 
 
@@ -27,7 +26,6 @@ def pytest_sessionstart() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # of processes that tests start
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     memory.PREFAULTED_BYTES = 1 << 20  # most engines of tests take few steps
-    ranks._start = ForkedRank  # test_nothing_outlives_the_driver and the command line's have real ones
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,18 +1,14 @@
 """Programs, and engines with ranks, of which nothing is left when a test ends, however it ends."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 from nanovllm import LLM
-from nanovllm.features.parallel import ranks
 
-START_RANK = ranks._start  # as it is outside of tests
 LIMIT_S = 600  # for what hangs; no machine is so busy that a test needs as long
 
 
@@ -43,42 +39,3 @@ class Processes:
 def _kill(process: subprocess.Popen) -> None:
     with process, suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-class ForkedRank:
-    """What a rank's driver uses of subprocess.Popen, of a process that begins with everything imported (2 s each)."""
-
-    def __init__(self, rank: int, connection: Connection, env: dict[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["nanovllm.features.parallel.rank_runner", "nanovllm.engine", "torch.distributed"]
-        )
-        self._process = context.Process(target=_serve, args=(rank, connection, env), daemon=True)
-        self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
-        return self.returncode
-
-
-def _serve(rank: int, connection: Connection, env: dict[str, str]) -> None:
-    os.setsid()
-    os.environ.clear()
-    os.environ.update(env)
-    from torch import set_num_threads
-
-    from nanovllm.features.parallel.ranks import serve
-
-    set_num_threads(int(env["OMP_NUM_THREADS"]))
-    serve(connection.fileno(), rank)

@@ -37,7 +37,10 @@ GRACE_S = 2.0  # after one rank has reported a lost peer: time for the others to
 
 
 class ParallelRunner:
-    """The driver's side: what ModelRunner does, by ranks in processes of their own."""
+    """The driver's side: what ModelRunner does, by ranks in processes of their own.
+
+    They are started without multiprocessing, which would run the caller's script once more in each of them.
+    """
 
     _store: Any  # torch.distributed's TCPStore: where the ranks find each other
 
@@ -72,7 +75,13 @@ class ParallelRunner:
         }
         for rank in range(self.size):
             ours, theirs = Pipe()
-            self._processes.append(_start(rank, theirs, env))
+            code = f"from nanovllm.features.parallel.ranks import serve; serve({theirs.fileno()}, {rank})"
+            command = [sys.executable, "-c", code]
+            # In a session of its own, so that the terminal's Ctrl-C reaches the driver only.
+            process = subprocess.Popen(
+                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            self._processes.append(process)
             self._connections.append(ours)
             theirs.close()
         self._ask(self._store.port, self.config, self.model_config)
@@ -162,16 +171,6 @@ class ParallelRunner:
                 if (in_vain or silent) and rank not in answers and rank not in lost:
                     raise RuntimeError(f"rank {rank} hangs: {TIMEOUT_S:.0f} s without an answer")
         return [answers[rank] for rank in range(self.size)]
-
-
-def _start(rank: int, connection: Connection, env: dict[str, str]) -> subprocess.Popen:
-    """Without multiprocessing, which would run the caller's script once more.
-
-    In a session of its own, so that the terminal's Ctrl-C reaches the driver only.
-    """
-    fd = connection.fileno()
-    command = [sys.executable, "-c", f"from nanovllm.features.parallel.ranks import serve; serve({fd}, {rank})"]
-    return subprocess.Popen(command, env=env, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _kill(processes: list[subprocess.Popen], connections: list[Connection]) -> None:

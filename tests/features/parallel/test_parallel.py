@@ -14,7 +14,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.features.parallel import ranks as parallel
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import make_checkpoint
-from tests.processes import LIMIT_S, START_RANK
+from tests.processes import LIMIT_S
 
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=24, max_model_len=64)
 
@@ -132,7 +132,6 @@ def test_a_rank_that_never_starts(checkpoint, processes, tmp_path, monkeypatch, 
     script.write_text(f"#!/bin/sh\n{program}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(parallel, "_start", START_RANK)
     monkeypatch.setattr(parallel, "TIMEOUT_S", timeout_s)
     with pytest.raises(RuntimeError, match=message):
         processes.llm(checkpoint(), 2, **OPTIONS)
