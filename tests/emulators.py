@@ -24,7 +24,7 @@ EMULATORS = {
     "x86_64-windows-gnu": "wine64",
 }
 V3 = ["-mcpu=x86_64_v3"]
-# One processor a target: for each, ziglang compiles a C library first, which may take a minute.
+# One processor a target: where programs link ziglang's C library, that is compiled for each.
 PROCESSORS = {
     ARM: ["-mcpu=neoverse_n1"],  # with products of bytes, which the first 64-bit Arms lack
     "wasm32-wasi": ["-msimd128"],  # as chapters/site/model/files.py compiles
@@ -32,13 +32,11 @@ PROCESSORS = {
     "x86_64-macos": V3,
     "x86_64-windows-gnu": V3,
 }
+LINK_WASM = ["-nostdlib", "-Wl,--no-entry", "-Wl,--import-symbols"]  # with what JavaScript has, and no C library
 
 
 def compile_for(target: str) -> list[str]:
     return [*ZIG, "-target", target, *PROCESSORS.get(target, [])]
-
-
-LINK_WASM = ["-nostdlib", "-Wl,--no-entry", "-Wl,--import-symbols"]  # with what JavaScript has, and no C library
 
 
 def build(target: str, source: Path, made: Path, flags: list[str], is_library: bool = False) -> None:

@@ -42,13 +42,15 @@ def question_html(question: dict[str, Any], number: int, num_questions: int, wor
 def sealed(question: dict[str, Any], number: int, words: Words) -> str:
     """The answers, not to be read by accident (chapters/sealed.py): JSON in base64, which every browser can open.
 
-    said: for each answer its value (a letter or a number, and how far from it one may be; null: every other number),
-    whether it is right, and the HTML of what is said. again, solution: what is said before and after the last try.
+    said: for each answer its value (a letter, or a number and how far from it one may be; null: every other number),
+    whether it is right, and the HTML of what is said. again: what follows a wrong answer while a try is left; solution:
+    what follows the last.
     """
+    is_number = "answer" in question
     said = [
         {
-            "value": value if value is None or "options" in question else float(value),
-            "within": quiz.within(question, value) if value and "answer" in question else 0,
+            "value": float(value) if is_number and value is not None else value,
+            "within": quiz.within(question, value) if is_number and value is not None else 0,
             "right": right,
             "verdict": _verdict(right, text, words),
         }

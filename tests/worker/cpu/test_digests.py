@@ -35,7 +35,7 @@ DIGESTS = {
 # x86-64-v2 has vectors of 128 bits and no fused multiply-add, v3 has 256 bits, a processor's own may have 512.
 LEVELS = {"native": "", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2"}
 # A program without a C library, as a page's: what digests.c calls of one is here. Values of printf lie in memory.
-RUN_WASM = r"""
+RUN_WASM = """
 import { readFile } from "node:fs/promises";
 const env = {
   printf(format, values) {
