@@ -392,6 +392,7 @@ def test_quiz_by_finger_and_keyboard(address, phone):
             phone.keyboard.press("Enter")
         else:
             panel.locator(".option").nth("abcdef".index(right)).click()
+            assert panel.locator(".option.good b").all_inner_texts() == [right]
         assert panel.locator(".option:enabled, input:enabled").count() == 0
         phone.keyboard.press("Enter")  # the button "Next question" has the focus
     assert phone.locator(".score p").inner_text() == f"{len(questions)} of {len(questions)}"
