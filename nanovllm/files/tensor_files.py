@@ -59,7 +59,7 @@ class WeightFiles:
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
-        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type == "cuda" else installed_bytes()
+        memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type != "cpu" else installed_bytes()
         plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
         numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
         needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())

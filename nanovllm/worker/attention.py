@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.batch import Batch, cdiv, move_together
 
 # Decodes are grouped so that a group's gathered keys stay within this many rows, padding included.
 MAX_GATHERED_ROWS = 1 << 16
@@ -32,7 +32,8 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
         out = windowed_attention(q, k_cache, v_cache, batch, window)
     else:
         out = _attention(q, k_cache, v_cache, batch)
-    if not out.isfinite().all():
+    # On a GPU each layer would wait for the answer. There, _decode replaces what is masked by zeros.
+    if out.device.type == "cpu" and not out.isfinite().all():
         from nanovllm.features.positions.windowed_attention import attention_row_by_row
 
         attention_row_by_row(out, q, k_cache, v_cache, batch, window)
@@ -41,10 +42,10 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
 
 def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     out = q.new_empty(q.shape)
-    decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
-    for group in _groups(sorted(decodes, key=batch.key_lens.__getitem__), batch.key_lens):
-        rows = batch.cu_seqlens_q[group].long()
-        out[rows] = _decode(q[rows], k_cache, v_cache, batch, group)
+    if "decode_groups" not in batch.plans:
+        batch.plans["decode_groups"] = _decode_groups(batch, k_cache.shape[1])
+    for rows, tables, seqlens_k in batch.plans["decode_groups"]:
+        out[rows] = _decode(q[rows], k_cache, v_cache, tables, seqlens_k)
     start = 0
     for b, num_rows in enumerate(batch.query_lens):
         if num_rows > 1:
@@ -53,13 +54,23 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Ten
     return out
 
 
-def _groups(by_length: list[int], key_lens: list[int]) -> list[list[int]]:
+Group = tuple[Tensor, Tensor, Tensor]  # of n decodes: rows [n], block tables [n, blocks], seqlens_k [n]
+
+
+def _decode_groups(batch: Batch, block_size: int) -> list[Group]:
+    """The sequences with one query row, those of similar lengths together. The layers of a step share them."""
+    decodes = [b for b, num_rows in enumerate(batch.query_lens) if num_rows == 1]
     groups: list[list[int]] = []
-    for b in by_length:
-        if not groups or (len(groups[-1]) + 1) * key_lens[b] > MAX_GATHERED_ROWS:
+    for b in sorted(decodes, key=batch.key_lens.__getitem__):
+        if not groups or (len(groups[-1]) + 1) * batch.key_lens[b] > MAX_GATHERED_ROWS:
             groups.append([])
         groups[-1].append(b)
-    return groups
+    widths = [cdiv(max(batch.key_lens[b] for b in group), block_size) for group in groups]
+    indices = move_together([torch.tensor(group) for group in groups], batch.block_tables.device)
+    return [
+        (batch.cu_seqlens_q[index].long(), batch.block_tables[index, :width], batch.seqlens_k[index])
+        for index, width in zip(indices, widths, strict=True)
+    ]
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:
@@ -67,14 +78,15 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
     return cache.index_select(0, tables.flatten()).view(len(tables), -1, *cache.shape[2:]).transpose(1, 2)
 
 
-def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, group: list[int]) -> Tensor:
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seqlens_k: Tensor) -> Tensor:
     """One query row for each of n sequences. q: [n, num_heads, head_dim]."""
     n, num_heads, head_dim = q.shape
-    tables = batch.block_tables[group, : cdiv(max(batch.key_lens[b] for b in group), k_cache.shape[1])]
     k, v = _gather(k_cache, tables), _gather(v_cache, tables)
     # The query heads that share a KV head become query rows, so K and V are not repeated.
     q = q.view(n, k.shape[1], -1, head_dim)
-    mask = torch.arange(k.shape[2], device=q.device) < batch.seqlens_k[group, None]  # [n, padded_len]
+    mask = torch.arange(k.shape[2], device=q.device) < seqlens_k[:, None]  # [n, padded_len]
+    if q.device.type != "cpu":  # NaN in a key that is masked would outlive the mask: 0 * NaN is NaN
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
     return out.reshape(n, num_heads, head_dim)
 

@@ -4,7 +4,7 @@ The tokens of all sequences lie one after another, without padding; cu_seqlens_q
 This is the layout of FlashAttention's varlen functions.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,8 @@ class Batch:
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
     logits_rows            [R]       rows whose logits are needed: the last ones of each sequence that samples
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
-    segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models
+    segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
+                                     say which slots the host takes, and stay in its memory
     plans                  what a backend works out in the first layer and uses in the others
     """
 
@@ -82,10 +83,20 @@ class Batch:
         return batch
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch in a device's memory; nothing waits for the copies."""
+        """The same batch in a device's memory, by one copy that nothing waits for.
+
+        What the host is asked for during a step it knows before: the device is never asked for it.
+        """
         if device.type == "cpu":
             return self
-        return Batch(*(to_device(getattr(self, f.name), device) for f in fields(self) if f.init))
+        names = "input_ids positions slot_mapping cu_seqlens_q seqlens_k block_tables logits_rows".split()
+        rows, slots = self.written
+        moved = move_together(({name: getattr(self, name) for name in names}, rows, slots), device)
+        tensors, rows, slots = moved
+        batch = replace(self, **tensors)
+        vars(batch).update(query_lens=self.query_lens, key_lens=self.key_lens)
+        vars(batch).update(written=(None, batch.slot_mapping) if rows is None else (rows, slots))
+        return batch
 
     # Computed at the first layer that asks, then kept for the other layers of the step.
 
@@ -106,6 +117,41 @@ class Batch:
         return self.seqlens_k.tolist()
 
 
-def to_device(x: Any, device: torch.device) -> Any:
-    """A tensor in a device's memory, copied without waiting. What is not a tensor stays as it is."""
-    return x if device.type == "cpu" or not isinstance(x, Tensor) else x.pin_memory().to(device, non_blocking=True)
+def move_together(tree: Any, device: torch.device) -> Any:
+    """Nested tuples, lists and dicts of tensors, in a device's memory: by one copy that nothing waits for.
+
+    All numbers travel in one pinned buffer, the widest first, so that each tensor begins at a multiple of its width.
+    What is not a tensor stays as it is.
+    """
+    if device.type == "cpu":
+        return tree
+    tensors = {id(x): x for x in _tensors_in(tree)}
+    order = sorted(tensors.values(), key=lambda x: -x.itemsize)
+    if not order:
+        return tree
+    packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in order])
+    packed = packed.pin_memory().to(device, non_blocking=True)
+    parts = packed.split([x.nbytes for x in order])
+    moved = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(order, parts, strict=True)}
+    return _replaced(tree, moved)
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [x for part in tree for x in _tensors_in(part)]
+
+
+def _replaced(tree: Any, moved: dict[int, Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return moved[id(tree)]
+    if isinstance(tree, dict):
+        return {key: _replaced(part, moved) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_replaced(part, moved) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree

@@ -61,14 +61,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch) -> None:
     if cos_sin is not None:
-        for x in (q, k):
-            x = x[..., : 2 * cos_sin[0].shape[1]]  # in some models only a part of each head is turned
-            x.copy_(rotate(x, *cos_sin))
+        rotate_heads(q, k, *cos_sin)
     rows, slots = batch.written
     if rows is not None:
         k, v = k[rows], v[rows]
     for cache, new in zip(kv_layer, (k, v), strict=True):
         cache[slots // cache.shape[1], slots % cache.shape[1]] = new
+
+
+def rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the heads of q and k in place; in some models only the first numbers of each, twice as many as cos has."""
+    for x in (q, k):
+        x = x[..., : 2 * cos.shape[1]]
+        x.copy_(rotate(x, cos, sin))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

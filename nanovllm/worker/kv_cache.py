@@ -1,5 +1,6 @@
 """The KV cache: one tensor for all layers, and its layout (chapter 3). How many blocks it gets: checks/pool.py."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,18 @@ class KVPool:
     states: StateSlots | None = None  # of a hybrid model
 
 
+def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros on a GPU. Raises ValueError where they do not fit."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        num_bytes, free_bytes = math.prod(shape) * dtype.itemsize, torch.cuda.mem_get_info()[0]
+        raise ValueError(
+            f"the KV pool takes {num_bytes / 1e9:.3f} GB and the GPU has {free_bytes / 1e9:.3f} GB left; lower "
+            "kv_cache_memory_bytes or num_gpu_blocks_override, or leave them out: then the pool takes what is left"
+        ) from None
+
+
 class KVCache:
     """K and V of every block: [2, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim].
 
@@ -37,8 +50,7 @@ class KVCache:
     ) -> None:
         """states: of a hybrid model's other layers, which are put between these (features/hybrid/state_pool.py)."""
         shape = (2, config.num_kv_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        on_cpu = device.type == "cpu"
-        self.data = lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
+        self.data = lazy_zeros(shape, dtype) if device.type == "cpu" else device_zeros(shape, dtype, device)
         self.num_bytes = self.data.nbytes
         kv_layers: list = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
         self.layers = kv_layers if states is None else states.join(kv_layers)

@@ -90,7 +90,8 @@ class ModelRunner:
 
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
-        self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
+        self.eos_token_ids = eos_token_ids
+        self._graphs = self.platform.finish_pool(self)
         self.same_bits = self.platform.same_bits(self)
         log_pool(self)
         kv_pool = self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes
@@ -107,10 +108,9 @@ class ModelRunner:
         with self._step_context():
             if self.adapter_slots is not None:
                 self.adapter_slots.begin_step(adapters, batch)
-            batch = batch.to(self.device)
             hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
             if hidden is None:
-                hidden = self.forward(batch)  # [num_sampled + prompt rows, hidden_size]
+                hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
             rows = sampling.prompt_rows
             sampled = self._sample(self.model.logits(hidden if rows is None else hidden[:num_sampled]), sampling)
             self.prompt_logprobs = [] if rows is None else rows.score(self.model.logits, hidden[num_sampled:])

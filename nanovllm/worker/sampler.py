@@ -7,7 +7,7 @@ in the batch and however often it was preempted.
 
 import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence
 from nanovllm.features.logits_processors.processors import LogitsProcessors
-from nanovllm.worker.batch import to_device
+from nanovllm.worker.batch import move_together
 from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Sampled = tuple[list[int], list["TokenLogprobs | None"]]  # a token of each row, and its logprobs if they are asked for
 
+NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
 NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
 
@@ -42,6 +43,7 @@ class SamplingBatch:
     processors          what happens to the logits before a token is chosen
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
+    has_filters         does any of them set top_k, top_p or min_p?
     prompt_rows         PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
     """
 
@@ -53,6 +55,7 @@ class SamplingBatch:
     top_p: Tensor
     min_p: Tensor
     noise: Tensor
+    has_filters: bool
     prompt_rows: Any = None
 
     @classmethod
@@ -76,18 +79,30 @@ class SamplingBatch:
         each = [seq.sampling_params for seq in seqs]
         random_rows = [row for row, p in enumerate(each) if p.temperature >= MIN_TEMPERATURE]
         params = [each[row] for row in random_rows]
-        of_all = [p.logprob_token_ids or p.logprobs for p in each], LogitsProcessors.from_sequences(seqs, eos_token_ids)
+        num_logprobs = [p.logprob_token_ids or p.logprobs for p in each]
+        processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
-            return cls(*of_all, *[NOTHING] * 6)
+            nothing = dict.fromkeys(NUMBERS, NOTHING)
+            return cls(num_logprobs, processors, **nothing, has_filters=False)
         return cls(
-            *of_all,
-            torch.tensor(random_rows, dtype=torch.int64),
-            torch.tensor([p.temperature for p in params]),
-            torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
-            torch.tensor([p.top_p for p in params]),
-            torch.tensor([p.min_p for p in params]),
-            torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
+            num_logprobs,
+            processors,
+            random_rows=torch.tensor(random_rows, dtype=torch.int64),
+            temperature=torch.tensor([p.temperature for p in params]),
+            top_k=torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
+            top_p=torch.tensor([p.top_p for p in params]),
+            min_p=torch.tensor([p.min_p for p in params]),
+            noise=torch.tensor([uniform_noise(seqs[row]) for row in random_rows], dtype=torch.float64),
+            has_filters=any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params),
         )
+
+    def to(self, device: torch.device) -> "SamplingBatch":
+        """The same in a device's memory, by one copy that nothing waits for. Prompt rows are not the sampler's."""
+        if device.type == "cpu":
+            return self
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        numbers, of_processors = move_together((numbers, self.processors.tensors()), device)
+        return replace(self, **numbers, processors=replace(self.processors, **of_processors))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -95,14 +110,14 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
     NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
     """
+    batch = batch.to(logits.device)
     batch.processors.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
     batch.processors.apply(logits)
     chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
     if len(batch.random_rows):
-        rows = to_device(batch.random_rows, logits.device)
-        chosen[rows] = sample_randomly(logits[rows], batch)
+        chosen[batch.random_rows] = sample_randomly(logits[batch.random_rows], batch)
     chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
     token_ids = chosen.tolist()  # the first time in a step that anything waits for the device
     if raw is logits:
@@ -113,18 +128,16 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 
 def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    temperature, top_p, min_p, noise = (
-        to_device(x, logits.device) for x in (batch.temperature, batch.top_p, batch.min_p, batch.noise)
-    )
-    scaled = logits / temperature[:, None]
-    if bool((batch.top_k > 0).any() or (batch.top_p < 1.0).any() or (batch.min_p > 0.0).any()):
+    """A token for each of batch.random_rows. logits: [len(random_rows), vocab_size]."""
+    scaled = logits / batch.temperature[:, None]
+    if batch.has_filters:
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = batch.processors.threshold(scaled, to_device(top_k, logits.device), top_p, min_p)
+        threshold = batch.processors.threshold(scaled, top_k, batch.top_p, batch.min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
-    target = noise * cumulative[:, -1]
+    target = batch.noise * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     # The total is NaN if a logit that was divided by the temperature is too large for float32.

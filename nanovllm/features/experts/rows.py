@@ -7,7 +7,7 @@ quantized.c).
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,20 +20,33 @@ from nanovllm.worker.cpu.c_kernels import INT, PTR, products
 from nanovllm.worker.kernels import Kernels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpertRows:
     """T rows, each of which meets C of several weights: T * C pairs (row, weight), sorted by weight.
 
-    rows     [T * C]   the row of each pair
-    places   [T, C]    where the pairs of each row are
-    met      [M]       the weights that any row meets
-    ends     [M]       one past the last pair of each of them
+    rows     [T * C]         the row of each pair
+    places   [T, C]          where the pairs of each row are
+    counts   [num_weights]   how many pairs each weight has
     """
 
     rows: Tensor
     places: Tensor
-    met: Tensor
-    ends: Tensor
+    counts: Tensor
+
+    @cached_property
+    def num_rows(self) -> list[int]:
+        """The same counts, on the host: the device is asked once a layer, for both of its products."""
+        return self.counts.tolist()
+
+    @cached_property
+    def met(self) -> Tensor:
+        """The weights that any row meets, in order: [M]."""
+        return self.counts.nonzero().squeeze(1)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """One past the last pair of each of them: [M]."""
+        return self.counts.cumsum(0)[self.met]
 
 
 def route(scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -51,9 +64,8 @@ def sort_by_expert(chosen: Tensor, num_weights: int) -> ExpertRows:
     order = flat.argsort(stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(flat), device=flat.device)
-    counts = flat.bincount(minlength=num_weights)
-    met = counts.nonzero().squeeze(1)
-    return ExpertRows(order // chosen.shape[1], places.view(chosen.shape), met, counts.cumsum(0)[met])
+    counts = flat.new_zeros(num_weights).index_add_(0, flat, torch.ones_like(flat))
+    return ExpertRows(order // chosen.shape[1], places.view(chosen.shape), counts)
 
 
 class ExpertWeights:
@@ -67,10 +79,11 @@ class ExpertWeights:
 def expert_linear(x: Tensor, weights: ExpertWeights, sorted_rows: ExpertRows) -> Tensor:
     """y = x W^T, each row of x with its own W. x: [pairs, in]; y: [pairs, out]."""
     out, start = x.new_empty(len(x), sum(weights.linears[0].out_sizes)), 0
-    for i, end in zip(sorted_rows.met.tolist(), sorted_rows.ends.tolist(), strict=True):
-        linear = weights.linears[i]
-        out[start:end] = linear.product(x[start:end], linear.weight, None)
-        start = end
+    for linear, num_rows in zip(weights.linears, sorted_rows.num_rows, strict=True):
+        if num_rows > 0:
+            end = start + num_rows
+            out[start:end] = linear.product(x[start:end], linear.weight, None)
+            start = end
     return out
 
 

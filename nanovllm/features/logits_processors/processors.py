@@ -1,12 +1,13 @@
 """LogitsProcessors: what happens to logits before a token is chosen (chapter 8).
 
-Some tokens must not come (a grammar, allowed and banned ones), some shall come more often (a bias) or less often than
-they would again (penalties). Applied in the order of the methods below; log-probabilities are of the logits between
+Some tokens must not come (a grammar, allowed and banned ones), some should come more often (a bias) or
+less often again (penalties). Applied in the order of the methods below; log-probabilities are of the logits between
 the two.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,25 @@ from torch import Tensor
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.masks import PendingBits, compute_bits, unpack
 from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
-from nanovllm.worker.batch import to_device
+from nanovllm.worker.batch import move_together
+
+
+class Entries(NamedTuple):
+    """Numbers for single logits: values[i] is for logits[rows[i], token_ids[i]]. No place comes twice."""
+
+    rows: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, by_row: dict[int, tuple[Tensor, Tensor]]) -> "Entries | None":
+        """by_row: of some rows, token ids and as many values. None if there are no such rows."""
+        if not by_row:
+            return None
+        counts = torch.tensor([len(token_ids) for token_ids, _ in by_row.values()])
+        rows = torch.tensor(list(by_row)).repeat_interleave(counts)
+        token_ids, values = (torch.cat(parts) for parts in zip(*by_row.values(), strict=True))
+        return cls(rows, token_ids, values)
 
 
 @dataclass(slots=True)
@@ -23,25 +42,28 @@ class LogitsProcessors:
 
     allowed        (row, the tokens that it may get)
     banned         (row, tokens that it must not get, unless it may get no other)
-    bias           (row, tokens, what is added to their logits)
+    bias           what is added to logits
     functions      (row, the sequence whose own functions change its logits)
-    penalties      (row, tokens seen, their factor, tokens generated, what is subtracted from their logits)
+    seen           factors of the tokens that a row has seen: a positive logit is divided, a negative one multiplied
+    generated      what is subtracted from the logits of tokens that a row has generated
     grammar_rows   those that have a grammar
     pending        to be waited for: the bits of the tokens that they may get [grammar_rows, vocab_size / 32]
     """
 
     allowed: list[tuple[int, Tensor]]
     banned: list[tuple[int, Tensor]]
-    bias: list[tuple[int, Tensor, Tensor]]
+    bias: Entries | None
     functions: list[tuple[int, Sequence]]
-    penalties: list[tuple[int, Tensor, float, Tensor, Tensor]]
+    seen: Entries | None
+    generated: Entries | None
     grammar_rows: list[int]
     pending: PendingBits | None = None
     threshold = staticmethod(logit_threshold)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
-        made, grammars = cls([], [], [], [], [], []), []
+        made, grammars = cls([], [], None, [], None, None, []), []
+        bias, seen, generated = {}, {}, {}
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if seq.grammar is not None:
@@ -52,54 +74,65 @@ class LogitsProcessors:
             if p.bad_words and (last := _last_tokens(seq)):
                 made.banned.append((row, torch.tensor(last)))
             if p.logit_bias:
-                made.bias.append((row, torch.tensor(list(p.logit_bias)), torch.tensor(list(p.logit_bias.values()))))
+                bias[row] = torch.tensor(list(p.logit_bias)), torch.tensor(list(p.logit_bias.values()))
             if seq.functions is not None:
                 made.functions.append((row, seq))
             if seq.num_generated_tokens < p.min_tokens:  # this token must not end the sequence
                 stop_token_ids = [*p.stop_token_ids, *eos_token_ids]  # type: ignore[misc]
                 made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64)))
-            if p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
-                tokens = torch.tensor(seq.tokens)
-                generated, counts = tokens[seq.num_prompt_tokens :].unique(return_counts=True)
-                taken_off = p.frequency_penalty * counts + p.presence_penalty
-                made.penalties.append((row, tokens.unique(), p.repetition_penalty, generated, taken_off))
+            if p.repetition_penalty != 1.0:
+                token_ids = torch.tensor(seq.tokens).unique()
+                seen[row] = token_ids, torch.full(token_ids.shape, p.repetition_penalty)
+            if p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
+                token_ids, counts = torch.tensor(seq.generated_token_ids, dtype=torch.int64).unique(return_counts=True)
+                generated[row] = token_ids, p.frequency_penalty * counts + p.presence_penalty
+        made.bias, made.seen, made.generated = Entries.of(bias), Entries.of(seen), Entries.of(generated)
         if grammars:
             made.pending = compute_bits(grammars)
         return made
 
     def __bool__(self) -> bool:
         """Does anything happen to any row?"""
-        return any((self.allowed, self.banned, self.bias, self.functions, self.penalties, self.grammar_rows))
+        entries = (self.bias, self.seen, self.generated)
+        lists = (self.allowed, self.banned, self.functions, self.grammar_rows)
+        return any(entry is not None for entry in entries) or any(lists)
+
+    def tensors(self) -> dict[str, Any]:
+        """The fields that hold tensors, so that all of them can go to a device together."""
+        return {name: getattr(self, name) for name in ("allowed", "banned", "bias", "seen", "generated")}
 
     def apply_grammars(self, logits: Tensor) -> None:
         """Let the rows' logits be -inf where the grammar allows no token. Changes them in place, as apply() does."""
         if self.pending is not None:
-            added = unpack(to_device(self.pending.wait(), logits.device))[:, : logits.shape[1]]
+            added = unpack(move_together(self.pending.wait(), logits.device))[:, : logits.shape[1]]
             for row, values in zip(self.grammar_rows, added, strict=True):
                 logits[row].add_(values)
 
     def apply(self, logits: Tensor) -> None:
+        """All tensors lie where the logits do, and nothing waits for them."""
         for row, token_ids in self.allowed:
-            token_ids = to_device(token_ids, logits.device)
             values = logits[row, token_ids]
             logits[row] -= torch.inf  # not `=`: a row with NaN or +infinity stays one that nothing is sampled from
             logits[row, token_ids] = values
         narrow = {*self.grammar_rows, *(row for row, _ in self.allowed)}
         for row, token_ids in self.banned:
-            token_ids = to_device(token_ids, logits.device)
             values = logits[row, token_ids]
             logits[row, token_ids] = values - torch.inf
-            if row in narrow and bool(logits[row].amax() == -torch.inf):
-                logits[row, token_ids] = values
-        for row, token_ids, added in self.bias:
-            logits[row, to_device(token_ids, logits.device)] += to_device(added, logits.device)
+            if row in narrow:
+                has_no_other = logits[row].amax() == -torch.inf
+                logits[row, token_ids] = torch.where(has_no_other, values, values - torch.inf)
+        if self.bias is not None:
+            rows, token_ids, added = self.bias
+            logits[rows, token_ids] += added
         for row, seq in self.functions:
             logits[row] = seq.functions.apply(seq, logits[row])
-        for row, *numbers in self.penalties:
-            seen, factor, generated, taken_off = (to_device(x, logits.device) for x in numbers)
-            values = logits[row, seen]
-            logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
-            logits[row, generated] -= taken_off
+        if self.seen is not None:
+            rows, token_ids, factors = self.seen
+            values = logits[rows, token_ids]
+            logits[rows, token_ids] = torch.where(values > 0, values / factors, values * factors)
+        if self.generated is not None:
+            rows, token_ids, amounts = self.generated
+            logits[rows, token_ids] -= amounts
 
 
 def _last_tokens(seq: Sequence) -> list[int]:

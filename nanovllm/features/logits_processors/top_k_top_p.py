@@ -32,7 +32,7 @@ def logit_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
         whole = (min_p[rows] == 0) & (top_k[rows] == vocab_size)  # nothing is cut behind them: the total is 1
         return values.masked_fill(~kept, torch.inf).amin(-1), cut | (whole & ~kept[:, -1])
 
-    if scaled.is_cuda:  # sorting all of it is faster than asking the device which rows need it
+    if scaled.device.type != "cpu":  # sorting all of it is faster than asking the device which rows need it
         return look_at(vocab_size, slice(None))[0]
     rows = ((top_k < vocab_size) | (top_p < 1.0)).nonzero().squeeze(1)
     for num_candidates in (min(NUM_CANDIDATES, vocab_size), vocab_size):

@@ -113,7 +113,7 @@ class AdapterSlots:
             if isinstance(linear, Linear) and self._whole.keys() >= set(projections):  # not of routers and experts
                 linear.product = AdaptedLinear(self, linear, projections)
                 self.layers.append(linear.product)
-                if device.type == "cuda":  # before what is left becomes the KV pool
+                if device.type != "cpu":  # before what is left becomes the KV pool
                     self._reserve(linear.product)
 
     def begin_step(self, step: BatchAdapters | None, batch: Batch) -> None:

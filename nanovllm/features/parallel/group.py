@@ -72,18 +72,17 @@ class RankGroup:
         self._together("gather", x.contiguous(), None if out is None else list(out))
         return x[:0] if out is None else out.transpose(0, 1).flatten(1)
 
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
+    def smallest(self, number: int, device: torch.device) -> int:
+        """The smallest of the ranks' numbers. device: the one whose tensors the ranks exchange."""
         if self.size == 1:
             return number
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         tensor = torch.tensor([-number], device=device)
         self._together("all_reduce", tensor, dist.ReduceOp.MAX)
         return -int(tensor)
 
     def _add_up(self, x: Tensor) -> None:
         """On a CPU in the order of ranks: gloo adds up each part of x in another one, so a row's place would matter."""
-        if x.is_cuda:
+        if x.device.type != "cpu":
             self._together("all_reduce", x)
             return
         parts = x.new_empty(self.size, *x.shape)

@@ -23,7 +23,7 @@ class RankRunner(ModelRunner):
         """As large as the rank has room for that has least. On a CPU the ranks share the memory that is free."""
         if self.device.type == "cpu":
             free_bytes //= self.group.size
-        super().make_pool(self.group.smallest(free_bytes))
+        super().make_pool(self.group.smallest(free_bytes, self.device))
 
     def get(self, name: str) -> Any:
         """An attribute of this runner, for the driver."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.batch import Batch, cdiv, move_together
 
 MAX_GATHERED_ROWS = 1 << 16  # keys that are gathered at a time, padding included
 TILE_ROWS = 128  # query rows of one sequence that are computed together
@@ -19,18 +19,29 @@ TILE_ROWS = 128  # query rows of one sequence that are computed together
 def windowed_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> Tensor:
     """See worker/attention.py for shapes. Tiles of equally many rows, as all decodes, are computed together."""
     out, block_size = q.new_empty(q.shape), k_cache.shape[1]
-    by_size: dict[int, list[tuple[int, int, int]]] = {}  # a tile: its first row, sequence, keys in front of its rows
+    if "tiles" not in batch.plans:
+        batch.plans["tiles"] = _tiles(batch)
+    for size, tiles in batch.plans["tiles"].items():
+        num_blocks = min(cdiv(window + size - 2, block_size) + 1, batch.block_tables.shape[1])  # that a tile reads
+        for group in tiles.split(max(1, MAX_GATHERED_ROWS // (num_blocks * block_size))):
+            rows = group[:, :1] + torch.arange(size, device=q.device)  # [n, size]
+            out[rows] = _attend(q[rows], k_cache, v_cache, batch, group, num_blocks, window)
+    return out
+
+
+def _tiles(batch: Batch) -> dict[int, Tensor]:
+    """{number of rows: tiles of so many rows [n, 3]}. A tile: its first row, its sequence, keys before its first row's.
+
+    The layers of a step share them, whatever their windows.
+    """
+    by_size: dict[int, list[tuple[int, int, int]]] = {}
     row = 0
     for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
         for i in range(0, num_rows, TILE_ROWS):
             by_size.setdefault(min(TILE_ROWS, num_rows - i), []).append((row + i, b, num_keys - num_rows + i))
         row += num_rows
-    for size, tiles in by_size.items():
-        num_blocks = min(cdiv(window + size - 2, block_size) + 1, batch.block_tables.shape[1])  # that a tile reads
-        for group in torch.tensor(tiles, device=q.device).split(max(1, MAX_GATHERED_ROWS // (num_blocks * block_size))):
-            rows = group[:, :1] + torch.arange(size, device=q.device)  # [n, size]
-            out[rows] = _attend(q[rows], k_cache, v_cache, batch, group, num_blocks, window)
-    return out
+    tiles = {size: torch.tensor(of_size) for size, of_size in by_size.items()}
+    return move_together(tiles, batch.block_tables.device)
 
 
 def attention_row_by_row(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> None:
@@ -63,6 +74,9 @@ def _attend(
     key = (columns[..., None] * block_size + torch.arange(block_size, device=q.device)).flatten(1)  # [n, keys]
     behind = (before[:, None] + torch.arange(size, device=q.device))[..., None] - key[:, None]  # [n, size, keys]
     mask = (behind >= 0) & (behind < window)
+    if q.device.type != "cpu":  # NaN in a key that is masked would outlive the mask: 0 * NaN is NaN
+        unseen = ~mask.any(1)[:, None, :, None]
+        k, v = (x.masked_fill(unseen, 0) for x in (k, v))
     # The query heads that share a KV head become query rows, so K and V are not repeated.
     q = q.view(n, size, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)  # [n, num_kv_heads, group, size, head_dim]
     mask = mask[:, None, None].expand(n, 1, q.shape[2], size, -1).flatten(2, 3)

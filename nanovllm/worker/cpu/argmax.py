@@ -19,7 +19,7 @@ def most_likely(logits: Tensor) -> list[int]:
 
 def argmax(logits: Tensor) -> Tensor:
     """logits.argmax(-1); on a CPU several times as fast: PyTorch uses vector instructions for amax, not for argmax."""
-    if logits.is_cuda:
+    if logits.device.type != "cpu":
         return logits.argmax(-1)
     blocks = logits.unflatten(-1, (-1, math.gcd(logits.shape[1], BLOCK)))  # [R, blocks, tokens of a block]
     best = blocks.amax(-1).argmax(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanovllm.config import EngineConfig
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors, rotate
+from nanovllm.worker.kernels import TORCH_KERNELS, Kernels, Tensors, rotate_heads
 
 logger = logging.getLogger("nanovllm")
 
@@ -43,8 +43,7 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
         q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
     ) -> None:
         if cos_sin is not None:
-            for x in (q, k):
-                x.copy_(rotate(x, *cos_sin))
+            rotate_heads(q, k, *cos_sin)
         triton_kernels.write_kv(k, v, kv_layer, batch.slot_mapping)
 
     return replace(TORCH_KERNELS, rotary_and_write=rotary_and_write, paged_attention=attention), block_size

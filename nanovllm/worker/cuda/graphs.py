@@ -17,61 +17,87 @@ from nanovllm.worker.batch import Batch, cdiv
 
 MAX_BATCH = 512
 LADDER = [1, 2, 4, *range(8, MAX_BATCH + 1, 8)]
+NUMBERS_PER_SEQ = 7  # of 32 bits: input id, position and slot have 64
 
 
 class DecodeGraphs:
-    """forward(batch) -> hidden states, recorded for every batch size of the ladder up to max_num_seqs."""
+    """forward(batch) -> hidden states, recorded for every batch size of the ladder up to max_num_seqs.
+
+    A step is one copy to the device: all its integers lie in one buffer, in the order of _batch().
+    """
 
     def __init__(
         self, forward: Callable[[Batch], Tensor], max_num_seqs: int, max_model_len: int, block_size: int, device: Any
     ) -> None:
         largest = next((size for size in LADDER if size >= max_num_seqs), MAX_BATCH)
-        self._max_key_len = max_model_len
-
-        def buffer(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._buffers = {
-            "input_ids": buffer(largest),
-            "positions": buffer(largest),
-            "slot_mapping": buffer(largest) - 1,
-            "seqlens_k": buffer(largest, dtype=torch.int32) + 1,
-            "block_tables": buffer(largest, cdiv(max_model_len, block_size), dtype=torch.int32),
-        }
-        self._rows = torch.arange(largest + 1, device=device)
+        self._max_key_len, self._max_blocks = max_model_len, cdiv(max_model_len, block_size)
+        self._inputs = torch.zeros(largest * (NUMBERS_PER_SEQ + self._max_blocks), dtype=torch.int32, device=device)
+        self._tables = torch.zeros(largest, self._max_blocks, dtype=torch.int32, device=device)
+        self._rows = torch.arange(largest, device=device)
+        self._cu_seqlens_q = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._sizes = [size for size in LADDER if size <= largest]
         pool, self._graphs = None, {}
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
+            self._fill(size, *padding(size))
             forward(self._batch(size))  # compiles what has to be compiled before anything is recorded
             # Record with a fresh Batch: its cached properties must be computed inside the graph.
             replay, hidden, pool = record(lambda size=size: forward(self._batch(size)), pool)  # type: ignore[misc]
             self._graphs[size] = replay, hidden
 
     def run(self, batch: Batch) -> Tensor | None:
-        """Hidden states of batch.logits_rows, or None if it is not a decode that was recorded."""
+        """Hidden states of the batch's rows, or None if it is not a decode that was recorded.
+
+        batch: in the CPU's memory. The states lie in the graph's memory: the next step overwrites them.
+        """
         num_seqs = len(batch.seqlens_k)
-        if batch.max_query_len > 1 or num_seqs > self._sizes[-1]:
+        is_decode = batch.max_query_len == 1 and len(batch.logits_rows) == num_seqs
+        if not is_decode or num_seqs > self._sizes[-1]:
             return None
         size = next(size for size in self._sizes if size >= num_seqs)
-        for name, buffer in self._buffers.items():
-            value = getattr(batch, name)
-            if name == "block_tables":
-                buffer[:num_seqs, : value.shape[1]].copy_(value)
-            else:
-                buffer[:num_seqs].copy_(value)
-        self._buffers["slot_mapping"][num_seqs:size].fill_(-1)
-        self._buffers["seqlens_k"][num_seqs:size].fill_(1)
+        more_wide, more_seqlens_k = padding(size - num_seqs)
+        wide = torch.stack((batch.input_ids, batch.positions, batch.slot_mapping))
+        wide, seqlens_k = torch.cat((wide, more_wide), dim=1), torch.cat((batch.seqlens_k, more_seqlens_k))
+        self._fill(size, wide, seqlens_k, batch.block_tables)
         replay, hidden = self._graphs[size]
         replay()
-        return hidden[batch.logits_rows]
+        return hidden[:num_seqs]
+
+    def _fill(self, size: int, wide: Tensor, seqlens_k: Tensor, tables: Tensor | None = None) -> None:
+        """Bring a step's numbers to where its graph reads them. All in the CPU's memory.
+
+        wide: input ids, positions and slots [3, size]; seqlens_k: [size]; tables: of the first sequences, as wide as
+        this step needs.
+        """
+        parts = [wide.flatten().view(torch.int32), seqlens_k]
+        if tables is not None:
+            parts.append(tables.flatten())
+        packed = torch.cat(parts).pin_memory()
+        self._inputs[: len(packed)].copy_(packed, non_blocking=True)
+        if tables is not None:
+            given = self._inputs[NUMBERS_PER_SEQ * size :][: tables.numel()]
+            self._tables[: len(tables), : tables.shape[1]].copy_(given.view(tables.shape))
 
     def _batch(self, size: int) -> Batch:
-        """The first `size` rows of the buffers."""
-        parts = {name: buffer[:size] for name, buffer in self._buffers.items()}
-        rows = self._rows[:size]
-        cu_seqlens_q = self._rows[: size + 1].to(torch.int32)
-        lengths = {"max_query_len": 1, "max_key_len": self._max_key_len}
-        return Batch(cu_seqlens_q=cu_seqlens_q, logits_rows=rows, **parts, **lengths)  # type: ignore[arg-type]
+        """A decode of `size` sequences that reads the buffers."""
+        wide = self._inputs[: 6 * size].view(torch.int64).view(3, size)
+        return Batch(
+            input_ids=wide[0],
+            positions=wide[1],
+            slot_mapping=wide[2],
+            cu_seqlens_q=self._cu_seqlens_q[: size + 1],
+            seqlens_k=self._inputs[6 * size : 7 * size],
+            block_tables=self._tables[:size],
+            logits_rows=self._rows[:size],
+            max_query_len=1,
+            max_key_len=self._max_key_len,
+        )
+
+
+def padding(num_rows: int) -> tuple[Tensor, Tensor]:
+    """Rows that write nothing and see one key: input ids, positions and slots [3, num_rows], and seqlens_k."""
+    wide = torch.zeros(3, num_rows, dtype=torch.int64)
+    wide[2] = -1
+    return wide, torch.ones(num_rows, dtype=torch.int32)
 
 
 def record(forward: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:

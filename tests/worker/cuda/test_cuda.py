@@ -1,7 +1,7 @@
 """On a GPU: the parity matrix once more, through Triton and through PyTorch, and flash-attn's logits in bf16.
 
-Without one: test_triton_kernels.py runs the kernels in Triton's interpreter, test_flash_attention.py checks the call to
-flash-attn, test_kernels.py the choice between them, and test_graphs.py the graphs.
+Without one: test_engine.py has the same engine on a pretend GPU, test_triton_kernels.py runs the kernels in Triton's
+interpreter, test_flash_attention.py checks the call to flash-attn, and test_kernels.py the choice between them.
 """
 
 import importlib.util
@@ -62,7 +62,7 @@ def test_guesses_change_nothing(checkpoint, optimizations):
     expected = generate(LLM(str(checkpoint()), **options), requests)
     llm = LLM(str(checkpoint()), **options)
     hostile(llm, expected, seed=1)
-    assert_same(generate(llm, requests), expected)
+    assert_same(generate(llm, requests), expected, tolerance=1e-4)  # other sums for another number of rows
     assert llm.stats()["num_accepted_tokens"] > 10
 
 

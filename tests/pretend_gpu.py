@@ -1,0 +1,570 @@
+"""A pretend GPU: a device written in Python that has a GPU's rules. What runs on CUDA is tested on it without a GPU.
+
+    with pretend_gpu(total_bytes=1 << 30) as gpu:
+        LLM(...)            # torch.cuda.is_available() is true, and the engine takes its CUDA path
+        gpu.counts          # copies, launches, replays and waits so far
+
+A tensor of the device is a PretendTensor: it holds a tensor in the CPU's memory that nobody else sees, and each
+operation on it arrives at PretendGPU.launch(). It enforces what CUDA enforces:
+
+1. All tensors of an operation lie on the device. Numbers, 0-dimensional tensors and indices may come from the CPU.
+2. While a graph is recorded, nothing may wait for the device, copy from or to the host, or allocate memory in another
+   thread. A replay runs the recorded operations on the memory that they were recorded with. Memory that has been freed
+   since then holds garbage.
+3. Memory is counted: torch.cuda.memory_allocated(), max_memory_allocated() and mem_get_info() tell the truth, and an
+   allocation that does not fit raises an OutOfMemoryError.
+4. Copies in both directions, launched operations, replays and waits are counted (Counts).
+
+New memory holds garbage (NaN in floats, -1 in integers). Triton's kernels run in Triton's interpreter; flash-attn is a
+stand-in with the package's own checks (tests/worker/cuda/flash_attn_stand_in.py). There is one stream, and operations
+have finished when they return: what a missing synchronization would break does not show here.
+tests/worker/cuda/test_pretend_gpu.py compares the device with the CPU, operation by operation.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec
+from threading import Event
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+import nanovllm.worker.cuda
+from nanovllm.worker.cuda import platform
+
+aten = torch.ops.aten
+NAME = "pretend"
+KERNELS = "nanovllm.worker.cuda.triton_kernels"
+ALIGNMENT = 512  # bytes: what CUDA's allocator rounds up to
+GARBAGE = 0xFF
+
+# Operations whose result's size depends on values: on CUDA the host waits for them.
+WAITING = {
+    aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.equal,
+    aten.bincount, aten.repeat_interleave, aten._local_scalar_dense, aten.is_set_to, aten.multinomial,
+}  # fmt: skip
+UNINITIALISED = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
+INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+COPIES = {aten.copy_, aten._to_copy, aten._copy_from}
+
+
+@dataclass
+class Counts:
+    """Since the last reset_counts().
+
+    h2d, d2h     copies from the host to the device, and back
+    syncs        times that the host waited for the device; a copy to the host is one of them
+    launches     operations that were launched one by one: kernels, and copies inside the device
+    replays      graphs that were replayed
+    """
+
+    h2d: int = 0
+    d2h: int = 0
+    syncs: int = 0
+    launches: int = 0
+    replays: int = 0
+
+
+class Allocation:
+    """Memory of the device, as long as a tensor lies in it. pool: of the graph during whose recording it was made."""
+
+    def __init__(self, gpu: "PretendGPU", storage: torch.UntypedStorage, pool: "GraphPool | None") -> None:
+        num_bytes = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
+        gpu.allocate(num_bytes, pool)
+        self.is_recorded = Event()  # set when a graph reads or writes it
+        weakref.finalize(self, gpu.free, storage, num_bytes, pool, self.is_recorded, gpu.life).atexit = False
+
+
+class GraphPool:
+    """Memory that graphs have to themselves. peak: its size, as what is freed during a recording is used again."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+
+
+class PretendTensor(Tensor):
+    """A tensor of the device. inner: the same numbers in the CPU's memory."""
+
+    inner: Tensor
+    allocation: Allocation
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, allocation: Allocation) -> "PretendTensor":
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=f"{NAME}:0"
+        )
+        made.inner, made.allocation = inner, allocation
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return GPU.launch(func, args, kwargs or {})
+
+    is_cuda = property(lambda self: True)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, **options: Any) -> Any:
+        raise TypeError("can't convert a tensor of the pretend GPU to numpy; call .cpu() first")
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def __repr__(self, **options: Any) -> str:
+        return f"PretendTensor({list(self.shape)}, {self.dtype})"
+
+
+class PretendGPU:
+    """The one device there is. Its methods under "torch.cuda" answer what torch.cuda is asked."""
+
+    def __init__(self) -> None:
+        self.reset(1 << 30)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(NAME, 0)
+
+    def reset(self, total_bytes: int) -> None:
+        self.total_bytes, self.counts, self.life = total_bytes, Counts(), object()
+        self.allocated = self.max_allocated = self.reserved = 0
+        self.pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
+        self.recording: PretendGraph | None = None
+        self._recording_thread: int | None = None
+        self._live: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
+        self.pinned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def reset_counts(self) -> None:
+        self.counts = Counts()
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def launch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operation: check the rules, compute it in the CPU's memory, and write it down if a graph is recorded."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            result = func.decompose(*args, **kwargs)  # in inference mode these arrive whole
+            if result is not NotImplemented:
+                return result
+        packet = func.overloadpacket
+        if packet in COPIES and (copied := self._copy(func, args, kwargs)) is not None:
+            return copied
+        if packet is aten._local_scalar_dense:
+            self.read(f"a value was read ({func})")
+            return func(args[0].inner)
+        if packet in WAITING or (packet in INDEXED and any(_is_mask(i) for i in args[1])):
+            self.wait(f"{func} waits for the device: its result's size depends on values")
+        if packet in INDEXED:
+            args = self._with_indices_here(args)
+        self._check_devices(func, args, kwargs)
+        inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+        if "device" in inner_kwargs:
+            inner_kwargs["device"] = torch.device("cpu")
+        shapes = [x.shape for x in _tensors(inner_args)]
+        result = func(*inner_args, **inner_kwargs)
+        assert shapes == [x.shape for x in _tensors(inner_args)], f"{func} has resized a tensor: not known here"
+        if packet in UNINITIALISED:
+            fill_with_garbage(result)
+        asked = kwargs.get("device")
+        if asked is not None and torch.device(asked).type == "cpu":
+            return result
+        if not _is_view(func):
+            self.counts.launches += self.recording is None
+            self.note(
+                lambda: replayed(func, inner_args, inner_kwargs, result), (*_tensors(inner_args), *_tensors(result))
+            )
+        # A view is what it is a view of, in inference mode, too.
+        is_normal = _is_view(func) and not args[0].is_inference()
+        with torch.inference_mode(False) if is_normal else nullcontext():
+            return self._wrap(result, args)
+
+    def kernel(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A kernel that is no operation of PyTorch's: function, called with the tensors in the CPU's memory."""
+        self._check_devices(function, args, kwargs, is_kernel=True)
+        inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+        result = function(*inner_args, **inner_kwargs)
+        self.counts.launches += self.recording is None
+
+        def again() -> None:
+            found = function(*inner_args, **inner_kwargs)
+            for old, new in zip(_tensors(result), _tensors(found), strict=True):
+                old.copy_(new)
+
+        self.note(again, (*_tensors(inner_args), *_tensors(result)))
+        return self._wrap(result, args)
+
+    def note(self, operation: Callable[[], None], tensors: tuple[Tensor, ...]) -> None:
+        """Write an operation down, if a graph is recorded. tensors: in the CPU's memory, all that it touches."""
+        if self.recording is None:
+            return
+        self.recording.operations.append(operation)
+        for tensor in tensors:
+            allocation = self._live.get(tensor.untyped_storage()._cdata)
+            if allocation is not None:
+                allocation.is_recorded.set()
+
+    def new(self, inner: Tensor) -> PretendTensor:
+        """A tensor of the device that lies in this memory."""
+        storage = inner.untyped_storage()
+        allocation = self._live.get(storage._cdata)
+        if allocation is None:
+            pool = None if self.recording is None else self.recording.memory
+            allocation = self._live[storage._cdata] = Allocation(self, storage, pool)
+        return PretendTensor(inner, allocation)
+
+    def _wrap(self, result: Any, args: Any) -> Any:
+        """An operation's result; an argument that it has changed, or passed on, stays the same object."""
+        same = {id(arg.inner): arg for arg in _tensors(args) if isinstance(arg, PretendTensor)}
+        return tree_map_only(Tensor, lambda x: same[id(x)] if id(x) in same else self.new(x), result)
+
+    def _check_devices(self, func: Any, args: Any, kwargs: Any, is_kernel: bool = False) -> None:
+        for x in _tensors((args, kwargs)):
+            if not isinstance(x, PretendTensor) and (x.dim() > 0 or is_kernel):
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and "
+                    f"{x.device}! ({getattr(func, 'name', lambda: func)()}, {list(x.shape)})"
+                )
+
+    def _with_indices_here(self, args: Any) -> Any:
+        """Indices in the CPU's memory are allowed; CUDA copies them, and waits."""
+
+        def here(index: Tensor | None) -> Tensor | None:
+            if index is None or isinstance(index, PretendTensor) or index.dim() == 0:
+                return index
+            return index.to(f"{NAME}:0")
+
+        return (args[0], [here(index) for index in args[1]], *args[2:])
+
+    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A copy between host and device; None if it is none."""
+        packet, source = func.overloadpacket, args[0]
+        if packet is aten._to_copy:
+            target_device = kwargs.get("device")
+            to_host = target_device is not None and torch.device(target_device).type == "cpu"
+            if not isinstance(source, PretendTensor) or not to_host:
+                return None
+            self.read("a tensor was copied to the host")
+            options = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
+            return aten._to_copy(source.inner, **options)
+        target, source = (args[0], args[1]) if packet is aten.copy_ else (args[1], args[0])
+        non_blocking = bool((args[2] if len(args) > 2 else False) or kwargs.get("non_blocking"))
+        if isinstance(target, PretendTensor) and not isinstance(source, PretendTensor):
+            self._refuse_while_recording("a tensor was copied from the host")
+            self.counts.h2d += 1
+            if not (non_blocking and self.is_pinned(source)):
+                self.counts.syncs += 1
+            aten.copy_(target.inner, source)
+            return target
+        if isinstance(source, PretendTensor) and not isinstance(target, PretendTensor):
+            self.read("a tensor was copied to the host")
+            aten.copy_(target, source.inner)
+            return target
+        return None
+
+    def is_pinned(self, x: Tensor) -> bool:
+        return x.untyped_storage()._cdata in {storage._cdata for storage in self.pinned}
+
+    def read(self, what: str) -> None:
+        self.wait(what)
+        self.counts.d2h += 1
+
+    def wait(self, what: str) -> None:
+        self._refuse_while_recording(what)
+        self.counts.syncs += 1
+
+    def _refuse_while_recording(self, what: str) -> None:
+        if self.recording is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int, pool: GraphPool | None) -> None:
+        if self.recording is not None and threading.get_ident() != self._recording_thread:
+            raise RuntimeError("another thread has allocated memory while a graph is recorded")
+        if num_bytes > self.total_bytes - self.allocated - self.bytes_of_pools():
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes.")
+        if pool is None:
+            self.allocated += num_bytes
+            self.reserved = max(self.reserved, self.allocated)
+        else:
+            pool.live += num_bytes
+            pool.peak = max(pool.peak, pool.live)
+        self.max_allocated = max(self.max_allocated, self.memory_allocated())
+
+    def free(
+        self, storage: torch.UntypedStorage, num_bytes: int, pool: GraphPool | None, is_recorded: Event, life: object
+    ) -> None:
+        if life is not self.life:  # it was allocated before the last reset()
+            return
+        if pool is not None:
+            pool.live -= num_bytes
+            return
+        self.allocated -= num_bytes
+        if is_recorded.is_set():  # a graph will read it: by then it holds something else
+            fill_with_garbage(torch.empty(0, dtype=torch.uint8).set_(storage))
+
+    def bytes_of_pools(self) -> int:
+        return sum(pool.peak for pool in self.pools)
+
+    # -- torch.cuda -----------------------------------------------------------------------------------------------
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return self.allocated + sum(pool.live for pool in self.pools)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self.max_allocated
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return self.reserved + self.bytes_of_pools()
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self.max_allocated = self.memory_allocated()
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return self.total_bytes - self.memory_reserved(), self.total_bytes
+
+    def empty_cache(self) -> None:
+        self._refuse_while_recording("the allocator's cache was emptied")
+        self.reserved = self.allocated
+
+    def synchronize(self, device: Any = None) -> None:
+        self.wait("the host waited for the device")
+
+
+class PretendGraph:
+    """torch.cuda.CUDAGraph."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.operations: list[Callable[[], None]] = []
+        self.memory = GraphPool()
+
+    def pool(self) -> GraphPool:
+        return self.memory
+
+    def replay(self) -> None:
+        GPU._refuse_while_recording("a graph was replayed")
+        GPU.counts.replays += 1
+        for operation in self.operations:
+            operation()
+
+
+@contextmanager
+def recording(graph: PretendGraph, pool: GraphPool | None = None, **options: Any) -> Iterator[None]:
+    """torch.cuda.graph."""
+    assert GPU.recording is None, "one recording at a time"
+    GPU.synchronize()
+    graph.memory = graph.memory if pool is None else pool
+    GPU.pools.add(graph.memory)
+    GPU.recording, GPU._recording_thread = graph, threading.get_ident()
+    try:
+        yield
+    finally:
+        GPU.recording = GPU._recording_thread = None
+
+
+GPU = PretendGPU()
+
+
+def replayed(func: Any, args: Any, kwargs: dict[str, Any], results: Any) -> None:
+    """Compute an operation once more, into the memory of its first results."""
+    found = func(*args, **kwargs)
+    for part in tree_leaves(found):
+        if isinstance(part, torch.ScriptObject):  # ranks exchange something: torch.distributed waits for it elsewhere
+            torch._C._distributed_c10d.Work.unbox(part).wait()
+    for old, new in zip(_tensors(results), _tensors(found), strict=True):
+        if old is not new:
+            old.copy_(new)
+
+
+def _inner(x: Any) -> Any:
+    return x.inner if isinstance(x, PretendTensor) else x
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _is_view(func: Any) -> bool:
+    """Does the operation compute nothing: is its result another look at its argument?"""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def fill_with_garbage(x: Tensor) -> None:
+    if x.numel():
+        torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).fill_(GARBAGE)
+
+
+def _made(func: Any) -> Callable[..., PretendTensor]:
+    """A function that makes a tensor, for a device of this name."""
+
+    def make(*args: Any, **kwargs: Any) -> PretendTensor:
+        device = kwargs.pop("device", None)
+        assert torch.device(device).index in (None, 0), f"there is one pretend GPU, and no {device}"
+        kwargs.pop("pin_memory", None)
+        inner = func(*args, **kwargs, device="cpu")
+        if func.overloadpacket in UNINITIALISED:
+            fill_with_garbage(inner)
+        made = GPU.new(inner)
+        GPU.counts.launches += GPU.recording is None
+        GPU.note(lambda: replayed(func, args, {**kwargs, "device": "cpu"}, inner), (inner,))
+        return made
+
+    return make
+
+
+MAKERS = (
+    "empty.memory_format empty_strided arange arange.start arange.start_step zeros ones full scalar_tensor eye linspace"
+).split()
+
+
+class _Module:
+    """What PyTorch asks the module of a device, torch.pretend."""
+
+    def __init__(self) -> None:
+        self._is_in_bad_fork = lambda: False
+        self.manual_seed_all = lambda seed: None
+        self.is_available = lambda: True
+        self.device_count = lambda: 1
+        self.current_device = lambda: 0
+        self.get_amp_supported_dtype = lambda: [torch.bfloat16]
+
+
+def register() -> torch.library.Library:
+    """Tell PyTorch of the device, once in a process."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    library = torch.library.Library("aten", "IMPL")
+    for name in MAKERS:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(aten, packet), overload or "default")
+        library.impl(name, _made(func), "PrivateUse1")
+    library.impl("_copy_from", lambda *args: GPU.launch(aten._copy_from.default, args, {}), "PrivateUse1")
+    return library
+
+
+_library: torch.library.Library | None = None
+
+
+class InterpretedKernel:
+    """kernel[grid](...) of a Triton kernel that its interpreter runs."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            self.kernel[grid](*args, **kwargs)
+
+        return lambda *args, **kwargs: GPU.kernel(run, *args, **kwargs)
+
+
+@cache
+def interpreted_triton_kernels() -> ModuleType:
+    """nanovllm.worker.cuda.triton_kernels in Triton's interpreter.
+
+    Triton looks at TRITON_INTERPRET when a kernel is defined, its own library's included, and PyTorch may have imported
+    it already: a second copy is imported for this, and neither the variable nor the copy is left behind.
+    """
+    hidden = [module for module in sys.modules if module.split(".")[0] == "triton" and "._C" not in module]
+    before = {module: sys.modules.pop(module) for module in [*hidden, KERNELS] if module in sys.modules}
+    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        made = importlib.import_module(KERNELS)
+    for module in [m for m in sys.modules if m.split(".")[0] == "triton" and "._C" not in m]:
+        del sys.modules[module]
+    sys.modules.pop(KERNELS)
+    sys.modules.update(before)
+    made._attention_kernel = InterpretedKernel(made._attention_kernel)
+    made._write_kernel = InterpretedKernel(made._write_kernel)
+    return made
+
+
+def flash_attn() -> ModuleType:
+    """A package of this name whose one function is the stand-in."""
+    from tests.worker.cuda.flash_attn_stand_in import flash_attn_varlen_func
+
+    made = ModuleType("flash_attn")
+    made.__spec__ = ModuleSpec("flash_attn", None)
+    made.flash_attn_varlen_func = lambda *args, **kwargs: GPU.kernel(flash_attn_varlen_func, *args, **kwargs)
+    return made
+
+
+@contextmanager
+def modules_replaced(modules: dict[str, Any]) -> Iterator[None]:
+    """Meanwhile these are what is imported. What others import meanwhile stays (patch.dict would take it away)."""
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+@contextmanager
+def pretend_gpu(total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_gpus: int = 1) -> Iterator[PretendGPU]:
+    """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one."""
+    global _library
+    if _library is None:
+        _library = register()
+    GPU.reset(total_bytes)
+    cuda = {
+        "is_available": lambda: True, "device_count": lambda: num_gpus, "current_device": lambda: 0,
+        "set_device": lambda device: None, "get_device_capability": lambda device=None: (9, 0),
+        "get_device_name": lambda device=None: "a pretend GPU",
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name="a pretend GPU", major=9, minor=0, total_memory=total_bytes, multi_processor_count=1
+        ), "CUDAGraph": PretendGraph, "graph": recording,
+    }  # fmt: skip
+    for name in ("memory_allocated max_memory_allocated memory_reserved reset_peak_memory_stats mem_get_info "
+                 "empty_cache synchronize").split():  # fmt: skip
+        cuda[name] = getattr(GPU, name)
+    with ExitStack() as patches:
+        for name, value in cuda.items():
+            patches.enter_context(patch.object(torch.cuda, name, value))
+        patches.enter_context(patch.object(platform, "device", lambda: GPU.device))
+        patches.enter_context(patch.object(Tensor, "pin_memory", pinned_copy))
+        modules: dict[str, Any] = {"flash_attn": flash_attn() if with_flash_attn else None}
+        if importlib.util.find_spec("triton") is not None:
+            modules[KERNELS] = interpreted_triton_kernels()
+            patches.enter_context(patch.object(nanovllm.worker.cuda, "triton_kernels", modules[KERNELS], create=True))
+        patches.enter_context(modules_replaced(modules))
+        yield GPU
+
+
+def pinned_copy(x: Tensor, device: Any = None) -> Tensor:
+    """Tensor.pin_memory()."""
+    assert not isinstance(x, PretendTensor), "cannot pin a tensor of the device"
+    copy = x.clone()
+    GPU.pinned.add(copy.untyped_storage())
+    return copy
+
+
+def be_a_rank() -> None:
+    """In a process that an engine starts for a rank: a pretend GPU as long as it lives, and gloo in NCCL's place."""
+    import torch.distributed as dist
+
+    pretending = pretend_gpu()
+    pretending.__enter__()
+    join = dist.init_process_group
+    dist.init_process_group = lambda backend, **options: join("gloo", **options)
+    _kept.append(pretending)
+
+
+_kept: list[Any] = []  # what is collected would end

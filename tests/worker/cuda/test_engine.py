@@ -1,0 +1,355 @@
+"""The engine on a pretend GPU, from LLM(...) to the text: the tokens are those of PyTorch on the CPU, in float32.
+
+On a real GPU test_cuda.py asks the same of real kernels.
+"""
+
+import gc
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanovllm import LLM, LoRARequest, PoolingParams, SamplingParams
+from nanovllm.features.speculation.draft_model import DraftModel
+from nanovllm.features.speculation.step_times import StepTimes
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.cuda import gpu_kernels, graphs, memory
+from nanovllm.worker.kernels import TORCH_KERNELS, rotate
+from nanovllm.worker.model_runner import ModelRunner
+from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
+from tests.features.lora.test_lora import make_adapter
+from tests.features.speculation.test_speculation import assert_same, generate, random_requests
+from tests.pretend_gpu import PretendGPU, pretend_gpu
+from tests.test_parity import SETTINGS, check_setting
+from tests.worker.cpu.test_kernels import ragged_batch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU: see test_cuda.py")
+
+ROOT = Path(__file__).parents[3]
+PYTORCH, TRITON, GRAPHS = (), ("triton",), ("triton", "cuda_graphs")
+FLASH = ("triton", "flash_attn", "cuda_graphs")
+BACKENDS = pytest.mark.parametrize("optimizations", [PYTORCH, GRAPHS], ids=["pytorch", "graphs"])
+# Small enough for Triton's interpreter: the step that measures memory computes max_num_batched_tokens.
+OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=64, max_model_len=64, max_num_seqs=4)
+OPTIONS["max_num_batched_tokens"] = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def gpu():
+    with pretend_gpu() as gpu:
+        yield gpu
+
+
+def prompts_of(seed: int = 0) -> list[list[int]]:
+    """Five, two with a common beginning; together more than a step takes, and more than run at a time."""
+    rng = random.Random(seed)
+    shared = rng.choices(range(10, 300), k=17)
+    return [*(rng.choices(range(10, 300), k=k) for k in (5, 9, 1)), [*shared, 7], [*shared, 8, 9, 10]]
+
+
+def tokens_of(llm: LLM, params: SamplingParams | list[SamplingParams] = GREEDY, **options) -> list[list[int]]:
+    outputs = llm.generate(prompts_of(), params, use_tqdm=False, **options)
+    llm.engine.scheduler.check_integrity()
+    return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+def counts_of_steps(llm: LLM, gpu: PretendGPU) -> list:
+    """(numbers of tokens of a step's chunks, what it has cost) for each step from now on."""
+    steps: list = []
+
+    def note(output, requests) -> None:
+        steps.append(([chunk.end - chunk.start for chunk in output.chunks], gpu.counts))
+        gpu.reset_counts()
+
+    gpu.reset_counts()
+    llm.engine.on_step = note
+    return steps
+
+
+# -- every architecture, every backend ---------------------------------------------------------------------------------
+
+
+@BACKENDS
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_architecture(checkpoint, variant, optimizations):
+    """Chunks, prefix hits, and a request that waits; a second time from the cache."""
+    expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
+    with pretend_gpu():
+        llm = LLM(str(checkpoint(variant)), optimizations=optimizations, **OPTIONS)
+        assert tokens_of(llm) == expected == tokens_of(llm)
+        assert llm.engine.block_manager.stats.hits > 10
+        is_recorded = llm.engine.model_runner._graphs is not None
+        assert is_recorded == (optimizations is GRAPHS and variant not in HYBRIDS and "moe" not in variant)
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+def test_flash_attn(checkpoint, variant):
+    options = OPTIONS | dict(dtype="bfloat16", block_size=256, num_gpu_blocks_override=8)
+    expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **options))
+    with pretend_gpu(with_flash_attn=True):
+        llm = LLM(str(checkpoint(variant)), optimizations=FLASH, **options)
+        assert llm.engine.model_runner.kernels.paged_attention.__module__.endswith("flash_attention")
+        assert tokens_of(llm) == expected == tokens_of(llm)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_greedy_matrix(checkpoint, gpu, setting):
+    """Against transformers: preemption, tiny budgets."""
+    check_setting(checkpoint(), setting, 4, optimizations=PYTORCH)
+
+
+@BACKENDS
+def test_everything_that_a_request_may_say(checkpoint, optimizations):
+    """Temperatures, filters, penalties, biases, masks, grammars, logprobs, samples; chunks and preemption."""
+    options = OPTIONS | dict(num_gpu_blocks_override=20, max_model_len=80)
+    requests = random_requests(random.Random(5), 10)
+    expected = generate(LLM(str(checkpoint()), enforce_eager=True, **options), requests)
+    with pretend_gpu():
+        found = generate(LLM(str(checkpoint()), optimizations=optimizations, **options), requests)
+    assert_same(found, expected, tolerance=1e-5)
+
+
+def test_batches_between_the_sizes_that_were_recorded(checkpoint, gpu):
+    """Rows that pad a batch write nothing: the pool is that of single launches, to the last slot."""
+    options = OPTIONS | dict(max_num_seqs=7, max_num_batched_tokens=64)
+    prompts = [*prompts_of(1), *prompts_of(2)[:2]]
+    params = [SamplingParams(temperature=0, max_tokens=2 + i, ignore_eos=True) for i in range(7)]
+    found = []
+    for optimizations in (TRITON, GRAPHS):
+        llm = LLM(str(checkpoint()), optimizations=optimizations, **options)
+        steps = counts_of_steps(llm, gpu)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append(([o.outputs[0].token_ids for o in outputs], llm.engine.model_runner.kv_cache.data.cpu()))
+    assert {len(sizes) for sizes, counts in steps if counts.replays} == set(range(1, 8))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_key_that_is_masked_is_not_looked_at(gpu, window):
+    """A sequence that ended in NaN leaves it in its blocks: in the slots behind those that the next one has written."""
+    batch, num_blocks = ragged_batch(4, [(2, 1), (9, 1), (5, 1)])
+    q, k_cache, v_cache = torch.randn(3, 2, 8), *torch.randn(2, num_blocks, 4, 1, 8)
+    expected = TORCH_KERNELS.paged_attention(q, k_cache, v_cache, batch, window)
+    for table, num_keys in zip(batch.block_tables, batch.key_lens, strict=True):
+        for cache in (k_cache, v_cache):
+            cache[table[(num_keys - 1) // 4], (num_keys - 1) % 4 + 1 :] = torch.nan
+    on_device = [x.to(gpu.device) for x in (q, k_cache, v_cache)]
+    found = TORCH_KERNELS.paged_attention(*on_device, batch.to(gpu.device), window)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=0)
+
+
+def test_prompt_logprobs(checkpoint, gpu):
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2, logprobs=3)
+    [found] = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS).generate([prompts_of()[4]], params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        [expected] = LLM(str(checkpoint()), enforce_eager=True, **OPTIONS).generate([prompts_of()[4]], params)
+    for ours, theirs in zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(entry.logprob == pytest.approx(theirs[i].logprob, abs=1e-4) for i, entry in ours.items())
+
+
+# -- the wings ---------------------------------------------------------------------------------------------------------
+
+
+@BACKENDS
+def test_adapters(checkpoint, tmp_path, optimizations):
+    """Steps with and without them, in one engine."""
+    targets = ["q_proj", "v_proj", "down_proj", "lm_head"]
+    path = make_adapter(tmp_path / "adapter", checkpoint(), r=4, target_modules=targets)
+    chosen = [None, LoRARequest("one", 1, str(path)), None, LoRARequest("one", 1, str(path)), None]
+    plain = tokens_of(LLM(str(checkpoint()), enforce_eager=True, **OPTIONS))
+    expected = tokens_of(LLM(str(checkpoint()), enforce_eager=True, enable_lora=True, **OPTIONS), lora_request=chosen)
+    with pretend_gpu():
+        llm = LLM(str(checkpoint()), optimizations=optimizations, enable_lora=True, **OPTIONS)
+        assert tokens_of(llm, lora_request=chosen) == expected != plain
+        assert tokens_of(llm) == plain
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft model"])
+def test_draft_tokens(checkpoint, tmp_path, monkeypatch, method):
+    monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "guessing", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
+    monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
+    params = SamplingParams(temperature=0.7, max_tokens=12, seed=1, ignore_eos=True)
+    expected = tokens_of(LLM(str(checkpoint()), enforce_eager=True, **OPTIONS), params)
+    config = dict(num_speculative_tokens=3, method="ngram", prompt_lookup_min=1)
+    if method == "draft model":
+        smaller = make_checkpoint(tmp_path / "draft", "llama", num_hidden_layers=1)
+        config = dict(num_speculative_tokens=3, model=str(smaller))
+    with pretend_gpu():
+        llm = LLM(str(checkpoint()), optimizations=GRAPHS, speculative_config=config, **OPTIONS)
+        assert tokens_of(llm, params) == expected
+        assert llm.stats()["num_guessed_tokens"] > 0
+
+
+@BACKENDS
+def test_embeddings(checkpoint, optimizations):
+    options = OPTIONS | dict(runner="pooling")
+    given = [dict(prompt_token_ids=prompt) for prompt in prompts_of()]
+
+    def embed(llm: LLM) -> list[list[float]]:
+        return [output.outputs.embedding for output in llm.embed(given, pooling_params=PoolingParams(), use_tqdm=False)]
+
+    expected = embed(LLM(str(checkpoint("qwen3")), enforce_eager=True, **options))
+    with pretend_gpu():
+        found = embed(LLM(str(checkpoint("qwen3")), optimizations=optimizations, **options))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("option", [dict(quantization="int8"), dict(quantization="int4"), dict(kv_cache_dtype="int8")])
+def test_fewer_bits_are_refused(checkpoint, gpu, option):
+    with pytest.raises(ValueError, match=r"on a CPU only|needs the C kernels of a CPU"):
+        LLM(str(checkpoint()), **option, **OPTIONS)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3.5"])
+def test_tiers(checkpoint, tmp_path, variant):
+    """What one engine has written, the next one finds; what the pool has evicted comes back from memory."""
+    options = OPTIONS | dict(optimizations=PYTORCH, num_gpu_blocks_override=20, cpu_cache_bytes=1 << 20)
+    expected = tokens_of(LLM(str(checkpoint(variant)), enforce_eager=True, **OPTIONS))
+    with pretend_gpu():
+        llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
+        assert tokens_of(llm) == expected == tokens_of(llm)
+        llm.engine.features.tiers.disk.close()
+        llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
+        [output] = llm.generate([prompts_of()[4]], GREEDY)
+        assert output.num_cached_tokens >= 16 and output.outputs[0].token_ids == expected[4]
+
+
+def test_two_ranks(checkpoint, tmp_path, monkeypatch):
+    """Each has a pretend GPU in a process of its own; gloo takes NCCL's place."""
+    (tmp_path / "sitecustomize.py").write_text("from tests.pretend_gpu import be_a_rank; be_a_rank()")
+    expected = tokens_of(LLM(str(checkpoint()), enforce_eager=True, **OPTIONS))
+    for path in (ROOT, tmp_path):
+        monkeypatch.syspath_prepend(path)
+    with pretend_gpu(num_gpus=2):
+        llm = LLM(str(checkpoint()), optimizations=GRAPHS, tensor_parallel_size=2, **OPTIONS)
+        assert tokens_of(llm) == expected == tokens_of(llm)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizations", [PYTORCH, GRAPHS], ids=["pytorch", "graphs"])
+def test_the_pool_takes_what_is_left(checkpoint, optimizations):
+    options = OPTIONS | dict(num_gpu_blocks_override=None, max_model_len=512)
+    with pretend_gpu(total_bytes=1 << 20) as gpu:
+        llm = LLM(str(checkpoint()), optimizations=optimizations, **options)
+        runner = llm.engine.model_runner
+        assert runner.num_blocks < 4 * 512 // 4, "the pool is bounded by memory, not by what could be used"
+        tokens_of(llm)
+        left = torch.cuda.mem_get_info()[0]
+        # Never more than 0.9 of the memory, and nearly that: a step's largest tensors are not all in use at once.
+        assert 0.1 * gpu.total_bytes - runner.kv_cache.num_bytes / runner.num_blocks < left < 0.3 * gpu.total_bytes
+
+
+def test_a_pool_that_does_not_fit(checkpoint):
+    options = OPTIONS | dict(num_gpu_blocks_override=None)
+    with pretend_gpu(total_bytes=2 << 20):
+        with pytest.raises(ValueError, match=r"the KV pool takes 0.004 GB and the GPU has 0.00\d GB left"):
+            LLM(str(checkpoint()), kv_cache_memory_bytes=4 << 20, **options)
+        with pytest.raises(ValueError, match=r"the weights in .* need 0.0 GB of 0.0 GB|the KV pool gets"):
+            LLM(str(checkpoint()), gpu_memory_utilization=0.05, **options)
+
+
+def test_an_engine_that_is_dropped_gives_its_memory_back(checkpoint, gpu):
+    tokens_of(llm := LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS))
+    assert gpu.memory_allocated() > 100_000
+    del llm
+    gc.collect()
+    assert gpu.memory_allocated() == 0
+
+
+# -- what a step costs -------------------------------------------------------------------------------------------------
+
+EVERYTHING = dict(top_p=0.9, top_k=50, repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.1, seed=1)
+
+
+@pytest.mark.parametrize("sampling", [dict(temperature=0), dict(temperature=0.8, logit_bias={5: 1.0}, **EVERYTHING)])
+def test_a_decode_step_through_a_graph_is_one_copy_one_replay_one_copy_back(checkpoint, gpu, sampling):
+    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
+    steps = counts_of_steps(llm, gpu)
+    tokens_of(llm, SamplingParams(max_tokens=6, ignore_eos=True, **sampling))
+    decodes = [counts for sizes, counts in steps if set(sizes) == {1}]
+    assert len(decodes) >= 4
+    for counts in decodes:
+        more = sampling["temperature"] > 0  # one more copy, of all that the sampler is told
+        assert (counts.h2d, counts.replays, counts.d2h, counts.syncs) == (1 + more, 1, 1, 1)
+
+
+@pytest.mark.parametrize("optimizations", [PYTORCH, TRITON], ids=["pytorch", "triton"])
+@pytest.mark.parametrize("num_layers", [1, 4])
+def test_a_prefill_step_makes_no_copy_per_layer(tmp_path, gpu, num_layers, optimizations):
+    folder = make_checkpoint(tmp_path, "llama", num_hidden_layers=num_layers)
+    llm = LLM(str(folder), optimizations=optimizations, **OPTIONS)
+    steps = counts_of_steps(llm, gpu)
+    tokens_of(llm)
+    for sizes, counts in steps:
+        copies = 1 if optimizations is TRITON else 2  # PyTorch's attention sorts the decodes by length, once a step
+        assert counts.h2d <= copies and counts.d2h == counts.syncs <= 1, sizes
+
+
+# -- faults that were there, put back ----------------------------------------------------------------------------------
+
+
+def whole_heads(q, k, cos, sin) -> None:
+    for x in (q, k):
+        x.copy_(rotate(x, cos, sin))
+
+
+def prepare_in_one_statement(self, eos_token_ids):
+    self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
+
+
+def without_lengths(self, device, to=Batch.to):
+    batch = to(self, device)
+    for name in ("query_lens", "key_lens"):
+        vars(batch).pop(name, None)
+    return batch
+
+
+def test_heads_that_are_rotated_whole_are_found(checkpoint, gpu, monkeypatch):
+    """Qwen3.5 rotates a quarter of each."""
+    monkeypatch.setattr(gpu_kernels, "rotate_heads", whole_heads)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        LLM(str(checkpoint("qwen3.5")), optimizations=TRITON, **OPTIONS)
+
+
+def test_a_step_before_the_engine_knows_its_eos_is_found(checkpoint, gpu, monkeypatch):
+    monkeypatch.setattr(ModelRunner, "prepare", prepare_in_one_statement)
+    with pytest.raises(AttributeError, match="eos_token_ids"):
+        LLM(str(checkpoint()), **OPTIONS)
+
+
+def test_a_graph_over_attention_that_asks_the_host_is_found(checkpoint, gpu, monkeypatch):
+    monkeypatch.setattr(memory, "why_no_graphs", lambda runner: None)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        LLM(str(checkpoint()), optimizations=("cuda_graphs",), **OPTIONS)
+
+
+def test_lengths_that_are_read_from_the_device_are_found(checkpoint, gpu, monkeypatch):
+    monkeypatch.setattr(Batch, "to", without_lengths)
+    llm = LLM(str(checkpoint()), optimizations=PYTORCH, **OPTIONS)
+    steps = counts_of_steps(llm, gpu)
+    tokens_of(llm)
+    assert all(counts.d2h == 3 for sizes, counts in steps if sizes == [1, 1, 1, 1])
+
+
+def test_a_buffer_that_is_made_anew_is_found(checkpoint, gpu, monkeypatch):
+    """Between two replays, where the graphs read another one."""
+    expected = tokens_of(LLM(str(checkpoint()), optimizations=TRITON, **OPTIONS))
+    llm = LLM(str(checkpoint()), optimizations=GRAPHS, **OPTIONS)
+    fill = graphs.DecodeGraphs._fill
+
+    def fill_a_new_one(self, *args) -> None:
+        self._inputs = torch.zeros_like(self._inputs)
+        fill(self, *args)
+
+    monkeypatch.setattr(graphs.DecodeGraphs, "_fill", fill_a_new_one)
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        assert tokens_of(llm) == expected
