@@ -468,6 +468,7 @@ def repository_tests(run: Run, section: Section) -> None:
         section.note("pytest is not installed, so no test was run.")
         return
     options = ["-v", "--tb=short", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    options.append("--continue-on-collection-errors")  # a file may need a package that is not here
     command = [sys.executable, "-c", PYTEST, *options, *run.sizes.test_paths]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     output, seconds = run.folder / "pytest.txt", max(section.seconds_left(), 1)
@@ -479,11 +480,9 @@ def repository_tests(run: Run, section: Section) -> None:
             status = "none: stopped"
             section.cut = "pytest was stopped before its last test"
     text = output.read_text("utf-8", errors="replace")
-    counted = Counter(re.findall(r"^\S+::.*? (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", text, re.MULTILINE))
-    section.add(
-        {"tests": " ".join(run.sizes.test_paths), "exit status": status, **{k.lower(): n for k, n in counted.items()}}
-    )
-    for line in re.findall(r"^(?:FAILED|ERROR) .*::.*|^\S+::.*? (?:FAILED|ERROR)\b", text, re.MULTILINE)[:40]:
+    counts, failures = read_pytest(text)
+    section.add({"tests": " ".join(run.sizes.test_paths), "exit status": status, **counts})
+    for line in failures[:40]:
         section.note(f"`{line}`")
     section.note("The last lines of pytest:\n\n```text\n" + "\n".join(text.splitlines()[-15:]) + "\n```")
 
@@ -778,6 +777,15 @@ def read_trace(events: list[dict[str, Any]], num_steps: int, wall_ms: float) -> 
         "launches": number([name for name in calls if re.match(r"cu(da)?LaunchKernel", name)]),
         "graphs": number([name for name in calls if re.match(r"cu(da)?GraphLaunch", name)]),
     }
+
+
+def read_pytest(text: str) -> tuple[dict[str, int], list[str]]:
+    """({outcome: number of tests}, lines that name failures) of what pytest -v has printed, to its end or not."""
+    outcomes = re.findall(r"^\S+::.*? (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", text, re.MULTILINE)
+    failures = re.findall(r"^(?:FAILED|ERROR) \S*\.py.*", text, re.MULTILINE)  # of the summary, if there is one
+    if not failures:
+        failures = re.findall(r"^\S+::.*? (?:FAILED|ERROR)\b", text, re.MULTILINE)
+    return {name.lower(): number for name, number in Counter(outcomes).items()}, failures
 
 
 def version_of(package: str) -> str:

@@ -13,7 +13,17 @@ import torch
 from rich.console import Console
 
 from examples import gpu_report
-from examples.gpu_report import Part, Run, Section, difference, read_trace, run_in_this_process, run_parts, table
+from examples.gpu_report import (
+    Part,
+    Run,
+    Section,
+    difference,
+    read_pytest,
+    read_trace,
+    run_in_this_process,
+    run_parts,
+    table,
+)
 
 ROOT = Path(__file__).parent.parent
 WRITES = "import json, sys; json.dump(dict(rows=[dict(n=1234)], notes=['a note'], cut=None), open(sys.argv[1], 'w')); "
@@ -153,6 +163,19 @@ def test_a_trace_as_numbers_of_one_step():
         "launches": 1,
         "graphs": 1,
     }
+
+
+def test_what_pytest_printed():
+    begun = """collected 5 items / 1 error
+tests/a.py::test_x[1-float32] PASSED                    [ 20%]
+tests/a.py::test_x[a space in it] PASSED                [ 40%]
+tests/a.py::test_y FAILED                               [ 60%]
+tests/a.py::test_z SKIPPED (needs a GPU)                [ 80%]
+"""
+    counts = {"passed": 2, "failed": 1, "skipped": 1}
+    assert read_pytest(begun) == (counts, ["tests/a.py::test_y FAILED"])
+    summary = ["FAILED tests/a.py::test_y - assert 1 == 2", "ERROR tests/b.py - ModuleNotFoundError: hypothesis"]
+    assert read_pytest("\n".join([begun, "E   ERROR elsewhere", *summary])) == (counts, summary)
 
 
 def test_log_probabilities_are_compared_up_to_the_first_token_that_differs():
