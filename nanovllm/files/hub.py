@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def is_demo_name(model: str) -> bool:
-    """Whether it names the demo model, in one of its forms (demo_model.py says which there are). No file does."""
+    """Whether it names the demo model, in a form that demo_model.py may know, and nothing that lies here."""
     return model.partition(":")[0] == DEMO and not os.path.exists(model)
 
 
