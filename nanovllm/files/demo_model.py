@@ -38,7 +38,7 @@ class DemoModelError(RuntimeError):
 
 
 def demo_model_path(name: str | None = None) -> Path:
-    """Where the demo model is, made at the first call: as "demo" (and None) its directory, as "demo:Q4_1" its GGUF file.
+    """Where the demo model is, made at the first call: its directory ("demo", None) or its GGUF file ("demo:Q4_1").
 
     Raises DemoModelError.
     """

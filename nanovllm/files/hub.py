@@ -1,6 +1,6 @@
 """Where files are: a checkpoint's (a directory, a GGUF file, a hub's repository), and this project's own. No torch.
 
-"demo" is the name of the demo model, and "demo:Q4_1" that of its GGUF file, unless a file or a folder here is so called.
+"demo" is the demo model's name, and "demo:Q4_1" that of its GGUF file, unless a file or a folder here is so called.
 """
 
 import os
