@@ -103,4 +103,4 @@ nanovllm.config.KVEventsConfig = KVEventsConfig  # type: ignore[attr-defined]
 nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
 nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]
 nanovllm.config.PoolerConfig = PoolerConfig  # type: ignore[attr-defined]
-nanovllm.config.Config = nanovllm.config.EngineConfig  # type: ignore[attr-defined]  nano-vllm's name
+nanovllm.config.Config = nanovllm.config.EngineConfig  # type: ignore[attr-defined]  # nano-vllm's name

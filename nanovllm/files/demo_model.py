@@ -147,14 +147,13 @@ def _lacks_sampling(folder: Path) -> bool:
 
 
 def _add_sampling(folder: Path) -> None:
-    """Put SAMPLING into the folder's generation_config.json, beside what is there, unless it says how to sample."""
+    """Put SAMPLING beside what generation_config.json says, unless that is how to sample. The lock is ours."""
     if not _lacks_sampling(folder):
         return
     config = _generation_config(folder) | SAMPLING
-    with tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=folder) as work:
-        made = Path(work, GENERATION_CONFIG)
-        made.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        made.replace(folder / GENERATION_CONFIG)
+    made = folder / f"{GENERATION_CONFIG}.tmp"  # a name of its own would stay behind if this process were killed
+    made.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    made.replace(folder / GENERATION_CONFIG)
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def test_older_caches_are_given_the_sampling(tiny_demo, capsys):
     path.write_text(json.dumps(after | {"temperature": 0.5}))
     demo_model.demo_model_path()
     assert json.loads(path.read_text())["temperature"] == 0.5, "what somebody chose is left alone"
-    assert not list(path.parent.glob("*.tmp-*"))
+    assert not list(path.parent.glob("*.tmp"))
 
 
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(tiny_demo, capsys, monkeypatch):
