@@ -13,7 +13,7 @@ class EngineConfig(metaclass=Named):
     """Options of an LLM, with vLLM's names. None is the default."""
 
     # A directory that holds a checkpoint, a GGUF file, or a hub id such as "Qwen/Qwen3-0.6B" ("owner/name:Q8_0": of its
-    # GGUF files the one of this quantization).
+    # GGUF files the one of this quantization). "demo" and "demo:Q4_1" are the demo model, where no file is so called.
     model: str
     tokenizer: str | None = option(None, "another checkpoint's directory or hub id, to take the tokenizer from")
     revision: str | None = option(None, "branch, tag or commit of the hub's repository")

@@ -1,6 +1,7 @@
 """What a request gives back. Shaped like vLLM's classes of the same names."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from nanovllm.stats import GuessRates
 
@@ -79,7 +80,8 @@ class RequestOutput:
 
     num_cached_tokens: prompt tokens found in the prefix cache when sample 0 was first admitted. vLLM gives that of the
     sample that ends last, which found what sample 0 had just computed; ours says what the prompt cost. prompt_logprobs:
-    one dict a prompt token, None for the first; as logprobs of a sample.
+    one dict a prompt token, None for the first; as logprobs of a sample. output["text"] and output["token_ids"] are
+    those of sample 0: nano-vllm's generate() returns a dict of these two.
     """
 
     request_id: str
@@ -90,3 +92,10 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    __iter__ = None  # or a class that can be subscripted would count as a sequence
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in ("text", "token_ids"):
+            raise KeyError(f"{key!r}: a RequestOutput has the keys 'text' and 'token_ids'; all else is an attribute")
+        return getattr(self.outputs[0], key)

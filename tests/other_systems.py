@@ -102,8 +102,8 @@ def answer_batch(model: str, folder: Path) -> None:
 
 def wait_for_lock(folder: Path) -> None:
     """As two processes do that make the demo model at once."""
+    from nanovllm.files.demo_model import _locked
     from nanovllm.files.system import lock_file
-    from nanovllm.tools.demo_model import _locked
 
     got_in = threading.Event()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nanovllm.tools import demo_model
+from nanovllm.files import demo_model
 from tests.course.course_text import FENCE, ROOT
 
 FOLDERS = ["chapters", "examples", "nanovllm", "tests"]

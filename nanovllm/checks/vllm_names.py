@@ -5,11 +5,11 @@ does), and refused at any other. An option that is not in the table either is a 
 don't are refused by name. examples/move_to_vllm.md is the whole list; a test compares it with the code.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from nanovllm.checks import vllm_pooling
+from nanovllm.checks import nano_vllm, vllm_pooling
 from nanovllm.checks.values import check_number, reject_unknown, shorten
 from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
 from nanovllm.checks.vllm_options import anything as _any
@@ -42,7 +42,7 @@ ENGINE: Table = {
     **_asks("streaming in larger pieces", stream_interval=1),
     **_asks("parallelism other than tensor_parallel_size", **PARALLEL),
     **_asks("parts of the model in another memory", cpu_offload_gb=0),
-    **_any("kv_offloading_size"),  # cpu_cache_bytes, in GiB: see Named
+    **_any("kv_offloading_size"),  # cpu_cache_bytes, in GiB: see RENAMED
     **_asks("a KV cache that is shared with other engines", kv_transfer_config=None),
     **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_any("max_cpu_loras"),
@@ -150,7 +150,12 @@ BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_asks("arguments of plugins", vllm_xargs={}),
     **_asks("a KV cache that is shared with other engines", kv_transfer_params={}, ec_transfer_params={}),
 }
-TABLES = {"LLM": ENGINE, "SamplingParams": SAMPLING, "StructuredOutputsParams": STRUCTURED, "a prompt": PROMPT}
+TABLES = {
+    "LLM": ENGINE | nano_vllm.OPTIONS,
+    "SamplingParams": SAMPLING,
+    "StructuredOutputsParams": STRUCTURED,
+    "a prompt": PROMPT,
+}
 PROFILER: Table = {
     **_any("torch_profiler_with_memory torch_profiler_with_flops torch_profiler_with_stack torch_profiler_use_gzip"),
     **_any("torch_profiler_record_shapes torch_profiler_dump_cuda_time_total ignore_frontend"),
@@ -172,17 +177,38 @@ TABLES |= {"AsyncEngineArgs": ENGINE | _switches("enable_log_requests"), "AsyncL
 TABLES |= {"AsyncLLM.generate": ASYNC_CALL, "nanovllm serve": ENGINE | FLAGS, "body of a response": RESPONSE}
 
 
+def _gib(size: Any) -> int:
+    return int(check_number("kv_offloading_size", size, Real, 0, 1 << 20) * (1 << 30))
+
+
+RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {  # another name of an option -> ours, its value there
+    "kv_offloading_size": ("cpu_cache_bytes", _gib),
+    "kvcache_block_size": ("block_size", lambda size: size),  # this and the next one: nano-vllm's
+    "num_kvcache_blocks": ("num_gpu_blocks_override", lambda number: None if number == -1 else number),
+}
+
+
 class Named(type):
     """A dataclass that is called as vLLM's class of the same purpose is."""
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
-        if "cpu_cache_bytes" in cls.__dataclass_fields__ and kwargs.get("kv_offloading_size") is not None:  # type: ignore[attr-defined]
-            if "cpu_cache_bytes" in kwargs:
-                raise ValueError("kv_offloading_size (in GiB) and cpu_cache_bytes are one thing; leave one of them out")
-            size = check_number("kv_offloading_size", kwargs["kv_offloading_size"], Real, 0, 1 << 20)
-            kwargs["cpu_cache_bytes"] = int(size * (1 << 30))
-        return super().__call__(*args, **accepted(kwargs, cls.__dataclass_fields__, what))  # type: ignore[attr-defined]
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return super().__call__(*args, **accepted(in_our_words(kwargs, known), known, what))
+
+
+def in_our_words(given: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Options under our names. ValueError where two names of one option say different things."""
+    for name, (ours, converted) in RENAMED.items():
+        if ours not in known or name not in given:
+            continue
+        if (value := given.pop(name)) is None:
+            continue
+        value = converted(value)
+        if ours in given and given[ours] != value:
+            raise ValueError(f"{name} and {ours} are two names of one option; leave one of them out")
+        given[ours] = value
+    return given
 
 
 def accepted(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:

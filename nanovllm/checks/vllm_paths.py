@@ -1,6 +1,7 @@
 """Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live.
 
-What vLLM has and this engine has not is refused by name and reason (vllm_refused.py), where it is imported.
+nano-vllm's are here, too (nano_vllm.py). What either has and this engine has not is refused by name and reason
+(vllm_refused.py), where it is imported.
 """
 
 import sys
@@ -15,7 +16,8 @@ import nanovllm.config
 import nanovllm.engine
 import nanovllm.outputs
 import nanovllm.sampling_params
-from nanovllm.checks.vllm_refused import NameRefused, reason_for
+from nanovllm.checks import nano_vllm
+from nanovllm.checks.vllm_refused import NameRefused, refusal
 from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.cache_reports.config import KVEventsConfig
 from nanovllm.features.callers.output_kind import RequestOutputKind
@@ -53,6 +55,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
         (f"nanovllm.v1.sample.logits_processor{rest}" for rest in ("", ".interface", ".builtin")),
         "nanovllm.features.logits_processors.classes",
     ),
+    **nano_vllm.PATHS,
 }
 LAZY = {"AsyncLLM": "nanovllm.serving.async_llm", "AsyncLLMEngine": "nanovllm.serving.async_llm"}
 
@@ -64,22 +67,23 @@ class VLLMPaths(MetaPathFinder, Loader):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
-        if package != "nanovllm" or not (_is_ours(name) or reason_for(rest)):
+        if package != "nanovllm" or not (_is_ours(name) or refusal(rest)):
             return None
         return ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         if not _is_ours(name):
-            rest = name.partition(".")[2]
-            raise NameRefused(f"{rest} is vLLM's, and not here: {reason_for(rest)}", name=name)
+            raise NameRefused(refusal(name.partition(".")[2]), name=name)
         ours = vars(import_module(PATHS[name])) if name in PATHS else {}
         vars(module).update({key: value for key, value in ours.items() if not key.startswith("__")})
+        for class_name, (where, our_name) in nano_vllm.CLASSES.get(name, {}).items():
+            setattr(module, class_name, getattr(import_module(where), our_name))
 
 
 def _is_ours(name: str) -> bool:
     """Such a path, or a package above one."""
-    return any(path == name or path.startswith(f"{name}.") for path in PATHS)
+    return any(path == name or path.startswith(f"{name}.") for path in (*PATHS, *nano_vllm.CLASSES))
 
 
 def load_lazily(name: str) -> Any:
@@ -99,3 +103,4 @@ nanovllm.config.KVEventsConfig = KVEventsConfig  # type: ignore[attr-defined]
 nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]
 nanovllm.sampling_params.BeamSearchParams = BeamSearchParams  # type: ignore[attr-defined]
 nanovllm.config.PoolerConfig = PoolerConfig  # type: ignore[attr-defined]
+nanovllm.config.Config = nanovllm.config.EngineConfig  # type: ignore[attr-defined]  # nano-vllm's name

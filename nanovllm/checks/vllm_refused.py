@@ -1,10 +1,14 @@
-"""What vLLM's scripts import or call and this engine has not, by name and reason. What it has: vllm_paths.py."""
+"""What vLLM's scripts import or call and this engine has not, by name and reason. What it has: vllm_paths.py.
 
+The same of nano-vllm's scripts is in nano_vllm.py.
+"""
+
+from nanovllm.checks import nano_vllm
 from nanovllm.checks.vllm_options import WEIGHTS
 
 
 class NameRefused(ImportError, ValueError):
-    """Raised where a script imports what vLLM has and this engine has not. It says why."""
+    """Raised where a script imports what vLLM or nano-vllm has and this engine has not. It says why."""
 
 
 class MethodRefused(AttributeError, ValueError):
@@ -73,11 +77,15 @@ REFUSED: dict[str, str] = {
 }
 
 
-def reason_for(name: str) -> str | None:
-    """Why vLLM's `name`, a dotted path without the package's name, is not here. None: it is not one of vLLM's."""
+def refusal(name: str) -> str | None:
+    """Whose `name` is, a dotted path without the package's name, and why it is not here. None: it is nobody's."""
     parts = name.split(".")
-    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((REFUSED[prefix] for prefix in prefixes if prefix in REFUSED), None)
+    for end in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:end])
+        for whose, refused in (("vLLM", REFUSED), ("nano-vllm", nano_vllm.REFUSED)):
+            if prefix in refused:
+                return f"{name} is {whose}'s, and not here: {refused[prefix]}"
+    return None
 
 
 METHODS = {  # of LLM, LLMEngine and AsyncLLM -> why they have not, or what to call instead
@@ -110,6 +118,7 @@ METHODS = {  # of LLM, LLMEngine and AsyncLLM -> why they have not, or what to c
 
 def refused_method(cls: type, name: str) -> AttributeError:
     """What a class raises, in __getattr__, for a name that it does not have."""
-    if name in METHODS:
-        return MethodRefused(f"{cls.__name__} has no {name}, as vLLM's does: {METHODS[name]}")
+    for whose, methods in (("vLLM", METHODS), ("nano-vllm", nano_vllm.METHODS)):
+        if name in methods:
+            return MethodRefused(f"{cls.__name__} has no {name}, as {whose}'s does: {methods[name]}")
     return AttributeError(f"{cls.__name__} has no {name!r}")

