@@ -1,11 +1,16 @@
-"""The rule by which a test is slow, and where fixtures are."""
+"""The rules by which a test is slow or for CI, and where fixtures are."""
 
 import os
 
 import pytest
 
-# Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew, a browser.
-SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "browser", "processes", "kernel", "empty_cache"}
+# Fixtures that make a test slow: real weights, engines in processes of their own, C kernels compiled anew.
+SLOW_FIXTURES = {"demo_checkpoint", "short_demo", "processes", "empty_cache"}
+# What makes a test one for CI, beside the marker on a test of its own: files and fixtures of programs that
+# `pip install -e ".[test]"` does not bring.
+CI_FILES = """test_ray test_ray_serve test_wheel test_notebook test_page_model test_lm_eval test_node_clients
+test_clients_of_openai_2""".split()
+CI_FIXTURES = {"browser", "cdn"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +28,9 @@ test_examples test_compilers test_triton_kernels""".split()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
+        fixtures = set(item.fixturenames)
+        if item.path.stem in CI_FILES or CI_FIXTURES & fixtures:
+            item.add_marker("ci")
         interpreted = item.path.name == "test_triton_kernels.py"  # Triton's interpreter takes a second for a small tile
-        if interpreted or SLOW_FIXTURES & set(item.fixturenames) or item.get_closest_marker("soak"):
+        if interpreted or SLOW_FIXTURES & fixtures or any(map(item.get_closest_marker, ("ci", "soak"))):
             item.add_marker("slow")

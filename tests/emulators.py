@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.processes import LIMIT_S
 
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
-needs_zig = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs PyPI's ziglang")
+HAS_ZIG = importlib.util.find_spec("ziglang") is not None
 # Before a first program is linked, ziglang compiles a C library: musl and Windows' take most of a minute of a core; of
 # glibc it makes stubs, in five seconds. So programs link Debian's libraries, libc6-arm64-cross for Arm and
 # mingw-w64-x86-64-dev for Windows; and ziglang's where these are not installed.
@@ -33,6 +34,11 @@ PROCESSORS = {
     "x86_64-windows-gnu": V3,
 }
 LINK_WASM = ["-nostdlib", "-Wl,--no-entry", "-Wl,--import-symbols"]  # with what JavaScript has, and no C library
+
+
+def needs_zig(test: Callable) -> Callable:
+    """A test for CI that compiles with it."""
+    return pytest.mark.ci(pytest.mark.skipif(not HAS_ZIG, reason="needs PyPI's ziglang")(test))
 
 
 def compile_for(target: str) -> list[str]:
@@ -71,15 +77,16 @@ def link_for_windows(object_file: str, made: Path, is_library: bool) -> list[lis
 
 
 def runner(target: str, folder: Path) -> list[str]:
-    """The command that runs a target's programs. Skips the test where it cannot be had.
+    """The command that runs a target's programs. Skips the test, which is one for CI, where it cannot be had.
 
     folder: for files of Wine, which makes them in six seconds, so tests share one.
     """
     name = EMULATORS[target]
     found = shutil.which(name) or shutil.which(name, path="/usr/lib/wine")
     runs = not target.startswith("x86_64") or "avx2" in Path("/proc/cpuinfo").read_text("utf-8")
-    if importlib.util.find_spec("ziglang") is None or found is None or not runs:
-        pytest.skip("needs PyPI's ziglang, AVX2, Debian's qemu-user (Arm) and wine64 (Windows), Node (WebAssembly)")
+    missing = [what for what, is_here in (("PyPI's ziglang", HAS_ZIG), (name, found), ("AVX2", runs)) if not is_here]
+    if missing:
+        pytest.skip(f"{target} needs {' and '.join(missing)}")
     if target == "aarch64-linux-gnu":
         return [found, "-L", str(ARM_LIBRARIES)]
     return ["env", f"WINEPREFIX={folder / 'wine'}", "WINEDEBUG=-all", found] if name == "wine64" else [found]

@@ -30,8 +30,6 @@ from tests.course.course_text import ROOT
 from tests.gguf_files import write_gguf
 from tests.site_browser import assert_accessible, go_offline, wait_until_kept
 
-pytestmark = pytest.mark.slow  # compiles, and starts a browser
-
 SIZES = dict(hidden_size=96, head_dim=64, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)
 TEXT = "the quick brown fox jumps over the lazy dog. "
 PROMPTS = ["a", TEXT, TEXT * 2 + "the quick", "two gulls circled above a red boat in the fog\n" * 12]

@@ -114,6 +114,7 @@ def test_sentences():
     ]
 
 
+@pytest.mark.ci
 def test_in_a_browser(folder, tmp_path):
     """Nothing is cut off; what is too much is found; the keys turn slides, move pictures and show notes."""
     with chromium() as browser:

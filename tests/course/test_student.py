@@ -9,6 +9,7 @@ import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_cells_that_ran(monkeypatch):
     """Of cells with the same first line, the last one; no other cells."""
     ran = ["", "x = 1", "# exercise.py: a\nx = 1", "# exercise.py: b\ny = 1", "# exercise.py: a\nx = 2"]
     shell = type("Shell", (), {"user_ns": {"In": ran}})
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert notebook.exercise_in_cells() == "# exercise.py: a\nx = 2\n\n\n# exercise.py: b\ny = 1\n"
 
 
@@ -218,7 +219,7 @@ def tool(name: str, *command: str, cwd: Path, env: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(not find_spec("otter"), reason='otter-grader is not installed: pip install -e ".[teach]"')
 def test_otter(tmp_path, without_model):
     assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "otter"]) == 0
@@ -235,7 +236,7 @@ def test_otter(tmp_path, without_model):
             assert task["message"].splitlines()[0] in tests[name]["output"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(not find_spec("nbgrader"), reason='nbgrader is not installed: pip install -e ".[teach]"')
 def test_nbgrader(tmp_path, without_model):
     course = tmp_path / "course"

@@ -3,21 +3,17 @@
 import asyncio
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell
+
+HINT = 'needs nbclient and ipykernel: pip install -e ".[ci]"'
+pytest.importorskip("ipykernel", reason=HINT)
+nbclient, nbformat = (pytest.importorskip(name, reason=HINT) for name in ("nbclient", "nbformat"))
+new_code_cell = nbformat.v4.new_code_cell
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-@pytest.fixture
-def kernel() -> type:
-    """A name for conftest.py: a test that starts a kernel is slow."""
-    return Kernel
-
-
-class Kernel(NotebookClient):
+class Kernel(nbclient.NotebookClient):
     """Runs cells one by one. What a cell put out: its bars, its texts, and the name of its error."""
 
     async def run(self, cell, interrupt: bool = False) -> tuple[list[str], str, str]:
@@ -43,13 +39,13 @@ class Kernel(NotebookClient):
         return text
 
 
-def test_notebook(kernel, checkpoint, monkeypatch):
+def test_notebook(checkpoint, monkeypatch):
     """The example's cells in their turn; then what may go wrong. One kernel: its start takes most of the time."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     model, notebook = str(checkpoint()), nbformat.read(ROOT / "examples" / "notebook.ipynb", 4)
 
     async def run() -> None:
-        client = kernel(notebook, allow_errors=True, timeout=120, resources={"metadata": {"path": str(ROOT)}})
+        client = Kernel(notebook, allow_errors=True, timeout=120, resources={"metadata": {"path": str(ROOT)}})
         async with client.async_setup_kernel():
             await run_example(client, model)
             await run_neighbours(client, model)

@@ -1,6 +1,6 @@
 """A server of the demo model for programs that people have, and what the model gets to read because of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -21,9 +21,10 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 WEATHER = "Rain, 7 degrees."  # in Oslo; what the tool says
 
 
-def needs(package: str, extra: str = "clients") -> pytest.MarkDecorator:
-    """A test that imports it: skipped before there is a server."""
-    return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}: pip install -e ".[{extra}]"')
+def needs(package: str, extra: str = "clients") -> Callable[[Callable], Callable]:
+    """A test that imports it: for CI, and skipped before there is a server."""
+    missing = pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}: pip install -e ".[{extra}]"')
+    return lambda test: pytest.mark.ci(missing(test))
 
 
 @pytest.fixture(scope="module")

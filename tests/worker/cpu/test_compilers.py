@@ -18,7 +18,6 @@ SOURCES = Path(compiler.__file__).parent
 
 
 @needs_zig
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile_for_every_system(tmp_path, target, dtype):
@@ -30,7 +29,6 @@ def test_the_kernels_compile_for_every_system(tmp_path, target, dtype):
 
 
 @needs_zig
-@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_libraries_are_linked_for_every_system(tmp_path, target):
     """By the two commands of compile_library(). What ctypes looks up can be found, whatever a system hides."""
@@ -42,7 +40,7 @@ def test_libraries_are_linked_for_every_system(tmp_path, target):
         assert name in made.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("target", [target for target in TARGETS if target in EMULATORS])
 def test_the_pool_computes_every_item_once(tmp_path, target):
     run, program = runner(target, tmp_path.parent), tmp_path / "pool.exe"
@@ -52,7 +50,6 @@ def test_the_pool_computes_every_item_once(tmp_path, target):
 
 
 @needs_zig
-@pytest.mark.slow
 def test_without_cc_the_engine_computes_the_same_bits(checkpoint, tmp_path, monkeypatch, caplog):
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     prompts = ["the quick", "one two three four five six seven"]

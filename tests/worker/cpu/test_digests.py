@@ -88,7 +88,7 @@ def test_this_machine(tmp_path, level, kind):
     assert digests([], program) == recorded(kind)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
