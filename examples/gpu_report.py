@@ -462,6 +462,49 @@ def decode_steps(run: Run, section: Section) -> None:
             section.add({"backend": backend} | failure)
 
 
+KINDS = {  # of steps, by what their requests ask for
+    "greedy": {},
+    "temperature and seed": dict(temperature=0.8, seed=1),
+    "top_k, top_p, min_p": dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01),
+    "penalties and bias": dict(
+        repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={5: 1.0}
+    ),
+    "logprobs": dict(logprobs=2),
+}
+
+
+def kinds_of_steps(run: Run, section: Section) -> None:
+    """One step of each kind: two prompts, then a decode of both."""
+    model = make_model(run)
+
+    def measure(backend: str) -> Row:
+        llm = load_model(run, model, backend)
+        engine = llm.engine
+
+        def cost(num_steps: int) -> Row:
+            if run.gpu is not None:
+                return counts_of_steps(run.gpu, engine.step, num_steps)
+            return profile_of_steps(engine.step, num_steps, run.folder / "trace.json", 0.0)
+
+        for kind, options in KINDS.items():
+            params = SamplingParams(**dict[str, Any](temperature=0.0, ignore_eos=True, max_tokens=12) | options)
+            prompts = random_prompts(2, run.sizes.context)
+            ids = [engine.add_request(None, prompt, params, stream=False) for prompt in prompts]
+            try:
+                section.add({"backend": backend, "kind": kind, "step": "prompts"} | attempt_row(cost, 1))
+                while engine.scheduler.waiting or not all(map(has_begun, engine.scheduler.running)):
+                    engine.step()
+                section.add({"backend": backend, "kind": kind, "step": "decode"} | attempt_row(cost, 2))
+            finally:
+                engine.abort_request(ids)
+        return {}
+
+    for backend in chosen_backends(run):
+        section.begin(backend)
+        if failure := attempt_row(measure, backend):
+            section.add({"backend": backend} | failure)
+
+
 def repository_tests(run: Run, section: Section) -> None:
     """pytest in a process of its own; what it had printed when its time was over counts, too."""
     if importlib.util.find_spec("pytest") is None:
@@ -549,6 +592,15 @@ PARTS = [
         "time in which the GPU runs nothing.",
         decode_steps,
         60,
+    ),
+    Part(
+        "kinds",
+        "What each kind of step asks of the GPU",
+        "Copies to the GPU (h2d) and back (d2h), waits of the host (syncs), launches and replayed graphs of one step "
+        "with two sequences. A decode through a graph takes one copy of packed integers, one replay, and one copy of "
+        "token ids back; what the sampler is told takes one copy more.",
+        kinds_of_steps,
+        20,
     ),
     Part("tests", "The repository's tests of the GPU", "pytest, one process.", repository_tests, 45),
 ]
@@ -657,7 +709,7 @@ def count_replays(gpu: Any) -> Iterator[dict[str, int]]:
     """counts["replays"]: of CUDA graphs. gpu: the pretend one, which counts by itself, or None."""
     if gpu is not None:
         gpu.reset_counts()
-        yield gpu.counts
+        yield vars(gpu.counts)
         return
     counts, replay = {"replays": 0}, torch.cuda.CUDAGraph.replay
 
@@ -733,7 +785,7 @@ def counts_of_steps(gpu: Any, step: Callable[[], object], num_steps: int) -> Row
     gpu.reset_counts()
     for _ in range(num_steps):
         step()
-    return {name: number / num_steps for name, number in gpu.counts.items()}
+    return {name: number / num_steps for name, number in vars(gpu.counts).items()}
 
 
 def profile_of_steps(step: Callable[[], object], num_steps: int, trace: Path, wall_ms: float) -> Row:
@@ -896,6 +948,7 @@ def run_parts(
 def write(path: Path, text: str) -> None:
     """The whole file or none of it, whenever the process ends."""
     temporary = path.with_name(path.name + ".new")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(text, "utf-8")
     os.replace(temporary, path)
 

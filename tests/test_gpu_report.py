@@ -1,6 +1,5 @@
 """examples/gpu_report.py: on the pretend GPU from end to end; what goes wrong in a part stays in it."""
 
-import importlib.util
 import itertools
 import json
 import re
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 WRITES = "import json, sys; json.dump(dict(rows=[dict(n=1234)], notes=['a note'], cut=None), open(sys.argv[1], 'w')); "
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tests.pretend_gpu") is None, reason="tests/pretend_gpu.py is not there")
+@pytest.mark.ci
 def test_on_a_pretend_gpu(processes, tmp_path):
     out = tmp_path / "report"
     script = str(ROOT / "examples" / "gpu_report.py")
@@ -46,6 +45,9 @@ def test_on_a_pretend_gpu(processes, tmp_path):
     assert all(row["num_cached_tokens, cold"] == 0 < row["num_cached_tokens, cached"] for row in rows["first_token"])
     assert {row["batch"] for row in rows["steps"]} == {1, 2, 4} and all("syncs" in row for row in rows["steps"])
     assert rows["tests"][0]["exit status"] == "0"
+    decodes = [row for row in rows["kinds"] if row["step"] == "decode" and row["backend"] == "Triton, graphs"]
+    expected = [(1, 1, 1)] + [(2, 1, 1)] * 3  # logprobs, the last kind, are read once more
+    assert [(row["h2d"], row["d2h"], row["replays"]) for row in decodes[:4]] == expected
 
 
 def test_a_part_that_fails_or_never_ends_stops_no_other(tmp_path, monkeypatch):
