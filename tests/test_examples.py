@@ -76,6 +76,7 @@ def found_of(out: str) -> list[tuple[str, str]]:
     return re.findall(r"│ +(\d+) │ +(\d+) │ +[\d,]+ ms │", out)
 
 
+@pytest.mark.ci
 def test_quickstart(processes, demo_in_float32):
     """As its user runs it."""
     status, out, err = processes.run(str(ROOT / "examples" / "quickstart.py"), str(demo_in_float32), cwd=ROOT)
@@ -129,6 +130,7 @@ def test_prefix_cache_walkthrough(run):
     assert queues[-3:] == [[7, 8, 9, 4, 3, 2], [7, 8, 9, 4, 3, 2, 6, 5, 1, 0], [6, 5]]
 
 
+@pytest.mark.ci
 def test_bench_prefix_cache(run, tmp_path):
     model = make_checkpoint(tmp_path, "llama", vocab_size=40_000, max_position_embeddings=2048)
     out = run("bench_prefix_cache.py", str(model), "--requests", "2", "--blocks", "50000")
@@ -137,6 +139,7 @@ def test_bench_prefix_cache(run, tmp_path):
     assert "66,560 prompt tokens, 2,048 computed" in " ".join(out.split())
 
 
+@pytest.mark.ci
 def test_bench_tiers(run, tmp_path):
     """Ten kills, and a small directory; damage and the rest are in tests/features/tiers."""
     sizes = ("--kills", "10", "--damages", "20", "--gigabytes", "0.03")
@@ -149,6 +152,7 @@ def test_bench_tiers(run, tmp_path):
     assert "blocks of 16 tokens" in out and int(taken) >= 0
 
 
+@pytest.mark.ci
 def test_tensor_parallel(run, short_demo):
     out = run("tensor_parallel.py", str(short_demo))
     assert out.count("the same 24 tokens on 1 and 3 ranks") == 3

@@ -13,6 +13,7 @@ from nanovllm.files import system
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["win32", "darwin"])
 def test_the_engine_works_without_what_the_system_lacks(checkpoint, processes, tmp_path, name):
     model = str(checkpoint())

@@ -49,6 +49,7 @@ def test_solution_passes(chapter, bench):
     assert_passes(chapter, bench)
 
 
+@pytest.mark.ci
 @for_each_chapter
 def test_solution_passes_with_real_weights(chapter, real_bench):
     assert_passes(chapter, real_bench)

@@ -17,15 +17,21 @@ from chapters.course import find_chapter
 from chapters.story import WIDTH
 from nanovllm import LLM
 from tests.checkpoints import HYBRIDS, VARIANTS
-from tests.course.course_text import CHAPTERS, ROOT, for_each
-from tests.course.lab_stories import assert_told
+from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
+from tests.course.lab_stories import assert_recorded, assert_told, for_each_lab
 
 PLAYED = (3, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17)  # the labs that are apps
+DEAR = (8, 12, 14, 16, 17)  # of these: four seconds and more
 
 
-@for_each(CHAPTERS[:8])
-def test_lab(chapter, demo_checkpoint, any_model, capsys, monkeypatch):
-    assert_told(chapter, demo_checkpoint, any_model, capsys, monkeypatch)
+@for_each_lab(CHAPTERS[:8])
+def test_lab(chapter, request, capsys, monkeypatch):
+    assert_told(chapter, request, capsys, monkeypatch)
+
+
+@for_each_chapter
+def test_a_text_quotes_what_was_recorded(chapter):
+    assert_recorded(chapter)
 
 
 def shown(app) -> str:
@@ -36,7 +42,7 @@ def shown(app) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize("number", PLAYED)
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.ci] * (n in DEAR)) for n in PLAYED])
 def test_app(number, any_model):
     """Every key changes what is drawn, or says why there is nothing to change; a button does what its key does."""
     app = find_chapter(number).module("lab").make_app(str(any_model))

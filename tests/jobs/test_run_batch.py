@@ -413,7 +413,7 @@ def many_lines(num: int) -> list[bytes]:
     return lines
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_killed_ten_times(job):
     """SIGKILL at random moments; the end is that of an uninterrupted run."""
     job.write(many_lines(1200))

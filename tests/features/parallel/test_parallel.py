@@ -63,7 +63,11 @@ def two_ranks(checkpoint, processes):
 
 @pytest.mark.parametrize(
     ("variant", "sizes"),
-    [("llama-biases", {}), ("qwen2", {"num_key_value_heads": 1}), ("qwen3", {}), ("mistral-window", {})],
+    [
+        ("llama-biases", {}),
+        ("qwen2", {"num_key_value_heads": 1}),
+        *(pytest.param(variant, {}, marks=pytest.mark.ci) for variant in ("qwen3", "mistral-window")),
+    ],
 )
 def test_ranks_give_the_same_tokens_and_hold_a_share_each(tmp_path, processes, variant, sizes):
     folder, size = make_checkpoint(tmp_path, variant, **sizes), 2
@@ -149,7 +153,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+@pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.ci)])
 def test_nothing_outlives_the_driver(checkpoint, processes, tmp_path, how):
     (tmp_path / "script.py").write_text(SCRIPT)
     driver = processes.start(str(tmp_path / "script.py"), str(checkpoint()))

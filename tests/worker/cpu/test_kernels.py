@@ -9,6 +9,8 @@ import random
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +48,7 @@ PROCESSORS = "x86-64 haswell alderlake skylake-avx512 icelake-server cooperlake 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="processors with x86-64 instructions")
 @pytest.mark.parametrize("dtype", cpu_kernels.TYPES.values())
 @pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.slow
+@pytest.mark.ci
 def test_source_is_right_for_other_processors(processor, dtype):
     """This machine compiles only some of the branches: AVX2, AVX512 and their instructions for bf16 and int8."""
     if shutil.which("cc") is None:
@@ -110,18 +112,22 @@ def dense_attention(q, k_cache, v_cache, batch: Batch, window: int = 0) -> torch
     return torch.cat(out)
 
 
-# Where a block begins does not depend on how numbers are stored: in a quick run a dtype of 16 bits meets one size.
-SLOW = pytest.mark.slow
-STORED = [*((torch.float32, size) for size in (1, 16, 256)), (torch.bfloat16, 16), (torch.float16, 1)]
-STORED += [pytest.param(torch.bfloat16, size, marks=SLOW) for size in (1, 256)]
-STORED += [pytest.param(torch.float16, size, marks=SLOW) for size in (16, 256)]
+# Where a block begins does not depend on how numbers are stored, nor on how many heads there are: without CI a dtype of
+# 16 bits meets one size of a block, and some numbers of heads, each of which is compiled.
+NUMBERS = ("dtype", "block_size", "num_heads", "num_kv_heads", "head_dim")
+QUICK = [*((torch.float32, size) for size in (1, 16, 256)), (torch.bfloat16, 16), (torch.float16, 1)]
+STORED = [*QUICK, *((torch.bfloat16, size) for size in (1, 256)), *((torch.float16, size) for size in (16, 256))]
+HEADS = [(6, 2, 64), (9, 1, 32), (4, 4, 24)]
+ALL_HEADS = [*HEADS, (8, 1, 128), (4, 2, 16), (7, 1, 64), (4, 2, 80), (2, 2, 64)]
 
 
-@pytest.mark.parametrize(("dtype", "block_size"), STORED)
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"),
-    [(6, 2, 64), (4, 4, 24), (8, 1, 128), (4, 2, 16), (7, 1, 64), (4, 2, 80), (2, 2, 64), (9, 1, 32)],
-)
+def cases(heads: list[tuple[int, int, int]]) -> Iterator:
+    for stored, sizes in product(STORED, heads):
+        is_quick = stored in QUICK and (stored[0] == torch.float32 or sizes in HEADS)
+        yield pytest.param(*stored, *sizes, marks=[] if is_quick else [pytest.mark.ci])
+
+
+@pytest.mark.parametrize(NUMBERS, list(cases(ALL_HEADS)))
 def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
     torch.manual_seed(0)
     batch, num_blocks = ragged_batch(block_size)
@@ -138,8 +144,7 @@ def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
 WINDOWS = [1, 2, 7, 16, 17, 63, 64, 100, 129, 255, 1000]
 
 
-@pytest.mark.parametrize(("dtype", "block_size"), STORED)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 64), (9, 1, 32), (4, 4, 24)])
+@pytest.mark.parametrize(NUMBERS, list(cases(HEADS)))
 def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, head_dim):
     """Blocks in front of every row's window are not read: what is in them would show, it is no number."""
     torch.manual_seed(0)
