@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
@@ -120,19 +121,16 @@ class Batch:
 def move_together(tree: Any, device: torch.device) -> Any:
     """Nested tuples, lists and dicts of tensors, in a device's memory: by one copy that nothing waits for.
 
-    All numbers travel in one pinned buffer, the widest first, so that each tensor begins at a multiple of its width.
-    What is not a tensor stays as it is.
+    All numbers travel in one pinned buffer, in which each tensor begins at a multiple of 16 bytes: Triton compiles a
+    kernel anew for a pointer that does not. What is not a tensor stays as it is.
     """
-    if device.type == "cpu":
+    tensors = list({id(x): x for x in _tensors_in(tree)}.values())
+    if device.type == "cpu" or not tensors:
         return tree
-    tensors = {id(x): x for x in _tensors_in(tree)}
-    order = sorted(tensors.values(), key=lambda x: -x.itemsize)
-    if not order:
-        return tree
-    packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in order])
-    packed = packed.pin_memory().to(device, non_blocking=True)
-    parts = packed.split([x.nbytes for x in order])
-    moved = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(order, parts, strict=True)}
+    padded = [F.pad(x.flatten().view(torch.uint8), (0, -x.nbytes % 16)) for x in tensors]
+    packed = torch.cat(padded).pin_memory().to(device, non_blocking=True)
+    parts = packed.split([len(x) for x in padded])
+    moved = {id(x): part[: x.nbytes].view(x.dtype).view(x.shape) for x, part in zip(tensors, parts, strict=True)}
     return _replaced(tree, moved)
 
 

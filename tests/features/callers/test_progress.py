@@ -12,6 +12,7 @@ from nanovllm.core.sequence import SequenceStatus
 from nanovllm.features.callers.progress import progress_bar
 from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.stats import EngineStats
+from tests.processes import LIMIT_S
 from tests.test_llm import TEXT, sampled
 
 
@@ -79,7 +80,7 @@ def test_generate_in_another_thread(llm):
     results = []
     thread = threading.Thread(target=lambda: results.extend(llm.generate([TEXT], sampled())))
     thread.start()
-    thread.join(30)
+    thread.join(LIMIT_S)
     assert len(results) == 1
 
 

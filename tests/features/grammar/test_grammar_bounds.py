@@ -23,6 +23,7 @@ from nanovllm.features.grammar.grammar import LIMITS, TRIAL
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
 from tests.errors import expect
+from tests.processes import LIMIT_S
 
 GIANTS = [
     dict(json={"type": "integer", "multipleOf": 20000003}),
@@ -137,7 +138,7 @@ from nanovllm.features.grammar.grammar import LIMITS, TRIAL
 TRIAL.ask("compile", 'start: "a"', LIMITS)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

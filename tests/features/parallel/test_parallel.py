@@ -96,6 +96,7 @@ def test_a_mistake_that_a_rank_finds_is_the_callers(checkpoint, processes):
         processes.llm(checkpoint(), 2, **OPTIONS | dict(num_gpu_blocks_override=3))
 
 
+@pytest.mark.ci
 def test_two_engines_at_once_one_that_is_dropped_and_one_whose_rank_dies(two_ranks, checkpoint, processes):
     other = processes.llm(checkpoint(), 2, **OPTIONS)
     assert tokens_of(two_ranks[0]) == tokens_of(other)

@@ -66,6 +66,7 @@ def test_the_model_in_fewer_bits(checkpoint, eager):
     assert llm.stats()["acceptance_rate"] > 0.5
 
 
+@pytest.mark.ci
 def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
     folder, requests = checkpoint(), random_requests(random.Random(8), 8)
     expected = generate(LLM(str(folder), **OPTIONS), requests)

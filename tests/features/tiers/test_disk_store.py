@@ -15,6 +15,7 @@ from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.index import FILE, prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests.features.tiers.test_directory import DATA, ENV, ROOM, SPACE, opened
+from tests.processes import LIMIT_S
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def put(store, records):
 
 
 def read(store, records):
-    found = store.fetch(records).result(timeout=30)
+    found = store.fetch(records).result(timeout=LIMIT_S)
     assert [data.tobytes() for data in found] == [data_of(record).tobytes() for record in records[: len(found)]]
     return len(found)
 
@@ -113,7 +114,7 @@ def test_a_full_disk_is_survived_with_one_warning(tmp_path):
         """)
     )
     command = [sys.executable, str(script), str(tmp_path / "cache")]
-    ended = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) >= 20
     assert ended.stderr.count("is not written any more") == 1 and ended.stderr.count("\n") == 1, ended.stderr

@@ -69,6 +69,7 @@ def test_the_same_bits_after_a_restart(checkpoint, tmp_path, variant, options):
     end(third)
 
 
+@pytest.mark.ci
 def test_ranks_keep_one_block(checkpoint, tmp_path):
     llm = engine(checkpoint(), tmp_path / "cache", tensor_parallel_size=2)
     reference = answers(llm)
@@ -184,6 +185,7 @@ def test_memory_and_disk_together(checkpoint, tmp_path):
     end(llm)
 
 
+@pytest.mark.ci
 def test_killed_while_it_serves(checkpoint, tmp_path):
     """kill -9 of a process in the middle of its work: the next one answers right."""
     script = tmp_path / "serve.py"

@@ -127,6 +127,7 @@ def test_ctrl_c_does_not_wait_for_ever(start):
     assert process.returncode == 0 and " 200: " not in out
 
 
+@pytest.mark.ci
 def test_a_lost_rank_ends_the_server(start):
     """Its clients are told; the exit code is not 0, so that whoever watches starts it again."""
     process, url = start("-tp", "2", "--classroom")

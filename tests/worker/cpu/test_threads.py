@@ -17,6 +17,7 @@ from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.worker.cpu import threads
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.layers import Linear
+from tests.processes import LIMIT_S
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -70,7 +71,7 @@ def test_many_tiny_jobs_one_after_another(pool):
 
 
 def test_helpers_take_part_and_only_as_many_as_may(pool):
-    started, jobs = threading.Barrier(4, timeout=30), Jobs(pool)
+    started, jobs = threading.Barrier(4, timeout=LIMIT_S), Jobs(pool)
     meet = WORK(lambda *_: started.wait() and None)
     pool.parallel_for(meet, None, ctypes.c_int64(4), ctypes.c_int64(1))  # each of four threads waits for the others
     pool.set_threads(1, None)
@@ -132,7 +133,7 @@ for i in range(2000):
     jobs.run(i % 30, 1)
 """
     root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
     if "no C compiler" in result.stderr:
         pytest.skip("no C compiler")
     assert result.returncode == 0, result.stderr
@@ -244,7 +245,7 @@ def test_pytorchs_threads_compute_the_kernels_where_they_compute_the_products(po
     pool.set_threads(2, ctypes.cast(team, ctypes.c_void_p))
     for i in range(200):
         jobs.run(i % 30, 1)
-    met = threading.Barrier(2, timeout=30)
+    met = threading.Barrier(2, timeout=LIMIT_S)
     meet = WORK(lambda *_: met.wait() and None)
     pool.parallel_for(meet, None, ctypes.c_int64(2), ctypes.c_int64(1))
 
