@@ -21,6 +21,7 @@ from nanovllm.worker.loader import load_model
 from tests.checkpoints import CORPUS, HYBRIDS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.gguf_files import of_type, write_gguf
+from tests.pretend_gpu import pretend_gpu
 from tests.worker.test_model import logits_of
 
 CPU = torch.device("cpu")
@@ -212,8 +213,7 @@ def test_demo_file(demo_checkpoint, demo_gguf):
 
 
 def test_not_on_a_gpu(checkpoint, tmp_path):
-    """There its weights would be on another device than the CPU, as here."""
     path = write_gguf(checkpoint(), tmp_path / "model.gguf", of_type("Q4_0"))
-    text, config = "computed with on a CPU only", ModelConfig.from_directory(path)
-    expect(text, load_model, path, config, torch.float32, torch.device("meta"))
-    expect(text, load_model, checkpoint(), config, torch.float32, torch.device("meta"), quantization="int4")
+    with pretend_gpu():
+        expect("computed with on a CPU only", LLM, str(path))
+        expect("computed with on a CPU only", LLM, str(checkpoint()), quantization="int4")
