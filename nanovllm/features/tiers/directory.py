@@ -64,7 +64,7 @@ class CacheDirectory:
 
     def _open_index(self) -> None:
         self.index = Index(self.path, self.is_writable)
-        if self.index.is_new and next(self.path.glob("*.seg"), None) is not None:
+        if self.index.is_lost:
             raise sqlite3.DatabaseError("the index is lost")
 
     def _open(self) -> None:

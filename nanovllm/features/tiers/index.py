@@ -61,10 +61,10 @@ class Place(NamedTuple):
 class Index:
     """One connection. It may move between threads, and is used by one at a time. Raises sqlite3.Error.
 
-    is_new: there was none, or an empty file.
+    is_lost: there was none, or an empty file, though there were segments.
     """
 
-    is_new = False
+    is_lost = False
 
     def __init__(self, directory: Path, is_writable: bool = True) -> None:
         """Raises sqlite3.DatabaseError for a file that is no index, or no whole one."""
@@ -93,7 +93,8 @@ class Index:
                     for statement in SCHEMA.split(";"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {VERSION}")
-                    self.is_new = True
+                    # No process can write a segment before this transaction ends, so these are older than the index.
+                    self.is_lost = next(self.path.parent.glob("*.seg"), None) is not None
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"an index of version {version}, and this is {VERSION}")
 

@@ -21,7 +21,7 @@ from nanovllm.features.tiers import directory as directory_module
 from nanovllm.features.tiers import index as index_module
 from nanovllm.features.tiers import rebuild as rebuild_module
 from nanovllm.features.tiers.directory import DAMAGED_INDEX, SLACK_BYTES, CacheDirectory
-from nanovllm.features.tiers.index import FILE, NameSet, prepared
+from nanovllm.features.tiers.index import FILE, Index, NameSet, prepared
 from nanovllm.features.tiers.segment import Space
 
 ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
@@ -299,6 +299,23 @@ def test_two_processes_write(tmp_path):
     started = [subprocess.Popen([*command, seed, path], stdout=subprocess.PIPE, text=True, env=ENV) for seed in "12"]
     assert all(int(process.communicate()[0]) > 100 and process.returncode == 0 for process in started)
     kept(opened(tmp_path / "cache"))
+
+
+def test_a_second_process_is_faster(tmp_path, monkeypatch):
+    """It opens the index that the first has just made, and writes a segment: the first does not take the index for lost."""
+    prepare, others = Index._prepare, []
+
+    def made_then_overtaken(index: Index, is_writable: bool) -> None:
+        prepare(index, is_writable)
+        if not others:
+            others.append(None)
+            others[0] = opened(tmp_path / "cache")
+            others[0].put(with_data(chain(1)))
+
+    monkeypatch.setattr(Index, "_prepare", made_then_overtaken)
+    first = opened(tmp_path / "cache")
+    others[0].put(with_data(chain(2)))
+    assert [check_read(first, chain(number)) for number in (1, 2)] == [1, 1]
 
 
 def test_reading_only(tmp_path):
