@@ -15,13 +15,13 @@ CI_FIXTURES = {"browser", "cdn"}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fixtures import torch and transformers; the process that hands the tests out, and runs none, starts without."""
-    hands_out = config.option.numprocesses and not config.option.collectonly
+    hands_out = getattr(config.option, "numprocesses", 0) and not config.option.collectonly
     if "PYTEST_XDIST_WORKER" in os.environ or not hands_out:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
 # Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
-LONGEST = """test_later_labs test_labs test_site_labs test_page_model test_digests test_same_bits test_kernels test_site
+LONGEST = """test_gpu_engine test_later_labs test_labs test_site_labs test_page_model test_digests test_same_bits test_kernels test_site
 test_exercises test_examples test_compilers test_wheel test_parallel test_lora test_speculation test_triton_kernels
 test_ray test_ray_serve""".split()
 

@@ -50,6 +50,7 @@ def test_on_a_pretend_gpu(processes, tmp_path):
     assert [(row["h2d"], row["d2h"], row["replays"]) for row in decodes[:4]] == expected
 
 
+@pytest.mark.ci
 def test_a_part_that_fails_or_never_ends_stops_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_report, "GRACE_S", 1)
     codes = {

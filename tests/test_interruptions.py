@@ -153,6 +153,7 @@ def test_the_next_call_answers_as_a_fresh_engine(llm, expected):
         assert_as_fresh(llm, expected)
 
 
+@pytest.mark.ci
 def test_requests_that_live_on_are_answered_as_ever(llm, expected):
     clean = enqueued(llm)
     for line in lines_to_try(lambda: finish(llm.engine)):

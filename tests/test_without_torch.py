@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STAGE_WITHOUT_TERMINAL = """
 import sys
 for name in ("torch", "numpy", "transformers", "rich", "textual"):
@@ -40,6 +42,7 @@ def run(*arguments: str) -> str:
     return result.stdout.strip()
 
 
+@pytest.mark.ci
 def test_what_needs_no_torch():
     """tests/every_python.py tries it on all Pythons of a machine, and with -OO."""
     run(str(Path(__file__).with_name("without_torch.py")))

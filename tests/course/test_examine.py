@@ -66,7 +66,7 @@ def write(folder: Path) -> None:
     (folder / ".hidden.py").write_text("")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_folder_of_bad_files(tmp_path, no_model, capfd):
     """One record each, in the order of names. Without a model the right ones do not count as passed, either."""
     write(tmp_path)

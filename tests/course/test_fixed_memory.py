@@ -81,6 +81,7 @@ def test_a_shelf_without_snapshots_finds_nothing():
         shelf.mark([9999])
 
 
+@pytest.mark.ci
 def test_whatever_one_does_there_is_something_to_see():
     """Any order of actions: no error but those that say what to do, and both faces draw it."""
     from chapters.ch16_fixed_memory import drawing

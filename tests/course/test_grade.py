@@ -48,7 +48,7 @@ def no_model(monkeypatch):
     monkeypatch.setattr("chapters.__main__.find_model", lambda name: (None, "a test"))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_class(tmp_path, no_model, monkeypatch, capsys):
     """A row each; nobody harms another, or what the system can protect; a second time, nothing is graded."""
     folder, path, pairs = tmp_path / "class", tmp_path / "class.csv", tmp_path / "pairs.csv"

@@ -137,6 +137,7 @@ def expected(source: str, folder: Path) -> dict[str, dict]:
     return {task["task"]: task for task in record(chapter, file, report(chapter, file, None, 120.0, None))["tasks"]}
 
 
+@pytest.mark.ci
 def test_an_archive_works_alone(tmp_path, without_model):
     assert main(["student", str(tmp_path / "out"), "--assignment", "4", "10"]) == 0
     course = unpack(tmp_path / "out" / "ch04.zip", tmp_path / "alone") / "ch04"
@@ -152,6 +153,7 @@ def test_an_archive_works_alone(tmp_path, without_model):
     assert main(["student", str(tmp_path / "other"), "--for", "otter"]) == 2, "which chapters?"
 
 
+@pytest.mark.ci
 def test_gradescope(tmp_path, without_model):
     assert main(["student", str(tmp_path / "out"), "--assignment", "4", "--for", "gradescope"]) == 0
     root = tmp_path / "autograder"

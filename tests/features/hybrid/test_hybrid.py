@@ -258,7 +258,8 @@ def test_overrides_of_the_language_model(checkpoint, tmp_path):
 # -- what works for other models ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["qwen3.5", pytest.param("qwen3-next", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("variant", ["qwen3.5", "qwen3-next"])
 def test_ranks(checkpoint, processes, variant):
     """Heads are divided, and the states with them."""
     folder = checkpoint(variant)

@@ -65,7 +65,7 @@ def two_ranks(checkpoint, processes):
     ("variant", "sizes"),
     [
         ("llama-biases", {}),
-        ("qwen2", {"num_key_value_heads": 1}),
+        pytest.param("qwen2", {"num_key_value_heads": 1}, marks=pytest.mark.ci),
         *(pytest.param(variant, {}, marks=pytest.mark.ci) for variant in ("qwen3", "mistral-window")),
     ],
 )
@@ -119,6 +119,7 @@ def test_a_rank_that_fails_ends_the_engine(two_ranks):
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.ci
 def test_a_rank_that_hangs_ends_the_engine(two_ranks, monkeypatch):
     llm, pids = two_ranks
     monkeypatch.setattr(parallel, "TIMEOUT_S", 5.0)  # the driver's; a rank that lives is heard every 2 s
@@ -154,7 +155,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
 def test_nothing_outlives_the_driver(checkpoint, processes, tmp_path, how):
     (tmp_path / "script.py").write_text(SCRIPT)
     driver = processes.start(str(tmp_path / "script.py"), str(checkpoint()))

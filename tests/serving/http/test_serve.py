@@ -80,6 +80,7 @@ HALF = [
 ]
 
 
+@pytest.mark.ci
 def test_more_connections_than_descriptors(start):
     """Clients that send half a request, none, or take nothing, 400 of each: the others are answered, no log is filled.
 
@@ -108,6 +109,7 @@ def test_more_connections_than_descriptors(start):
     assert code == 0 and len(err) < 5000
 
 
+@pytest.mark.ci
 def test_ctrl_c_does_not_wait_for_ever(start):
     """Not for a request that takes longer than --shutdown-timeout, nor for one that reads nothing, nor for a page."""
     process, url = start("--shutdown-timeout", "0.2", "--classroom", "--disable-log-requests")
