@@ -302,7 +302,7 @@ def test_two_processes_write(tmp_path):
 
 
 def test_a_second_process_is_faster(tmp_path, monkeypatch):
-    """It opens the index that the first has just made, and writes a segment: the first does not take the index for lost."""
+    """It opens the index that the first has just made and writes a segment: the index is not taken for lost."""
     prepare, others = Index._prepare, []
 
     def made_then_overtaken(index: Index, is_writable: bool) -> None:
