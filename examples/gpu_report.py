@@ -462,7 +462,7 @@ def decode_steps(run: Run, section: Section) -> None:
             section.add({"backend": backend} | failure)
 
 
-KINDS = {  # of steps, by what their requests ask for
+KINDS: dict[str, dict[str, Any]] = {  # of steps, by what their requests ask for
     "greedy": {},
     "temperature and seed": dict(temperature=0.8, seed=1),
     "top_k, top_p, min_p": dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01),

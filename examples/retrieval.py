@@ -139,7 +139,7 @@ def answer(chat: LLM, question: str, passages: list[Passage]) -> str:
         {"role": "system", "content": "You answer in one short sentence, with the words of the notes."},
         {"role": "user", "content": f"Notes:\n{texts}\n\nQuestion: {question}"},
     ]
-    [output] = chat.chat(messages, SamplingParams(temperature=0, max_tokens=60, stop="\n"), use_tqdm=False)
+    [output] = chat.chat(messages, SamplingParams(temperature=0, max_tokens=60, stop=["\n"]), use_tqdm=False)
     return output.outputs[0].text.strip()
 
 

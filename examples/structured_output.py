@@ -46,7 +46,7 @@ QUESTIONS = {
 def extract(llm: LLM, console: Console) -> None:
     """Ask in plain words first: a small model finds facts better than it writes JSON. Then ask for the same as JSON."""
     chats = [[{"role": "system", "content": GUIDE}, {"role": "user", "content": question}] for question in QUESTIONS]
-    answers = [o.outputs[0].text for o in llm.chat(chats, SamplingParams(temperature=0, max_tokens=48, stop="\n"))]
+    answers = [o.outputs[0].text for o in llm.chat(chats, SamplingParams(temperature=0, max_tokens=48, stop=["\n"]))]
     for chat, answer in zip(chats, answers, strict=True):
         chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Say that in JSON."}]
 

@@ -3,7 +3,6 @@
 `import nanovllm` is light: torch and transformers load when an `LLM` is built.
 """
 
-import nanovllm.checks.sampling  # noqa: F401  puts the checks in front of SamplingParams, before one is made
 from nanovllm.checks import vllm_classes
 from nanovllm.checks.vllm_classes import *  # noqa: F403  vLLM's classes that belong to wings here
 from nanovllm.checks.vllm_paths import load_lazily as __getattr__  # noqa: F401  AsyncLLM; more paths to import from

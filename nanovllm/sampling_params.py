@@ -1,23 +1,52 @@
 """SamplingParams: how the tokens of one request are chosen and when they end (chapter 8).
 
-Names, defaults and meanings are vLLM's. The control plane imports this file, so it imports nothing: checks/sampling.py,
-which `import nanovllm` loads, puts its checks in front of the class.
+Names, defaults and meanings are vLLM's. The control plane imports this file, so it loads no wing: what a wing knows
+about a parameter is asked of it when somebody gives one.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import Enum
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.option_class import names_checked, option
+from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of, shorten
+
 if TYPE_CHECKING:
-    from nanovllm.features.callers.output_kind import RequestOutputKind
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each is ranked among all words, at each position
+SAMPLING_BOUNDS: dict[str, Bounds] = {
+    "n": (Integral, 1, 16_384),  # vLLM's limit
+    "temperature": (Real, 0.0),
+    "top_p": (Real, MIN_POSITIVE, 1.0),
+    "top_k": (Integral, -1),
+    "min_p": (Real, 0.0, 1.0),
+    "seed": SEED,
+    "max_tokens": (Integral, 1),
+    "min_tokens": (Integral, 0),
+    "logprobs": (Integral, -1),
+    "prompt_logprobs": (Integral, -1),
+    "repetition_penalty": (Real, MIN_POSITIVE, MAX_POSITIVE),
+    "presence_penalty": (Real, -2.0, 2.0),
+    "frequency_penalty": (Real, -2.0, 2.0),
+}
 
-def option(default: Any, text: str) -> Any:
-    """A dataclass's field with this default. text: what it means, and what --help says of its flag."""
-    return field(default=default, metadata={"help": text})
+
+class RequestOutputKind(Enum):
+    """For AsyncLLM, LLM.stream() and LLMEngine.step(); generate() and chat() return whole answers whatever it is.
+
+    CUMULATIVE: each output holds all tokens and the whole text so far. DELTA: each holds what the one before had not,
+    and only samples that have something new; cumulative_logprob is of the whole sample, prompt_logprobs come once.
+    FINAL_ONLY: one output, at the end.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
+@names_checked
 @dataclass
 class SamplingParams:
     """Parameters of one request, copied when it is made.
@@ -38,8 +67,8 @@ class SamplingParams:
     seed: int | None = option(None, "same seed, same tokens, whatever else is in the batch; -1: the engine chooses")
     max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len")
     min_tokens: int = option(0, "before so many tokens neither EOS nor a stop ends the sequence")
-    stop: str | Iterable[str] | None = option(None, "strings that end the text (they are not part of it)")
-    stop_token_ids: Iterable[int] | None = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
+    stop: list[str] = option(None, "strings that end the text (they are not part of it)")
+    stop_token_ids: list[int] = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
     ignore_eos: bool = option(False, "generate on past EOS")
     logprobs: int | None = option(None, "top tokens to report beside the chosen one, at each position; -1: all")
@@ -50,8 +79,8 @@ class SamplingParams:
     frequency_penalty: float = option(0.0, "subtracted from them once for each time")
     logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
-    bad_words: Iterable[str] | None = option(None, "texts not generated: a token that would complete one is not chosen")
-    logits_processors: list[Any] | None = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
+    bad_words: list[str] = option(None, "texts not generated: a token that would complete one is not chosen")
+    logits_processors: list[Any] = option(None, "functions (generated_token_ids, logits_row) -> logits_row")
     extra_args: dict[str, Any] | None = option(None, "what the classes of LLM(logits_processors=...) are to know")
     structured_outputs: "StructuredOutputsParams | None" = option(
         None, "what the text has to fit: a JSON schema, a regex, a choice, a grammar"
@@ -59,10 +88,79 @@ class SamplingParams:
     detokenize: bool = option(True, "False: the output has token ids and no text")
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
     spaces_between_special_tokens: bool = option(True, "where they are, spaces stand between them")
-    output_kind: "RequestOutputKind" = option(
-        0, "what outputs of a running request hold (features/callers/output_kind.py)"
-    )
+    output_kind: RequestOutputKind = option(RequestOutputKind.CUMULATIVE, "what outputs of a running request hold")
 
     def clone(self) -> "SamplingParams":
         """A copy that shares no list, checked as a whole: fields may have been assigned one by one."""
         return replace(self)
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings are found in the text: they need detokenize=True")
+        if self.logprob_token_ids and self.logprobs not in (None, len(self.logprob_token_ids)):
+            num_chosen = len(self.logprob_token_ids)
+            raise ValueError(
+                f"logprobs={self.logprobs} asks for the top tokens, logprob_token_ids for {num_chosen} others: leave "
+                "one out"
+            )
+        if self.structured_outputs is not None and self.allowed_token_ids is not None:
+            raise ValueError("allowed_token_ids may leave no token of structured_outputs: give one of them")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A field in its one form, as its type says it. The constructor assigns fields, too."""
+        fields = self.__dataclass_fields__
+        if name not in fields:
+            from nanovllm.checks.vllm_names import accepted
+
+            accepted({name: value}, fields, "SamplingParams")
+            return  # it asks for nothing
+        if name in ("stop", "bad_words"):
+            value = list_of(value, str, "strings", name)
+            if "" in value:
+                raise ValueError(f"{name} holds an empty string, which every text has everywhere")
+        elif name == "stop_token_ids":
+            value = list_of(value, Integral, "ids", name)
+        elif name in ("allowed_token_ids", "logprob_token_ids") and value is not None:
+            value = list_of(value, Integral, "ids", name)
+            if name == "allowed_token_ids" and not value:
+                raise ValueError("allowed_token_ids is empty: there is no token to choose; None allows all")
+            if name == "logprob_token_ids" and len(value) > MAX_LOGPROB_TOKEN_IDS:
+                raise ValueError(f"logprob_token_ids may have {MAX_LOGPROB_TOKEN_IDS} tokens, found {len(value)}")
+        elif name == "logit_bias" and value is not None:
+            value = bias_of(value)
+        elif name == "logits_processors":
+            value = _functions(value)
+        elif name == "extra_args" and value is not None:
+            if not isinstance(value, dict):
+                raise ValueError(f"extra_args must be a dict, found {shorten(value)}")
+            value = dict(value)
+        elif name == "structured_outputs" and value is not None:
+            from nanovllm.features.grammar.params import StructuredOutputsParams
+
+            if not isinstance(value, StructuredOutputsParams):
+                raise ValueError(f"structured_outputs must be a StructuredOutputsParams, found {type(value).__name__}")
+        elif name == "output_kind":
+            value = _output_kind(value)
+        elif name == "seed" and isinstance(value, Integral) and value == -1:
+            value = None
+        else:
+            value = check_field(name, value, fields[name].type, SAMPLING_BOUNDS)
+        object.__setattr__(self, name, value)
+
+
+def _functions(value: Any) -> list[Any]:
+    if value is None or value == []:
+        return []
+    from nanovllm.features.logits_processors.functions import functions_of
+
+    return functions_of(value)
+
+
+def _output_kind(value: Any) -> RequestOutputKind:
+    number = getattr(value, "value", value)  # of anybody's Enum
+    if type(number) is not int or number not in range(len(RequestOutputKind)):
+        names = ", ".join(kind.name for kind in RequestOutputKind)
+        raise ValueError(f"output_kind must be a RequestOutputKind ({names}), found {value!r}")
+    return RequestOutputKind(number)

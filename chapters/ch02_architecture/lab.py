@@ -174,7 +174,7 @@ def show_layers(story: Story, llm: LLM) -> None:
 def show_request(story: Story, llm: LLM) -> Request:
     story.part("A prompt becomes a request")
     engine = llm.engine
-    params = SamplingParams(temperature=0, stop="\n")
+    params = SamplingParams(temperature=0, stop=["\n"])
     request = engine.make_request(PROMPT, params, stream=True)
     tokenizer = llm.get_tokenizer()
     story.say(f"make_request({PROMPT!r}, {escape(repr_of(params))}) checks everything, then cuts the text into tokens:")

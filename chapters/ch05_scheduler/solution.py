@@ -9,7 +9,7 @@ def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[s
     if seq.num_generated_tokens > params.min_tokens:
         if token_id in scheduler.eos_token_ids and not params.ignore_eos:
             return "stop", None
-        if token_id in params.stop_token_ids:  # type: ignore[operator]
+        if token_id in params.stop_token_ids:
             return "stop", token_id
     # After the stops: an EOS that is also the last token allowed ended the text by itself.
     if seq.num_generated_tokens == params.max_tokens or len(seq.tokens) >= scheduler.max_model_len:

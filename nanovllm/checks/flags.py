@@ -9,9 +9,8 @@ from dataclasses import Field, fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from nanovllm.checks.options import SIZES
 from nanovllm.checks.vllm_names import ANY, ENGINE, Table
-from nanovllm.config import EngineConfig
+from nanovllm.config import SIZES, EngineConfig
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 ENGINE_GROUPS = {

@@ -38,7 +38,7 @@ class CheckedRequest(NamedTuple):
         seq.bad_word_ids, seq.adapter, seq.priority = self.bad_word_ids, self.adapter, self.priority
         if self.processors or self.params.logits_processors:
             of_engine = [make() for make in self.processors]
-            seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])  # type: ignore[misc]
+            seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])
 
 
 def check_request(
@@ -55,7 +55,7 @@ def check_request(
         raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
     priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
-    bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)  # type: ignore[arg-type]
+    bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)
     processors = check_classes(engine, params)
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
 
@@ -106,7 +106,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, max_model_len: int) -
 def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> None:
     if not params.min_tokens:
         return
-    stop_ids = {*params.stop_token_ids, *model.eos_token_ids}  # type: ignore[misc]
+    stop_ids = {*params.stop_token_ids, *model.eos_token_ids}
     allowed = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if stop_ids.issuperset(allowed):
         raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")

@@ -2,7 +2,6 @@
 
 from nanovllm.checks.flags import AsyncEngineArgs, EngineArgs
 from nanovllm.checks.vllm_inputs import PromptType, TextPrompt, TokensPrompt
-from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.features.pooling.outputs import (
     ClassificationOutput,
@@ -15,6 +14,7 @@ from nanovllm.features.pooling.outputs import (
     ScoringRequestOutput,
 )
 from nanovllm.features.pooling.params import PoolingParams
+from nanovllm.sampling_params import RequestOutputKind
 
 __all__ = ["EngineArgs", "AsyncEngineArgs", "RequestOutputKind", "LoRARequest"]
 __all__ += ["PromptType", "TextPrompt", "TokensPrompt"]

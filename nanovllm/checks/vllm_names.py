@@ -188,13 +188,11 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {  # another name of an o
 }
 
 
-class Named(type):
-    """A dataclass that is called as vLLM's class of the same purpose is."""
-
-    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
-        what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
-        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        return super().__call__(*args, **accepted(in_our_words(kwargs, known), known, what))
+def accepted_options(given: dict[str, Any], cls: Any) -> dict[str, Any]:
+    """What is given to a class of options (option_class.py), under our names. Raises ValueError as accepted() does."""
+    what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
+    known = cls.__dataclass_fields__
+    return accepted(in_our_words(given, known), known, what)
 
 
 def in_our_words(given: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:

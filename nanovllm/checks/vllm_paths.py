@@ -20,7 +20,6 @@ from nanovllm.checks import nano_vllm
 from nanovllm.checks.vllm_refused import NameRefused, refusal
 from nanovllm.features.beam_search.params import BeamSearchParams
 from nanovllm.features.cache_reports.config import KVEventsConfig
-from nanovllm.features.callers.output_kind import RequestOutputKind
 from nanovllm.features.callers.profile import ProfilerConfig
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.logits_processors.classes import VllmConfig
@@ -97,7 +96,6 @@ sys.meta_path.append(VLLMPaths())
 for _module in (nanovllm.config, nanovllm.engine, nanovllm.outputs, nanovllm.sampling_params):
     _module.__path__ = []  # vLLM has modules below, or more names in, what are single files here
 nanovllm.sampling_params.StructuredOutputsParams = StructuredOutputsParams  # type: ignore[misc]
-nanovllm.sampling_params.RequestOutputKind = RequestOutputKind  # type: ignore[misc]
 nanovllm.config.ProfilerConfig = ProfilerConfig  # type: ignore[attr-defined]
 nanovllm.config.KVEventsConfig = KVEventsConfig  # type: ignore[attr-defined]
 nanovllm.config.VllmConfig = VllmConfig  # type: ignore[attr-defined]

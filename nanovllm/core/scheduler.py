@@ -299,7 +299,7 @@ class Scheduler:
         if seq.num_generated_tokens > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None
-            if token_id in params.stop_token_ids:  # type: ignore[operator]
+            if token_id in params.stop_token_ids:
                 return "stop", token_id
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
             return "error" if seq.grammar.error else "stop", None

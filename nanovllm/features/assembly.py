@@ -77,7 +77,8 @@ class Features:
 
     def with_output_kind(self, request: "Request") -> "Request":
         """The same; step() gives what its output_kind asks for."""
-        from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
+        from nanovllm.features.callers.output_kind import OutputFilter
+        from nanovllm.sampling_params import RequestOutputKind
 
         request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
         if request.params.output_kind is RequestOutputKind.DELTA and request.stream:

@@ -5,13 +5,13 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.options import DTYPES
-from nanovllm.checks.sampling import PARAMETER_BOUNDS as SAMPLING
 from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
+from nanovllm.config import DTYPES
 from nanovllm.features.positions.layer_kinds import DEFAULTS
+from nanovllm.sampling_params import SAMPLING_BOUNDS
 
-GENERATION = {name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-GENERATION |= {"max_new_tokens": SAMPLING["max_tokens"]}
+GENERATION = {name: SAMPLING_BOUNDS[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+GENERATION |= {"max_new_tokens": SAMPLING_BOUNDS["max_tokens"]}
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
 SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()

@@ -16,7 +16,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from nanovllm.checks.vllm_names import accepted
-from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
+from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
@@ -25,7 +25,7 @@ from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
-from nanovllm.sampling_params import SamplingParams
+from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 from nanovllm.serving.engine_thread import EngineThread, Reader
 from nanovllm.serving.vllm_client import EngineClient
 

@@ -4,11 +4,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
+from nanovllm.checks.option_class import names_checked, option
 from nanovllm.checks.values import MAX_INT32, Bounds, check_field
-from nanovllm.checks.vllm_names import Named
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.outputs import Logprob
-from nanovllm.sampling_params import option
 
 BOUNDS: dict[str, Bounds] = {
     "beam_width": (Integral, 1, 16_384),  # vLLM's limit
@@ -18,8 +17,9 @@ BOUNDS: dict[str, Bounds] = {
 }
 
 
+@names_checked
 @dataclass
-class BeamSearchParams(metaclass=Named):
+class BeamSearchParams:
     """Raises ValueError for an unknown name, a wrong type or a value out of range."""
 
     beam_width: int = option(None, "continuations that are kept at a time, and given back")

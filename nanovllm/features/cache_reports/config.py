@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nanovllm.checks.option_class import names_checked
 from nanovllm.checks.values import check_choice, check_field, shorten
-from nanovllm.checks.vllm_names import Named
 from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ NO_SOCKETS = (
 )
 
 
+@names_checked
 @dataclass(frozen=True)
-class KVEventsConfig(metaclass=Named):
+class KVEventsConfig:
     """LLM(kv_events_config=...), with vLLM's names. Raises ValueError.
 
     enable_kv_cache_events  nothing is told without it

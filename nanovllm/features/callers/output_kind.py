@@ -3,24 +3,12 @@
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # checks/sampling.py imports this file before anything that makes a SamplingParams
+from nanovllm.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
     from nanovllm.outputs import CompletionOutput, RequestOutput
-
-
-class RequestOutputKind(Enum):
-    """For AsyncLLM, LLM.stream() and LLMEngine.step(); generate() and chat() return whole answers whatever it is.
-
-    CUMULATIVE: each output holds all tokens and the whole text so far. DELTA: each holds what the one before had not,
-    and only samples that have something new; cumulative_logprob is of the whole sample, prompt_logprobs come once.
-    FINAL_ONLY: one output, at the end.
-    """
-
-    CUMULATIVE = 0
-    DELTA = 1
-    FINAL_ONLY = 2
 
 
 class OutputFilter:

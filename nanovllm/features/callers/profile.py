@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanovllm.checks.option_class import names_checked
 from nanovllm.checks.values import check_choice, shorten
-from nanovllm.checks.vllm_names import Named
 
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
 
+@names_checked
 @dataclass(frozen=True)
-class ProfilerConfig(metaclass=Named):
+class ProfilerConfig:
     """LLM(profiler_config=...). torch_profiler_dir: where traces are written; it is made."""
 
     profiler: str = "torch"

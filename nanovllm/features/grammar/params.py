@@ -3,12 +3,13 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nanovllm.checks.option_class import names_checked
 from nanovllm.checks.values import list_of, shorten
-from nanovllm.checks.vllm_names import Named
 
 
+@names_checked
 @dataclass(frozen=True)
-class StructuredOutputsParams(metaclass=Named):
+class StructuredOutputsParams:
     """One of json, regex, choice, grammar, json_object=True or structural_tag; names and meanings are vLLM's.
 
     json:          a JSON schema, as a dict or as text

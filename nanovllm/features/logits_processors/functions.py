@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import MAX_POSITIVE, shorten
 
-if TYPE_CHECKING:  # checks/sampling.py imports this file before a Sequence, which has SamplingParams, may be imported
+if TYPE_CHECKING:
     from torch import Tensor
 
     from nanovllm.core.sequence import Sequence

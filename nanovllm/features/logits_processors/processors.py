@@ -78,7 +78,7 @@ class LogitsProcessors:
             if seq.functions is not None:
                 made.functions.append((row, seq))
             if seq.num_generated_tokens < p.min_tokens:  # this token must not end the sequence
-                stop_token_ids = [*p.stop_token_ids, *eos_token_ids]  # type: ignore[misc]
+                stop_token_ids = [*p.stop_token_ids, *eos_token_ids]
                 made.banned.append((row, torch.tensor(stop_token_ids, dtype=torch.int64)))
             if p.repetition_penalty != 1.0:
                 token_ids = torch.tensor(seq.tokens).unique()

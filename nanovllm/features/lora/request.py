@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from nanovllm.checks.option_class import names_checked
 from nanovllm.checks.values import MAX_INT32, check_field, check_number, shorten
-from nanovllm.checks.vllm_names import Named
 
 
+@names_checked
 @dataclass(frozen=True)
-class LoRARequest(metaclass=Named):
+class LoRARequest:
     """An adapter in PEFT's format. Raises ValueError.
 
     lora_name:   what to call it

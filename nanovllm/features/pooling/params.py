@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
+from nanovllm.checks.option_class import names_checked, option
 from nanovllm.checks.values import check_choice, check_field
-from nanovllm.checks.vllm_names import Named
-from nanovllm.sampling_params import option
 
 TASKS = ("embed", "classify")
 OF_EACH_TOKEN = {"token_embed": "a vector of each token", "token_classify": "a score of each token"}  # vLLM's tasks
@@ -22,8 +21,9 @@ def check_task(name: str, task: Any) -> None:
         check_choice(name, task, TASKS)
 
 
+@names_checked
 @dataclass
-class PoolingParams(metaclass=Named):
+class PoolingParams:
     """Parameters of one request for an embedding or for scores. None is the LLM's own.
 
     Raises ValueError for an unknown name, a wrong type or a value out of range.
@@ -43,8 +43,9 @@ class PoolingParams(metaclass=Named):
         return deepcopy(self)
 
 
+@names_checked
 @dataclass
-class PoolerConfig(metaclass=Named):
+class PoolerConfig:
     """What an LLM with runner="pooling" does for a request that does not say it. None is the checkpoint's own."""
 
     task: str | None = option(None, '"embed" or "classify"')

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
+from nanovllm.checks.option_class import names_checked
 from nanovllm.checks.values import MAX_INT32, Bounds, check_choice, check_field, shorten
-from nanovllm.checks.vllm_names import Named
 
 METHODS = ("ngram", "draft_model", "self")
 QUANTIZATIONS = ("int8", "int4")
@@ -23,8 +23,9 @@ ONLY_OF = {  # option -> the methods that have it
 }
 
 
+@names_checked
 @dataclass(frozen=True)
-class SpeculativeConfig(metaclass=Named):
+class SpeculativeConfig:
     """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours.
 
     method:                 "ngram" (a text goes on as it did before), "draft_model" (a smaller model with the same

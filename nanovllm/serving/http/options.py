@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
+from nanovllm.checks.option_class import option
 from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
 from nanovllm.features.reasoning.think import OFF, TAGS
 from nanovllm.features.tool_calls.parse import FORMATS
-from nanovllm.sampling_params import option
 from nanovllm.serving.openai.reading import Parsers
 
 BOUNDS: dict[str, Bounds] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checks.options import OPTIMIZATIONS
+from nanovllm.config import OPTIMIZATIONS
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
