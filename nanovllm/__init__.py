@@ -1,18 +1,81 @@
 """nanovllm: an LLM inference engine small enough to read in an afternoon.
 
-`import nanovllm` is light: torch and transformers load when an `LLM` is built.
+`import nanovllm` is light: each of its names is loaded when it is asked for, torch and transformers with an `LLM`.
 """
 
-from nanovllm.checks import vllm_classes
-from nanovllm.checks.vllm_classes import *  # noqa: F403  vLLM's classes that belong to wings here
-from nanovllm.checks.vllm_paths import load_lazily as __getattr__  # noqa: F401  AsyncLLM; more paths to import from
-from nanovllm.engine import LLMEngine
-from nanovllm.llm import LLM
-from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from nanovllm.sampling_params import SamplingParams
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["LLM", "LLMEngine", "SamplingParams"]
-__all__ += vllm_classes.__all__
-__all__ += ["AsyncLLM"]  # noqa: F405  loaded when it is asked for
-__all__ += ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"]
+if TYPE_CHECKING:
+    from nanovllm.checks.flags import AsyncEngineArgs, EngineArgs
+    from nanovllm.compat.inputs import PromptType, TextPrompt, TokensPrompt
+    from nanovllm.engine import LLMEngine
+    from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.features.pooling.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from nanovllm.features.pooling.params import PoolingParams
+    from nanovllm.llm import LLM
+    from nanovllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from nanovllm.sampling_params import RequestOutputKind, SamplingParams
+    from nanovllm.serving.async_llm import AsyncLLM
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "LLMEngine", "SamplingParams", "RequestOutputKind", "AsyncLLM", "EngineArgs", "AsyncEngineArgs"]
+__all__ += ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob", "LoRARequest"]
+__all__ += ["PromptType", "TextPrompt", "TokensPrompt"]
+__all__ += ["PoolingParams", "PoolingOutput", "EmbeddingOutput", "ClassificationOutput", "ScoringOutput"]
+__all__ += ["PoolingRequestOutput", "EmbeddingRequestOutput", "ClassificationRequestOutput", "ScoringRequestOutput"]
+
+_MODULES = {  # a module -> what `from nanovllm import ...` takes from it
+    "nanovllm.llm": ["LLM"],
+    "nanovllm.engine": ["LLMEngine"],
+    "nanovllm.sampling_params": ["SamplingParams", "RequestOutputKind"],
+    "nanovllm.outputs": ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"],
+    "nanovllm.serving.async_llm": ["AsyncLLM", "AsyncLLMEngine"],
+    "nanovllm.checks.flags": ["EngineArgs", "AsyncEngineArgs"],
+    "nanovllm.compat.inputs": ["PromptType", "TextPrompt", "TokensPrompt"],
+    "nanovllm.features.lora.request": ["LoRARequest"],
+    "nanovllm.features.pooling.params": ["PoolingParams"],
+    "nanovllm.features.pooling.outputs": [
+        "PoolingOutput",
+        "EmbeddingOutput",
+        "ClassificationOutput",
+        "ScoringOutput",
+        "PoolingRequestOutput",
+        "EmbeddingRequestOutput",
+        "ClassificationRequestOutput",
+        "ScoringRequestOutput",
+    ],
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")
+
+
+class _PathsOfOthers:
+    """Asked where this package has no such file: paths that vLLM's and nano-vllm's scripts import from."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not name.startswith("nanovllm."):
+            return None
+        from nanovllm.compat.paths import find_spec
+
+        return find_spec(name)
+
+
+sys.meta_path.append(_PathsOfOthers)

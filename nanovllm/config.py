@@ -10,6 +10,7 @@ from nanovllm.checks.option_class import names_checked, option
 from nanovllm.checks.values import MAX_INT32, SEED, Bounds, check_choice, check_field, list_of, shorten, size_of
 from nanovllm.core.block_hash import HASH_FUNCTIONS
 
+__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 DTYPES = {"auto": "auto", "float": "float32", "half": "float16"} | {d: d for d in ("float32", "bfloat16", "float16")}
 CHOICES = {  # option -> what may be said -> what is meant
     "dtype": DTYPES,
@@ -145,3 +146,10 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")
         return str(value)
     return check_field(name, value, kind, OPTION_BOUNDS)
+
+
+def __getattr__(name: str) -> Any:
+    """Classes that vLLM has in this module."""
+    from nanovllm.compat.paths import class_in
+
+    return class_in(__name__, name)

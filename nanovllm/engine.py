@@ -13,8 +13,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
-from nanovllm.checks.vllm_methods import EngineMethods
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -29,10 +28,13 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
 
 if TYPE_CHECKING:
+    from nanovllm.features.cache_reports.events import KVEventBatch
+    from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.lora.request import LoRARequest
+__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 
 
-class LLMEngine(EngineMethods):
+class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
     requests         request id -> those queued or running
@@ -71,6 +73,10 @@ class LLMEngine(EngineMethods):
         # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
+        return cls(engine_args)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -263,3 +269,66 @@ class LLMEngine(EngineMethods):
         elif self._dropped:
             self.forget(self._dropped)
             self.scheduler.roll_back(None)  # a block that was being freed may be in no table and in no queue
+
+    # -- what else vLLM's engine is asked -------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.tokenizer
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.requests)
+
+    def get_metrics(self) -> "list[Metric]":
+        """Counters since the engine was built, under vLLM's names."""
+        from nanovllm.features.callers.metrics import metrics_of
+
+        return metrics_of(self)
+
+    @property
+    def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
+        """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
+
+        To set it raises ValueError without LLM(kv_events_config=...).
+        """
+        return None if self.features.kv_events is None else self.features.kv_events.on_batch
+
+    @on_kv_events.setter
+    def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
+        if self.features.kv_events is None:
+            example = 'kv_events_config={"enable_kv_cache_events": True, "publisher": "null"}'
+            raise ValueError(f"KV events are not gathered: LLM({example}) asks for them")
+        self.features.kv_events.on_batch = follower
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
+        from nanovllm.features.callers.profile import Profile
+
+        self._profile = Profile.of(self, profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Write the trace. Nothing, if none was begun."""
+        if (profile := self.__dict__.pop("_profile", None)) is not None:
+            profile.stop()
+
+    def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """Read an adapter before a request names it. False if it was there. Raises ValueError."""
+        return self.features.known_adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
+        return self.features.known_adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The lora_int_ids of all adapters that are known."""
+        return {request.lora_int_id for request in self.features.known_adapters.requests}
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in the CPU's memory, however many others are named. Raises ValueError for an unknown one."""
+        return self.features.known_adapters.pin(lora_id)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises an AttributeError that says what to use instead of a method that vLLM's LLMEngine has."""
+        from nanovllm.compat.refused import refused_method
+
+        raise refused_method(type(self), name)

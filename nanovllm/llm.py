@@ -5,17 +5,15 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
     print(output.outputs[0].text)
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import make_all
-from nanovllm.checks.vllm_methods import LLMMethods
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
-from nanovllm.features.pooling.calls import PoolingCalls
 from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
@@ -23,13 +21,21 @@ from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
+    from nanovllm.features.cache_reports.events import KVEventBatch
+    from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.features.pooling.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
 
 Message = dict[str, Any]
 CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class LLM(PoolingCalls, LLMMethods):
+class LLM:
     """A model, loaded and ready. Options are those of nanovllm.config.EngineConfig. Several threads may use it at once.
 
     Raises ValueError or FileNotFoundError, before any weight is read, for an option or a checkpoint that can't work.
@@ -38,6 +44,10 @@ class LLM(PoolingCalls, LLMMethods):
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        return cls(**vars(engine_args))
 
     def generate(
         self,
@@ -141,6 +151,77 @@ class LLM(PoolingCalls, LLMMethods):
         """The checkpoint's generation_config.json as SamplingParams; vLLM's defaults for what it does not say."""
         return SamplingParams(**self.engine.model_config.generation)
 
+    def enqueue(
+        self, prompts: Any, sampling_params: Any = None, lora_request: Any = None, priority: Any = None, **neutral: Any
+    ) -> list[str]:
+        """Queue prompts, given as to generate(), and compute nothing yet. Returns the requests' ids."""
+        requests = self._requests(prompts, sampling_params, lora_request, priority, **neutral)
+        self._shared.enqueue(requests)
+        self._shared.enqueued += requests
+        return [request.request_id for request in requests]
+
+    def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Compute what was enqueued. Outputs are in the order in which the prompts came.
+
+        output_type: the outputs' type, which is RequestOutput.
+        """
+        requests, self._shared.enqueued = self._shared.enqueued, []
+        return self._complete(requests, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (of transformers)."""
+        return self.engine.tokenizer
+
+    def get_metrics(self) -> "list[Metric]":
+        """See LLMEngine.get_metrics; stats() has more, under our names."""
+        with self._shared.turns:
+            return self.engine.get_metrics()
+
+    @property
+    def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
+        """See LLMEngine.on_kv_events."""
+        return self.engine.on_kv_events
+
+    @on_kv_events.setter
+    def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
+        self.engine.on_kv_events = follower
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See LLMEngine.start_profile."""
+        self.engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """See LLMEngine.stop_profile."""
+        self.engine.stop_profile()
+
+    # -- with runner="pooling": arguments and errors are those of features/pooling/calls.py ------------------------
+
+    def encode(self, prompts: Any, pooling_params: Any = None, **options: Any) -> "list[PoolingRequestOutput]":
+        """What embed and classify are made of: outputs.data is a tensor. pooling_task: "embed" or "classify"."""
+        from nanovllm.features.pooling import calls
+
+        return calls.encode(self, prompts, pooling_params, **options)
+
+    def embed(self, prompts: Any, **options: Any) -> "list[EmbeddingRequestOutput]":
+        """outputs.embedding of each prompt: numbers, as a vector of length 1 if nothing else is asked."""
+        from nanovllm.features.pooling import calls
+
+        return calls.embed(self, prompts, **options)
+
+    def classify(self, prompts: Any, **options: Any) -> "list[ClassificationRequestOutput]":
+        """outputs.probs of each prompt, a number for each label of the checkpoint."""
+        from nanovllm.features.pooling import calls
+
+        return calls.classify(self, prompts, **options)
+
+    def score(
+        self, data_1: str | list[str], data_2: str | list[str], /, **options: Any
+    ) -> "list[ScoringRequestOutput]":
+        """outputs.score of each pair: one query and one document, one and many, or as many of each."""
+        from nanovllm.features.pooling import calls
+
+        return calls.score(self, data_1, data_2, **options)
+
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _requests(
@@ -176,3 +257,9 @@ class LLM(PoolingCalls, LLMMethods):
                 for output in outputs:
                     finished = output.finished
                     yield output
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises an AttributeError that says what to use instead of a method that vLLM's LLM has."""
+        from nanovllm.compat.refused import refused_method
+
+        raise refused_method(type(self), name)

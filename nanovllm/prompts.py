@@ -5,7 +5,7 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.files.tokenizer import tokenize
 
 Prompt = str | list[int] | dict[str, Any]

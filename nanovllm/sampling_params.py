@@ -15,6 +15,7 @@ from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bia
 if TYPE_CHECKING:
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
+__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each is ranked among all words, at each position
 SAMPLING_BOUNDS: dict[str, Bounds] = {
     "n": (Integral, 1, 16_384),  # vLLM's limit
@@ -112,7 +113,7 @@ class SamplingParams:
         """A field in its one form, as its type says it. The constructor assigns fields, too."""
         fields = self.__dataclass_fields__
         if name not in fields:
-            from nanovllm.checks.vllm_names import accepted
+            from nanovllm.compat.names import accepted
 
             accepted({name: value}, fields, "SamplingParams")
             return  # it asks for nothing
@@ -164,3 +165,10 @@ def _output_kind(value: Any) -> RequestOutputKind:
         names = ", ".join(kind.name for kind in RequestOutputKind)
         raise ValueError(f"output_kind must be a RequestOutputKind ({names}), found {value!r}")
     return RequestOutputKind(number)
+
+
+def __getattr__(name: str) -> Any:
+    """Classes that vLLM has in this module."""
+    from nanovllm.compat.paths import class_in
+
+    return class_in(__name__, name)

@@ -9,7 +9,7 @@ from dataclasses import Field, fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from nanovllm.checks.vllm_names import ANY, ENGINE, Table
+from nanovllm.compat.names import ANY, ENGINE, Table
 from nanovllm.config import SIZES, EngineConfig
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's

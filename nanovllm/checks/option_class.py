@@ -24,7 +24,7 @@ def names_checked(cls: Class) -> Class:
     @wraps(with_known_names)
     def __init__(self: Any, *args: Any, **given: Any) -> None:
         if not given.keys() <= known.keys():
-            from nanovllm.checks.vllm_names import accepted_options
+            from nanovllm.compat.names import accepted_options
 
             given = accepted_options(given, type(self))
         with_known_names(self, *args, **given)

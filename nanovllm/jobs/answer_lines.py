@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from nanovllm import LLM, RequestOutput, SamplingParams
-from nanovllm.checks.vllm_names import TABLES
+from nanovllm.compat.names import TABLES
 from nanovllm.features.pooling.requests import PoolingRequest
 from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request

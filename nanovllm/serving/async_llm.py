@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from nanovllm.checks.values import check_choice
-from nanovllm.checks.vllm_names import accepted
-from nanovllm.checks.vllm_refused import refused_method
+from nanovllm.compat.names import accepted
+from nanovllm.compat.refused import refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.llm import LLM
 from nanovllm.serving.engine_thread import EngineDied, EngineThread, Reader, StepFailed

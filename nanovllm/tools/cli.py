@@ -11,9 +11,9 @@ from pathlib import Path
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
-from nanovllm.checks.flexible_parser import FlexibleArgumentParser
 from nanovllm.checks.values import check_number
-from nanovllm.checks.vllm_names import TABLES, accepted
+from nanovllm.compat.flexible_parser import FlexibleArgumentParser
+from nanovllm.compat.names import TABLES, accepted
 from nanovllm.config import EngineConfig
 from nanovllm.serving.http.options import GROUPS, ServeOptions
 from nanovllm.tools.demo_model import demo_model_path

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from nanovllm import LLM, LLMEngine, SamplingParams
-from nanovllm.checks import nano_vllm
-from nanovllm.checks.vllm_refused import MethodRefused, NameRefused
+from nanovllm.compat import nano_vllm
+from nanovllm.compat.refused import MethodRefused, NameRefused
 from nanovllm.config import EngineConfig
 from tests.checkpoints import make_checkpoint
 from tests.errors import expect

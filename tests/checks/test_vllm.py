@@ -9,9 +9,11 @@ import pytest
 
 import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
-from nanovllm.checks import vllm_names, vllm_pooling, vllm_refused
 from nanovllm.checks.values import size_of
-from nanovllm.checks.vllm_options import PATHS, RESPONSE
+from nanovllm.compat import names as vllm_names
+from nanovllm.compat import pooling as vllm_pooling
+from nanovllm.compat import refused as vllm_refused
+from nanovllm.compat.options import PATHS, RESPONSE
 from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS

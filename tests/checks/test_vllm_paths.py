@@ -9,8 +9,8 @@ import pytest
 from nanovllm.utils.argparse_utils import FlexibleArgumentParser
 
 from nanovllm import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
-from nanovllm.checks.vllm_paths import PATHS
-from nanovllm.checks.vllm_refused import METHODS, REFUSED, MethodRefused, NameRefused
+from nanovllm.compat.paths import PATHS
+from nanovllm.compat.refused import METHODS, REFUSED, MethodRefused, NameRefused
 from tests.checkpoints import SMALL
 from tests.errors import expect
 
@@ -38,7 +38,7 @@ from nanovllm.inputs.data import TokensPrompt
 from nanovllm.logger import init_logger
 from nanovllm.logprobs import Logprob
 from nanovllm.lora.request import LoRARequest
-from nanovllm.outputs import CompletionOutput, RequestOutput
+from nanovllm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
 from nanovllm.platforms import current_platform
 from nanovllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from nanovllm.tokenizers import get_tokenizer
@@ -109,7 +109,7 @@ def test_other_names_are_as_always():
             exec(line)
         assert not isinstance(error.value, NameRefused)
     module = sys.modules["nanovllm"]
-    assert not hasattr(module, "ModelRegistry") and not hasattr(module.outputs, "PoolingOutput")
+    assert not hasattr(module, "ModelRegistry") and not hasattr(module.outputs, "SamplingMask")
     assert all(reason and not name.startswith("nanovllm") for name, reason in REFUSED.items())
 
 

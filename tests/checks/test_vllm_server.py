@@ -8,8 +8,8 @@ import pytest
 
 import tests.checks.vllm_cases as cases
 from nanovllm.checks.flags import flag_of
-from nanovllm.checks.vllm_names import ANY, TABLES
-from nanovllm.checks.vllm_options import PATHS
+from nanovllm.compat.names import ANY, TABLES
+from nanovllm.compat.options import PATHS
 from nanovllm.tools.cli import SERVE, main
 from tests.checks.test_vllm import RECORDED
 from tests.servers import serving

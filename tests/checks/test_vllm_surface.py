@@ -8,10 +8,10 @@ import pytest
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.flexible_parser import FlexibleArgumentParser
 from nanovllm.checks.requests import bad_word_ids
-from nanovllm.checks.vllm_names import ANY, ENGINE, TABLES, accepted
-from nanovllm.checks.vllm_refused import METHODS
+from nanovllm.compat.flexible_parser import FlexibleArgumentParser
+from nanovllm.compat.names import ANY, ENGINE, TABLES, accepted
+from nanovllm.compat.refused import METHODS
 from nanovllm.config import EngineConfig
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import edit

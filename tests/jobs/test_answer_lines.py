@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checks import vllm_names
+from nanovllm.compat import names as vllm_names
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, answer_lines
 from nanovllm.jobs.output_file import CustomIds

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanovllm import LLM
-from nanovllm.checks.vllm_names import BODY
+from nanovllm.compat.names import BODY
 from nanovllm.config import EngineConfig
 from nanovllm.jobs import run_batch
 from nanovllm.serving.openai import request as openai_request

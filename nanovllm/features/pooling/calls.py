@@ -1,4 +1,10 @@
-"""What an LLM with runner="pooling" is asked: embed, classify, score, encode. Arguments are vLLM's."""
+"""What an LLM with runner="pooling" is asked: embed, classify, score, encode. Arguments are vLLM's.
+
+Each raises one ValueError that lists every bad prompt by its index, before any work is done. Common arguments:
+
+    truncate_prompt_tokens   how many tokens of a text are kept, -1: as many as fit; with more, it is refused otherwise
+    tokenization_kwargs      the same, and truncation_side, add_special_tokens
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,90 +28,83 @@ if TYPE_CHECKING:
     Adapters = list[LoRARequest | None] | LoRARequest | None
 
 
-class PoolingCalls:
-    """Methods of LLM. Raise one ValueError that lists every bad prompt by its index, before any work is done.
+def encode(
+    llm: Any,
+    prompts: "Prompt | Sequence[Prompt]",
+    pooling_params: "Params" = None,
+    *,
+    use_tqdm: bool = True,
+    lora_request: "Adapters" = None,
+    pooling_task: str | None = None,
+    truncate_prompt_tokens: int | None = None,
+    tokenization_kwargs: dict[str, Any] | None = None,
+) -> list[PoolingRequestOutput]:
+    """What embed and classify are made of: outputs.data is a tensor. pooling_task: "embed" or "classify"."""
+    from nanovllm.features.pooling.requests import make_request, pooling_of
 
-    truncate_prompt_tokens: how many tokens of a text are kept, -1: as many as fit; with more, it is refused otherwise.
-    tokenization_kwargs: the same, and truncation_side, add_special_tokens.
+    pooling_of(llm.engine, "encode()")
+    if pooling_task is None:
+        raise ValueError(f"encode() needs a pooling_task, {' or '.join(TASKS)}; or call embed() or classify()")
+    check_task("pooling_task", pooling_task)
+    given = prompts_in(prompts)
+    if not given:
+        raise ValueError("there must be a prompt, found an empty list")
+    params = for_each("pooling_params", pooling_params, len(given))
+    adapters = for_each("lora_request", lora_request, len(given))
+    truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
+
+    def make(each: tuple[Any, Any, Any]) -> "PoolingRequest":
+        return make_request(llm.engine, *each, truncation=truncation, task=pooling_task)
+
+    requests = make_all("prompts", list(zip(given, params, adapters, strict=True)), make)
+    return llm._complete(requests, use_tqdm)
+
+
+def embed(
+    llm: Any, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
+) -> list[EmbeddingRequestOutput]:
+    """outputs.embedding of each prompt: numbers, as a vector of length 1 if nothing else is asked."""
+    outputs = encode(llm, prompts, pooling_params, pooling_task="embed", **options)
+    return list(map(EmbeddingRequestOutput.from_base, outputs))
+
+
+def classify(
+    llm: Any, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
+) -> list[ClassificationRequestOutput]:
+    """outputs.probs of each prompt, a number for each label of the checkpoint. options: encode's."""
+    outputs = encode(llm, prompts, pooling_params, pooling_task="classify", **options)
+    return list(map(ClassificationRequestOutput.from_base, outputs))
+
+
+def score(
+    llm: Any,
+    data_1: str | list[str],
+    data_2: str | list[str],
+    /,
+    *,
+    use_tqdm: bool = True,
+    pooling_params: PoolingParams | None = None,
+    lora_request: "Adapters" = None,
+    truncate_prompt_tokens: int | None = None,
+    tokenization_kwargs: dict[str, Any] | None = None,
+    chat_template: str | None = None,
+) -> list[ScoringRequestOutput]:
+    """outputs.score of each pair: one query and one document, one and many, or as many of each.
+
+    chat_template: how a cross-encoder's pair is written, messages of the roles query and document; an original
+    Qwen3-Reranker has its own.
     """
+    from nanovllm.features.pooling.requests import pooling_of
+    from nanovllm.features.pooling.scoring import Pairs
 
-    engine: Any
-    _complete: Any
-
-    def encode(
-        self,
-        prompts: "Prompt | Sequence[Prompt]",
-        pooling_params: "Params" = None,
-        *,
-        use_tqdm: bool = True,
-        lora_request: "Adapters" = None,
-        pooling_task: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> list[PoolingRequestOutput]:
-        """What embed and classify are made of: outputs.data is a tensor. pooling_task: "embed" or "classify"."""
-        from nanovllm.features.pooling.requests import make_request, pooling_of
-
-        pooling_of(self.engine, "encode()")
-        if pooling_task is None:
-            raise ValueError(f"encode() needs a pooling_task, {' or '.join(TASKS)}; or call embed() or classify()")
-        check_task("pooling_task", pooling_task)
-        given = prompts_in(prompts)
-        if not given:
-            raise ValueError("there must be a prompt, found an empty list")
-        params = for_each("pooling_params", pooling_params, len(given))
-        adapters = for_each("lora_request", lora_request, len(given))
-        truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
-
-        def make(each: tuple[Any, Any, Any]) -> "PoolingRequest":
-            return make_request(self.engine, *each, truncation=truncation, task=pooling_task)
-
-        requests = make_all("prompts", list(zip(given, params, adapters, strict=True)), make)
-        return self._complete(requests, use_tqdm)
-
-    def embed(
-        self, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
-    ) -> list[EmbeddingRequestOutput]:
-        """outputs.embedding of each prompt: numbers, as a vector of length 1 if nothing else is asked."""
-        outputs = self.encode(prompts, pooling_params, pooling_task="embed", **options)
-        return list(map(EmbeddingRequestOutput.from_base, outputs))
-
-    def classify(
-        self, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "Params" = None, **options: Any
-    ) -> list[ClassificationRequestOutput]:
-        """outputs.probs of each prompt, a number for each label of the checkpoint. options: encode's."""
-        outputs = self.encode(prompts, pooling_params, pooling_task="classify", **options)
-        return list(map(ClassificationRequestOutput.from_base, outputs))
-
-    def score(
-        self,
-        data_1: str | list[str],
-        data_2: str | list[str],
-        /,
-        *,
-        use_tqdm: bool = True,
-        pooling_params: PoolingParams | None = None,
-        lora_request: "Adapters" = None,
-        truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        chat_template: str | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """outputs.score of each pair: one query and one document, one and many, or as many of each.
-
-        chat_template: how a cross-encoder's pair is written, messages of the roles query and document; an original
-        Qwen3-Reranker has its own.
-        """
-        from nanovllm.features.pooling.requests import pooling_of
-        from nanovllm.features.pooling.scoring import Pairs
-
-        pooling, pairs = pooling_of(self.engine, "score()"), Pairs.of(data_1, data_2)
-        if not isinstance(chat_template, str | None):
-            raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
-        num = len(pairs.documents) + (len(pairs.queries) if pooling.task == "embed" else 0)
-        adapters = for_each("lora_request", lora_request, num)
-        truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
-        requests = pairs.make_requests(self.engine, pooling_params, adapters, truncation, chat_template)
-        return pairs.scores(self.engine, self._complete(requests, use_tqdm))
+    pooling, pairs = pooling_of(llm.engine, "score()"), Pairs.of(data_1, data_2)
+    if not isinstance(chat_template, str | None):
+        raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
+    num = len(pairs.documents) + (len(pairs.queries) if pooling.task == "embed" else 0)
+    adapters = for_each("lora_request", lora_request, num)
+    truncation = _truncation(truncate_prompt_tokens, tokenization_kwargs)
+    requests = pairs.make_requests(llm.engine, pooling_params, adapters, truncation, chat_template)
+    return pairs.scores(llm.engine, llm._complete(requests, use_tqdm))
 
 
 def _truncation(num_tokens: int | None, more: dict[str, Any] | None) -> Any:

@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import check_choice, check_number, check_range, shorten
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer

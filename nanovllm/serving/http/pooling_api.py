@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanovllm.checks.vllm_names import TABLES
+from nanovllm.compat.names import TABLES
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM, Overloaded
 from nanovllm.serving.http.access import check_request_id

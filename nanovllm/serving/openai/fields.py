@@ -1,14 +1,14 @@
 """A body's fields that no endpoint knows: clients send new ones before servers know them. They are left out, and who
 sent them is told: in a header of the answer (of a batch job, in the record), and once in the log.
 
-A field that is known and asks for what this engine does not do is refused (checks/vllm_names.py).
+A field that is known and asks for what this engine does not do is refused (compat/names.py).
 """
 
 import difflib
 import logging
 from typing import Any
 
-from nanovllm.checks.vllm_names import TABLES
+from nanovllm.compat.names import TABLES
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 
 logger = logging.getLogger("nanovllm")

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanovllm import LLM
 from nanovllm.checks.values import check_choice, check_number, make_all, shorten
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of

@@ -7,7 +7,7 @@ from typing import Any
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
-from nanovllm.checks.vllm_names import accepted
+from nanovllm.compat.names import accepted
 from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.features.reasoning.think import Reasoning

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from nanovllm.checks.values import check_number, shorten
-from nanovllm.checks.vllm_names import BODY, TABLES, accepted
+from nanovllm.compat.names import BODY, TABLES, accepted
 from nanovllm.serving.openai.fields import without_unknown
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, read_input

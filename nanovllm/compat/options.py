@@ -1,4 +1,4 @@
-"""vLLM's rarer options of an engine, its server's flags and its server's paths, by the rule of vllm_names.py.
+"""vLLM's rarer options of an engine, its server's flags and its server's paths, by the rule of names.py.
 
 Here they are grouped by what they ask for. examples/move_to_vllm.md lists them by name.
 """
@@ -32,7 +32,7 @@ ALONE: dict[str, Any] = dict.fromkeys(
     "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address "
     "data_parallel_rpc_port elastic_ep_max_dp_size".split()
 )
-MORE: Table = {  # options of an engine, beside those of vllm_names.py
+MORE: Table = {  # options of an engine, beside those of names.py
     **switches("aggregate_engine_logging enable_shm_tensor_arena allow_deprecated_quantization jit_monitor_verbose"),
     **switches("scheduler_reserve_full_isl disable_hybrid_kv_cache_manager disable_nccl_for_dp_synchronization"),
     **switches("cudagraph_metrics enable_mfu_metrics enable_logging_iteration_details numa_bind"),

@@ -1,10 +1,10 @@
-"""What vLLM's scripts import or call and this engine has not, by name and reason. What it has: vllm_paths.py.
+"""What vLLM's scripts import or call and this engine has not, by name and reason. What it has: paths.py.
 
 The same of nano-vllm's scripts is in nano_vllm.py.
 """
 
-from nanovllm.checks import nano_vllm
-from nanovllm.checks.vllm_options import WEIGHTS
+from nanovllm.compat import nano_vllm
+from nanovllm.compat.options import WEIGHTS
 
 
 class NameRefused(ImportError, ValueError):

@@ -1,6 +1,6 @@
-"""vLLM's rarer options of pooling, by the rule of vllm_names.py: what asks for nothing is taken."""
+"""vLLM's rarer options of pooling, by the rule of names.py: what asks for nothing is taken."""
 
-from nanovllm.checks.vllm_options import Table, anything, asks
+from nanovllm.compat.options import Table, anything, asks
 
 POOLING: Table = {
     **anything("requires_token_ids"),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from nanovllm.checks import nano_vllm, vllm_pooling
 from nanovllm.checks.values import check_number, reject_unknown, shorten
-from nanovllm.checks.vllm_options import ANY, FLAGS, MORE, RESPONSE, Table
-from nanovllm.checks.vllm_options import anything as _any
-from nanovllm.checks.vllm_options import asks as _asks
-from nanovllm.checks.vllm_options import switches as _switches
+from nanovllm.compat import nano_vllm, pooling
+from nanovllm.compat.options import ANY, FLAGS, MORE, RESPONSE, Table
+from nanovllm.compat.options import anything as _any
+from nanovllm.compat.options import asks as _asks
+from nanovllm.compat.options import switches as _switches
 
 PARALLEL: dict[str, Any] = dict(pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1)
 PARALLEL |= dict(prefill_context_parallel_size=1, nnodes=1, node_rank=0)
@@ -162,7 +162,7 @@ PROFILER: Table = {
     **_asks("a profile of some steps only", delay_iterations=0, max_iterations=0),
 }
 KV_EVENTS: Table = {**_any("endpoint replay_endpoint buffer_steps hwm max_queue_size topic")}  # of ZeroMQ
-TABLES |= vllm_pooling.TABLES
+TABLES |= pooling.TABLES
 TABLES |= {
     "ProfilerConfig": PROFILER,
     "KVEventsConfig": KV_EVENTS,

@@ -1,10 +1,10 @@
 """What scripts written for nano-vllm (github.com/GeeeekExplorer/nano-vllm) say, where vLLM's say it otherwise.
 
-Data alone: vllm_paths.py, vllm_refused.py and vllm_names.py read it by the rules that they have for vLLM's names.
+Data alone: paths.py, refused.py and names.py read it by the rules that they have for vLLM's names.
 examples/move_to_vllm.md says what else differs.
 """
 
-from nanovllm.checks.vllm_options import Table, asks
+from nanovllm.compat.options import Table, asks
 
 PATHS = {  # a module of nano-vllm -> the one here that has the same classes under the same names
     "nanovllm.engine.block_manager": "nanovllm.core.block_manager",

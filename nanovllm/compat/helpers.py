@@ -6,7 +6,7 @@ import socket
 import uuid
 from typing import Any
 
-from nanovllm.checks.flexible_parser import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
+from nanovllm.compat.flexible_parser import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
 
 ChatCompletionMessageParam = dict[str, Any]
 VLLMValidationError = VLLMClientError = ValueError  # what this engine raises for a person's mistake
@@ -30,7 +30,7 @@ def get_open_port() -> int:
 
 def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
     """The tokenizer of a checkpoint's directory, GGUF file or hub id, as an LLM has it. options: as LLM's."""
-    from nanovllm.checks.vllm_names import accepted
+    from nanovllm.compat.names import accepted
     from nanovllm.files.hub import resolve_tokenizer
     from nanovllm.files.tokenizer import load_tokenizer
 
