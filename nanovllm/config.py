@@ -6,7 +6,7 @@ from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.option_class import names_checked, option
+from nanovllm.checks.names import names_checked, option
 from nanovllm.checks.values import MAX_INT32, SEED, Bounds, check_choice, check_field, list_of, shorten, size_of
 from nanovllm.core.block_hash import HASH_FUNCTIONS
 

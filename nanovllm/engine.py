@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
+from nanovllm.checks.names import known_names
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
-from nanovllm.compat.names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -155,7 +155,7 @@ class LLMEngine:
         options: lora_request, priority. stream: step() returns an output for the request after every step that gave it
         a token, in the form that params.output_kind says.
         """
-        options = accepted(options, ("lora_request", "priority"), "generate")
+        options = known_names(options, ("lora_request", "priority"), "generate")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
         return self.enqueue([self.features.with_output_kind(request)])[0]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import for_each, prompts_in
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
-from nanovllm.compat.names import accepted
 from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
@@ -105,7 +105,8 @@ class LLM:
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
         from nanovllm.features.chat_template.render import render_chat
 
-        options, check = accepted(options, CHAT_OPTIONS, "chat"), self.engine.check_length
+        options = known_names(options, CHAT_OPTIONS, "chat")
+        check = self.engine.check_length
         prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, check=check, **options)
         return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
 
@@ -228,7 +229,7 @@ class LLM:
         self, prompts: Any, sampling_params: Any, lora_request: Any, priority: Any, **neutral: Any
     ) -> list[Request]:
         prompt_list = prompts_in(prompts)
-        accepted(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
+        known_names(neutral, ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority"), "generate")
         params_list = self._params_list(sampling_params, len(prompt_list))
         adapters = for_each("lora_request", lora_request, len(prompt_list))
         priorities = for_each("priority", priority, len(prompt_list))

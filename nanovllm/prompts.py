@@ -4,8 +4,8 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
+from nanovllm.checks.names import known_names
 from nanovllm.checks.values import shorten
-from nanovllm.compat.names import accepted
 from nanovllm.files.tokenizer import tokenize
 
 Prompt = str | list[int] | dict[str, Any]
@@ -20,7 +20,7 @@ def parse_prompt(
     Raises ValueError.
     """
     fields = prompt if isinstance(prompt, dict) else {}
-    fields = accepted({str(key): value for key, value in fields.items()}, PROMPT_KEYS, "a prompt")
+    fields = known_names({str(key): value for key, value in fields.items()}, PROMPT_KEYS, "a prompt")
     salt = fields.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError(f"cache_salt must be a string that is not empty, found {salt!r}")

@@ -9,7 +9,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.option_class import names_checked, option
+from nanovllm.checks.names import names_checked, option
 from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of, shorten
 
 if TYPE_CHECKING:

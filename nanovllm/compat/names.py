@@ -189,7 +189,7 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {  # another name of an o
 
 
 def accepted_options(given: dict[str, Any], cls: Any) -> dict[str, Any]:
-    """What is given to a class of options (option_class.py), under our names. Raises ValueError as accepted() does."""
+    """What is given to a class of options (checks/names.py), under our names. Raises ValueError as accepted() does."""
     what = next((base.__name__ for base in cls.__mro__ if base.__name__ in TABLES), "LLM")
     known = cls.__dataclass_fields__
     return accepted(in_our_words(given, known), known, what)

@@ -15,8 +15,6 @@ from nanovllm.checks.pool import check_pool, log_pool, num_blocks_for_pool
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cpu import platform as cpu
-from nanovllm.worker.cuda import platform as cuda
 from nanovllm.worker.kv_cache import KVCache, KVPool
 from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.loader import load_model
@@ -43,6 +41,17 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     return batch, sampling, adapters
 
 
+def platform_of_this_machine() -> Any:
+    """The module of what a CPU and a GPU do differently; the other one is not loaded."""
+    if torch.cuda.is_available():
+        from nanovllm.worker.cuda import platform as cuda
+
+        return cuda
+    from nanovllm.worker.cpu import platform as cpu
+
+    return cpu
+
+
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
@@ -59,7 +68,7 @@ class ModelRunner:
         local_config: the sizes of this rank's share of the model.
         """
         self.config, self.model_config, self.local_config = config, model_config, local_config or model_config
-        self.platform: Any = cuda if torch.cuda.is_available() else cpu
+        self.platform = platform_of_this_machine()
         self.device = self.platform.device()
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
         limit = model_config.max_position_embeddings

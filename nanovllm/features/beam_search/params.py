@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.option_class import names_checked, option
+from nanovllm.checks.names import names_checked, option
 from nanovllm.checks.values import MAX_INT32, Bounds, check_field
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.outputs import Logprob

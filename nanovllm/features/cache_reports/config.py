@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanovllm.checks.option_class import names_checked
+from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import check_choice, check_field, shorten
 from nanovllm.files.system import open_for_owner
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.option_class import names_checked
+from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import check_choice, shorten
 
 if TYPE_CHECKING:

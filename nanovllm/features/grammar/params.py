@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanovllm.checks.option_class import names_checked
+from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import list_of, shorten
 
 

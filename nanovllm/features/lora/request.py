@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from nanovllm.checks.option_class import names_checked
+from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import MAX_INT32, check_field, check_number, shorten
 
 

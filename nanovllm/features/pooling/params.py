@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
-from nanovllm.checks.option_class import names_checked, option
+from nanovllm.checks.names import names_checked, option
 from nanovllm.checks.values import check_choice, check_field
 
 TASKS = ("embed", "classify")

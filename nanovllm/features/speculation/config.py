@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
-from nanovllm.checks.option_class import names_checked
+from nanovllm.checks.names import names_checked
 from nanovllm.checks.values import MAX_INT32, Bounds, check_choice, check_field, shorten
 
 METHODS = ("ngram", "draft_model", "self")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from nanovllm.checks.option_class import option
+from nanovllm.checks.names import option
 from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
 from nanovllm.features.reasoning.think import OFF, TAGS
 from nanovllm.features.tool_calls.parse import FORMATS

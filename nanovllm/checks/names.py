@@ -1,5 +1,6 @@
-"""Classes of options: dataclasses whose constructor names an argument that it does not know."""
+"""Options by their names: an unknown one is an error that names the nearest, one of vLLM's is judged by its value."""
 
+from collections.abc import Collection
 from dataclasses import field
 from functools import wraps
 from typing import Any, TypeVar
@@ -10,6 +11,18 @@ Class = TypeVar("Class", bound=type)
 def option(default: Any, text: str) -> Any:
     """A dataclass's field with this default. text: what it means, and what --help says of its flag."""
     return field(default=default, metadata={"help": text})
+
+
+def known_names(given: dict[str, Any], known: Collection[str], what: str) -> dict[str, Any]:
+    """What is given to `what` (a key of compat.names.TABLES), without vLLM's options that ask for nothing.
+
+    Raises ValueError for those that ask for something, and for an unknown name, with the nearest known one.
+    """
+    if given.keys() <= set(known):
+        return given
+    from nanovllm.compat.names import accepted
+
+    return accepted(given, known, what)
 
 
 def names_checked(cls: Class) -> Class:
