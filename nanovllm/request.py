@@ -54,12 +54,22 @@ class Sample:
         return gave_up or "there is no token to choose: the logits hold NaN or infinity, or no token is allowed"
 
     def output(self, with_logprobs: bool) -> CompletionOutput:
-        seq, logprobs, total = self.seq, None, None
+        seq = self.seq
+        token_ids = seq.generated_token_ids
+        logprobs = None
+        cumulative_logprob = None
         if with_logprobs:
             logprobs = list(self.logprobs)
-            total = sum(entries[t].logprob for t, entries in zip(seq.generated_token_ids, logprobs, strict=True))
-        ended = seq.finish_reason, seq.stop_reason
-        return CompletionOutput(seq.sample_index, self.text, seq.generated_token_ids, *ended, total, logprobs)
+            cumulative_logprob = sum(entries[t].logprob for t, entries in zip(token_ids, logprobs, strict=True))
+        return CompletionOutput(
+            index=seq.sample_index,
+            text=self.text,
+            token_ids=token_ids,
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            cumulative_logprob=cumulative_logprob,
+            logprobs=logprobs,
+        )
 
 
 @dataclass
@@ -138,11 +148,16 @@ class Request:
 
     def output(self) -> RequestOutput:
         """What there is so far."""
-        completions = [sample.output(self.params.logprobs is not None) for sample in self.samples]
-        prompt = self.request_id, self.prompt, self.prompt_token_ids
-        counters = self.num_cached_tokens or 0, replace(self.metrics)
-        prompt_logprobs = None if self.params.prompt_logprobs is None else list(self.prompt_logprobs)
-        return RequestOutput(*prompt, completions, self.finished, *counters, prompt_logprobs)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[sample.output(with_logprobs=self.params.logprobs is not None) for sample in self.samples],
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            metrics=replace(self.metrics),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+        )
 
 
 def prefix_order(request: Request) -> tuple[str, int, list[int]]:

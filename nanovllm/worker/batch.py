@@ -74,12 +74,19 @@ class Batch:
         def tensor(values: list, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype)
 
-        tokens = tensor(input_ids), tensor(positions), tensor(slots)
-        lengths = tensor(cu_seqlens_q, torch.int32), tensor(seqlens_k, torch.int32)
-        block_tables = tensor([table + [0] * (width - len(table)) for table in tables], torch.int32)
         query_lens = [chunk.end - chunk.start for chunk in output.chunks]
-        states = None if output.chunks[0].seq.state is None else tensor(step_segments(output.chunks))
-        batch = cls(*tokens, *lengths, block_tables, tensor(logits_rows), max(query_lens), max(seqlens_k), states)
+        batch = cls(
+            input_ids=tensor(input_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slots),
+            cu_seqlens_q=tensor(cu_seqlens_q, torch.int32),
+            seqlens_k=tensor(seqlens_k, torch.int32),
+            block_tables=tensor([table + [0] * (width - len(table)) for table in tables], torch.int32),
+            logits_rows=tensor(logits_rows),
+            max_query_len=max(query_lens),
+            max_key_len=max(seqlens_k),
+            segments=None if output.chunks[0].seq.state is None else tensor(step_segments(output.chunks)),
+        )
         vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # they need not be made of the tensors again
         return batch
 

@@ -28,11 +28,18 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv = (q_size, kv_size, kv_size), config.qkv_bias, ("q_proj", "k_proj", "v_proj")
-        self.qkv_proj = Linear(config.hidden_size, *qkv)
-        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
-        norm = self.head_dim, config.rms_norm_eps, config.norm_offset
-        self.q_norm, self.k_norm = (RMSNorm(*norm) if config.qk_norm else None for _ in "qk")
+        self.qkv_proj = Linear(
+            in_size=config.hidden_size,
+            out_sizes=(q_size, kv_size, kv_size),
+            bias=config.qkv_bias,
+            parts=("q_proj", "k_proj", "v_proj"),
+        )
+        self.o_proj = Linear(in_size=q_size, out_sizes=config.hidden_size, bias=config.o_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
 
     def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
         """hidden: normed, [T, hidden_size]. Returns what this half of the layer adds to the residual stream."""

@@ -85,9 +85,17 @@ class ModelRunner:
 
     def load(self, directory: Path) -> None:
         """Read the weights."""
-        config, kind = self.config, (self.dtype, self.device, self.group)
-        how = config.quantization, self.kernels, config.load_format == "dummy"
-        self.model = load_model(directory, self.model_config, *kind, *how)
+        config = self.config
+        self.model = load_model(
+            directory,
+            self.model_config,
+            dtype=self.dtype,
+            device=self.device,
+            group=self.group,
+            quantization=config.quantization,
+            kernels=self.kernels,
+            dummy=config.load_format == "dummy",
+        )
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
         self._step_context = self.platform.finish_load(self)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
@@ -95,7 +103,15 @@ class ModelRunner:
         if config.enable_lora:
             from nanovllm.features.lora.slots import AdapterSlots
 
-            self.adapter_slots = AdapterSlots(self.model, config, self.model_config, self.kernels, *kind)
+            self.adapter_slots = AdapterSlots(
+                self.model,
+                config,
+                self.model_config,
+                kernels=self.kernels,
+                dtype=self.dtype,
+                device=self.device,
+                group=self.group,
+            )
 
     def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
         """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
@@ -103,8 +119,13 @@ class ModelRunner:
         self._graphs = self.platform.finish_pool(self)
         self.same_bits = self.platform.same_bits(self)
         log_pool(self)
-        kv_pool = self.num_blocks, self.block_size, self.max_model_len, self.kv_cache.num_bytes
-        return KVPool(*kv_pool, self.states and self.states.slots)
+        return KVPool(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            num_bytes=self.kv_cache.num_bytes,
+            states=self.states and self.states.slots,
+        )
 
     def run(self, output: SchedulerOutput) -> Sampled:
         """Compute one step. Returns a token, and its logprobs if asked for, for each row of logits, in order."""
@@ -152,8 +173,20 @@ class ModelRunner:
 
             self.states = StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
             free_bytes -= self.states.slots.num_bytes
-        config, size, dtype = self.kv_config, self.block_size, self.kv_dtype
-        sizes = config, size, dtype.itemsize
-        self.num_blocks = num_blocks_for_pool(self.config, *sizes, self.max_model_len, free_bytes)
-        self.max_model_len = check_pool(self.config, self.num_blocks, size, self.max_model_len)
-        self.kv_cache = KVCache(config, self.num_blocks, size, dtype, self.device, self.states)
+        self.num_blocks = num_blocks_for_pool(
+            self.config,
+            self.kv_config,
+            block_size=self.block_size,
+            itemsize=self.kv_dtype.itemsize,
+            max_model_len=self.max_model_len,
+            free_bytes=free_bytes,
+        )
+        self.max_model_len = check_pool(self.config, self.num_blocks, self.block_size, self.max_model_len)
+        self.kv_cache = KVCache(
+            self.kv_config,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            dtype=self.kv_dtype,
+            device=self.device,
+            states=self.states,
+        )
