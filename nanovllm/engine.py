@@ -6,7 +6,6 @@ tokens in, the requests turn them into text. Everything a caller can get wrong i
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.worker.model_runner import ModelRunnerOutput
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 
 
@@ -216,9 +216,9 @@ class LLMEngine:
             if self.requests and not output.chunks:
                 self.features.wait_for_blocks()
             self.note_scheduled(output, started)
-            token_ids, logprobs = self.model_runner.run(output) if output.chunks else ([], [])
-            self.scheduler.update(output, token_ids)
-            progressed = self.process_outputs(output, logprobs)
+            result = self.model_runner.run(output)
+            self.scheduler.update(output, result.token_ids)
+            progressed = self.process_outputs(output, result)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
             if self.on_step is not None and output.chunks:
                 self.on_step(output, progressed)
@@ -236,21 +236,28 @@ class LLMEngine:
         for chunk in output.chunks:
             self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
 
-    def process_outputs(self, output: SchedulerOutput, logprobs: list) -> list[Request]:
-        """Let the requests make text and logprobs of their new tokens; end sequences at stop strings.
+    def process_outputs(self, output: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
+        """Let the requests make text and logprobs of what was computed; end sequences at stop strings.
 
-        Returns the requests that have got tokens.
+        Returns the requests that have got tokens, or a vector.
         """
-        now, progressed, rows = time.perf_counter(), dict[str, Request](), iter(logprobs)
-        for chunk in (chunk for chunk in output.chunks if chunk.reaches_end):
+        now = time.perf_counter()
+        progressed: dict[str, Request] = {}
+        row = 0
+        for chunk in output.chunks:
+            if not chunk.reaches_end:
+                continue
             request = self.request_of_seq[chunk.seq.seq_id]
             progressed[request.request_id] = request
-            if (stop := request.add_tokens(chunk, list(islice(rows, chunk.num_logits)), now)) is not None:
+            if result.pooled:
+                request.pooled = result.pooled[row]
+            stop = request.add_tokens(chunk, result.logprobs[row : row + chunk.num_logits], now)
+            if stop is not None:
                 self.scheduler.finish(chunk.seq, "stop", stop)
-        if any(chunk.seq.skips_cache for chunk in output.chunks):
-            for seq_id, position, found in self.model_runner.prompt_logprobs:
-                request = self.request_of_seq[seq_id]
-                request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
+            row += chunk.num_logits
+        for seq_id, position, logprobs in result.prompt_logprobs:
+            request = self.request_of_seq[seq_id]
+            request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, logprobs)
         return list(progressed.values())
 
     # -- what an exception has interrupted ------------------------------------------------------------------------

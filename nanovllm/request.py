@@ -84,6 +84,7 @@ class Request:
     stream: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when sample 0 was first admitted
+    pooled: Any = None  # its last hidden state through the model's head, if the model pools: float32, once it is there
     output_filter: Any = None  # an OutputFilter, if step() is to give something else than all so far
     # One dict a prompt token; nothing comes before the first, so no logits say how likely it is.
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])

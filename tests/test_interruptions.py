@@ -15,6 +15,7 @@ import pytest
 import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.logprobs.scores import TokenLogprobs
+from nanovllm.worker.model_runner import ModelRunnerOutput
 
 FOLDER = nanovllm.__path__[0]
 FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py"))
@@ -45,7 +46,7 @@ class StandIn:
             if chunk.reaches_end:
                 found = tuple(self.slots.get(slot(i)) for i in range(chunk.end))
                 token_ids.append(10 + hash((found, seq.sample_index)) % (self.vocab_size - 10))
-        return token_ids, [TokenLogprobs(-1.0, 1, [7], [-2.0]) for _ in token_ids]
+        return ModelRunnerOutput(token_ids, [TokenLogprobs(-1.0, 1, [7], [-2.0]) for _ in token_ids])
 
 
 @pytest.fixture(scope="module")

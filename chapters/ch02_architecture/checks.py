@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from chapters.grading import PROMPTS, Bench, Task, Wrong, answers_as_before
 from chapters.patching import replaced
 from nanovllm import RequestOutput, SamplingParams
 from nanovllm.engine import LLMEngine
+from nanovllm.worker.model_runner import ModelRunnerOutput
 
 STEP_SECTION = "One step, line by line"
 ERRORS_SECTION = "When something goes wrong"
@@ -30,8 +32,8 @@ def sampling(engine: LLMEngine, *steps: list[int]) -> Iterator[None]:
     run, todo = engine.model_runner.run, iter(steps)
 
     def scripted(*work: Any) -> Any:
-        token_ids, logprobs = run(*work)
-        return next(todo)[: len(token_ids)], logprobs
+        result = run(*work)
+        return replace(result, token_ids=next(todo)[: len(result.token_ids)])
 
     with replaced(engine.model_runner, "run", scripted):
         yield
@@ -266,7 +268,7 @@ def ctrl_c(step: Any, bench: Bench) -> None:
     add(bench, None, PROMPTS[0], 2)
     with failing(engine, KeyboardInterrupt()):
         expect_rolled_back(engine, KeyboardInterrupt(), num_waiting=1)
-    with replaced(engine.model_runner, "run", lambda *work: ([], [])):
+    with replaced(engine.model_runner, "run", lambda *work: ModelRunnerOutput()):
         expect_rolled_back(engine, AssertionError(), num_waiting=1)
     steps_until_done(engine)
 

@@ -25,9 +25,9 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
        no chunks, return [] and count nothing.
     2. engine.note_scheduled(output, now) counts prefill and decode tokens and notes when a request was first worked on.
        Call it once, before anything is computed. now: time.perf_counter() at the beginning of the step.
-    3. Run. engine.model_runner.run(output) returns (token_ids, logprobs): two lists with an entry for each chunk whose
-       chunk.reaches_end is True, in the order of the chunks. An entry of logprobs is a TokenLogprobs, or None where the
-       request did not ask for any.
+    3. Run. engine.model_runner.run(output) returns a ModelRunnerOutput. Its token_ids and logprobs are lists with an
+       entry for each chunk whose chunk.reaches_end is True, in the order of the chunks. An entry of logprobs is a
+       TokenLogprobs, or None where the request did not ask for any.
     4. Update. engine.scheduler.update(output, token_ids) appends the tokens to their sequences and ends those that met
        EOS, a stop token or their length.
     5. Take the tokens. For each chunk that sampled, in order: engine.request_of_seq[chunk.seq.seq_id] is its request,

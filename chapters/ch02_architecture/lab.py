@@ -100,7 +100,7 @@ class Tap:
             seen.logits = logits.clone()
 
         def after_run(result: Any) -> None:
-            seen.token_ids = result[0]
+            seen.token_ids = result.token_ids
 
         def before_update(output: Any, token_ids: list[int]) -> None:
             self._updated = [chunk.seq for chunk in output.chunks]

@@ -16,8 +16,8 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
         if not output.chunks:
             return []
         engine.note_scheduled(output, started)
-        token_ids, logprobs = engine.model_runner.run(output)
-        engine.scheduler.update(output, token_ids)
+        result = engine.model_runner.run(output)
+        engine.scheduler.update(output, result.token_ids)
     except BaseException:  # KeyboardInterrupt is not an Exception
         engine.scheduler.roll_back(output)
         raise
@@ -25,7 +25,7 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
     now = time.perf_counter()
     sampling = [chunk for chunk in output.chunks if chunk.reaches_end]
     progressed: dict[str, Request] = {}  # a request of several samples is in here once
-    for chunk, token_logprobs in zip(sampling, logprobs, strict=True):
+    for chunk, token_logprobs in zip(sampling, result.logprobs, strict=True):
         request = engine.request_of_seq[chunk.seq.seq_id]
         progressed[request.request_id] = request
         stop = request.add_tokens(chunk, [token_logprobs], now)

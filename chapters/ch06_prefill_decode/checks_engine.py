@@ -16,7 +16,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.layers import Linear
 from nanovllm.worker.model import Attention
-from nanovllm.worker.model_runner import ModelRunner, Sampled
+from nanovllm.worker.model_runner import ModelRunner, ModelRunnerOutput
 
 OUR_RUN = ModelRunner.run
 OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
@@ -25,18 +25,18 @@ OUR_FROM_SCHEDULER_OUTPUT = Batch.from_scheduler_output
 def generate_with_step_cost(function: Cost, bench: Bench) -> None:
     """Each step of the engine is predicted before it runs, and counted while it runs."""
 
-    def run(runner: ModelRunner, output: SchedulerOutput) -> Sampled:
+    def run(runner: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
         predicted = ask_cost(function, runner.model_config, runner.dtype.itemsize, output.chunks)
         counted = Meter()
         hook = register_module_forward_hook(counted)
         try:
             # A step that is replayed from a CUDA graph runs no Python: nothing could be counted in it.
             with replaced(runner, "_graphs", None):
-                sampled = OUR_RUN(runner, output)
+                result = OUR_RUN(runner, output)
         finally:
             hook.remove()
         expect_cost(predicted, counted.cost(), f"a step of the engine with {show(output.chunks)}, counted while it ran")
-        return sampled
+        return result
 
     with replaced(ModelRunner, "run", run):
         compare_tokens(bench, replaced(ModelRunner, "run", OUR_RUN))

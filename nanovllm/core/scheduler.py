@@ -213,12 +213,19 @@ class Scheduler:
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
         """Append the sampled tokens. Returns the sequences that ended.
 
-        token_ids: num_logits for each chunk, in order: none for a chunk inside a prompt, otherwise 1 and its guesses.
+        token_ids: num_logits for each chunk, in order: none for a chunk inside a prompt, otherwise 1 and its guesses;
+        none at all if the model pools.
         """
-        assert len(token_ids) == sum(chunk.num_logits for chunk in output.chunks), "a token for each row"
-        finished, rows = [], iter(token_ids)
+        finished = []
+        sampling = [chunk for chunk in output.chunks if chunk.reaches_end and not chunk.seq.pools]
+        assert len(token_ids) == sum(chunk.num_logits for chunk in sampling), "a token for each row"
+        rows = iter(token_ids)
+        for chunk in sampling:
+            if self.accept_tokens(chunk, list(islice(rows, chunk.num_logits))):
+                finished.append(chunk.seq)
         for chunk in output.chunks:
-            if chunk.reaches_end and self.accept_tokens(chunk, list(islice(rows, chunk.num_logits))):
+            if chunk.reaches_end and chunk.seq.pools:
+                self.finish(chunk.seq, "stop")
                 finished.append(chunk.seq)
         if self.speculation is not None:
             self.speculation.learn_from(output)
@@ -295,7 +302,7 @@ class Scheduler:
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
         params = seq.sampling_params
         if token_id == NO_TOKEN:
-            return "stop" if seq.pools else "error", None
+            return "error", None
         if seq.num_generated_tokens > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None

@@ -19,7 +19,7 @@ class SequenceStatus(Enum):
 
 
 _next_seq_id = count()
-NO_TOKEN = -1  # sampled where logits are NaN or infinite (finish_reason "error"), and for a sequence that pools
+NO_TOKEN = -1  # sampled where no token can be chosen: the logits are NaN or infinite (finish_reason "error")
 
 
 class Sequence:

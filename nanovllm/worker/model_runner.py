@@ -3,7 +3,7 @@
 It owns everything that is a tensor: the weights, the KV pool, the batch. It never decides what to compute.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,30 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.kv_cache import KVCache, KVPool
 from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.loader import load_model
-from nanovllm.worker.sampler import Sampled, SamplingBatch, sample
+from nanovllm.worker.sampler import SamplingBatch, sample
 
 if TYPE_CHECKING:
-    from nanovllm.features.logprobs.scores import PromptLogprobs
+    from nanovllm.features.logprobs.scores import PromptLogprobs, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
 
 DEFAULT_BLOCK_SIZE = 16
 Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What a step has computed.
+
+    token_ids        sampled: one for each row of logits, in the order of the chunks (ScheduledChunk.num_logits of each)
+    logprobs         of the same rows; None where the request asks for none
+    pooled           instead of these two, if the model pools: for each row a vector, float32, in the CPU's memory
+    prompt_logprobs  of prompt tokens, where a request asks for them
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: "list[TokenLogprobs | None]" = field(default_factory=list)
+    pooled: list[torch.Tensor] = field(default_factory=list)
+    prompt_logprobs: "PromptLogprobs" = field(default_factory=list)
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
@@ -55,7 +71,6 @@ def platform_of_this_machine() -> Any:
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
-    prompt_logprobs   what the newest step has found out about prompts whose log-probabilities are asked for
     same_bits         where a row's logits have the same bits, whatever else a step computes: see cpu/platform.py
     """
 
@@ -79,7 +94,6 @@ class ModelRunner:
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_numbers(self)
         self._graphs: Any = None
-        self.prompt_logprobs: PromptLogprobs = []
         self._logits = torch.empty(0)
         self.platform.begin_pool(self)
 
@@ -127,12 +141,14 @@ class ModelRunner:
             states=self.states and self.states.slots,
         )
 
-    def run(self, output: SchedulerOutput) -> Sampled:
-        """Compute one step. Returns a token, and its logprobs if asked for, for each row of logits, in order."""
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; nothing, if it has no chunks."""
+        if not output.chunks:
+            return ModelRunnerOutput()
         return self.execute(*pack(output, self.block_size, self.eos_token_ids))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> Sampled:
+    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> ModelRunnerOutput:
         """run() on what pack() has made of a step."""
         num_sampled = len(sampling.num_logprobs)
         with self._step_context():
@@ -141,10 +157,11 @@ class ModelRunner:
             hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
             if hidden is None:
                 hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
-            rows = sampling.prompt_rows
-            sampled = self._sample(self.model.logits(hidden if rows is None else hidden[:num_sampled]), sampling)
-            self.prompt_logprobs = [] if rows is None else rows.score(self.model.logits, hidden[num_sampled:])
-            return sampled
+            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
+            if sampling.prompt_rows is None:
+                return output
+            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
+            return replace(output, prompt_logprobs=prompt_logprobs)
 
     def usage(self) -> dict[str, int]:
         """Bytes of the weights and of the KV pool."""
@@ -153,18 +170,19 @@ class ModelRunner:
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
-    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled:
+    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> ModelRunnerOutput:
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
-            return [], []
+            return ModelRunnerOutput()
         if self.model_config.pooling is not None:
-            return self.model_config.pooling.rows(logits)
+            return ModelRunnerOutput(pooled=[vector.clone() for vector in logits.cpu()])
         if sampling.is_greedy:
-            return self.kernels.most_likely(logits), [None] * num_rows
+            return ModelRunnerOutput(self.kernels.most_likely(logits), [None] * num_rows)
         if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
         # The buffer is kept from step to step: page faults of a new one take longer than the conversion.
-        return sample(self._logits[:num_rows].copy_(logits), sampling)
+        token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
+        return ModelRunnerOutput(token_ids, logprobs)
 
     def make_pool(self, free_bytes: int) -> None:
         """free_bytes: what K/V may take, and states where there are any."""

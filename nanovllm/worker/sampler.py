@@ -22,8 +22,6 @@ from nanovllm.worker.cpu.argmax import argmax
 if TYPE_CHECKING:
     from nanovllm.features.logprobs.scores import TokenLogprobs
 
-Sampled = tuple[list[int], list["TokenLogprobs | None"]]  # a token of each row, and its logprobs if they are asked for
-
 NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
 NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
 MIN_TEMPERATURE = 1e-5  # less counts as 0, as in vLLM: divided by it, logits leave the range of float32
@@ -105,8 +103,8 @@ class SamplingBatch:
         return replace(self, **numbers, processors=replace(self.processors, **of_processors))
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
-    """Choose a token for each row of logits [R, vocab_size] (float32; changed in place).
+def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["TokenLogprobs | None"]]:
+    """A token for each row of logits [R, vocab_size] (float32; changed in place), and its logprobs if asked for.
 
     NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
     """

@@ -502,11 +502,11 @@ def test_infinite_numbers_in_an_answer(llm, monkeypatch):
     run = llm.engine.model_runner.run
 
     def infinite(output):
-        token_ids, logprobs = run(output)
-        for entry in logprobs:
+        result = run(output)
+        for entry in result.logprobs:
             object.__setattr__(entry, "logprob", -math.inf)
             object.__setattr__(entry, "top_logprobs", [math.nan for _ in entry.top_logprobs])
-        return token_ids, logprobs
+        return result
 
     monkeypatch.setattr(llm.engine.model_runner, "run", infinite)
     for url, body in ((COMPLETIONS, dict(prompt=FOX, logprobs=1)), (CHAT, dict(messages=USER, logprobs=True))):

@@ -29,7 +29,7 @@ from nanovllm.core.scheduler import SchedulerOutput
 
 if TYPE_CHECKING:
     from nanovllm.worker.kv_cache import KVPool
-    from nanovllm.worker.model_runner import Sampled
+    from nanovllm.worker.model_runner import ModelRunnerOutput
 
 HEARTBEAT_S = 2.0
 TIMEOUT_S = 20.0  # how long a rank may be silent
@@ -97,16 +97,16 @@ class ParallelRunner:
             states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))
         return replace(pools[0], num_bytes=sum(pool.num_bytes for pool in pools), states=states)
 
-    def run(self, output: SchedulerOutput) -> "Sampled":
+    def run(self, output: SchedulerOutput) -> "ModelRunnerOutput":
         """See ModelRunner.run. Rank 0 answers."""
-        from nanovllm.worker.model_runner import pack
+        from nanovllm.worker.model_runner import ModelRunnerOutput, pack
 
+        if not output.chunks:
+            return ModelRunnerOutput()
         batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
-        sampled = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
-        self.prompt_logprobs = self._ask("get", "prompt_logprobs")[0] if sampling.prompt_rows is not None else []
-        return sampled
+        return self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank has in its blocks, or is to have: RankRunner.data."""

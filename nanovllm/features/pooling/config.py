@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.values import check_number, list_of, shorten, typed
-from nanovllm.core.sequence import NO_TOKEN
 from nanovllm.features.pooling.params import PoolerConfig, check_pooling_type
 
 FAMILIES = ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")
@@ -55,10 +54,6 @@ class PoolingConfig:
         from nanovllm.features.pooling.head import EmbeddingHead, ScoreHead
 
         return EmbeddingHead() if self.task == "embed" else ScoreHead(hidden_size, self.num_labels)
-
-    def rows(self, pooled: Any) -> tuple[list[int], list[Any]]:
-        """In the place of sampling: of each row of the head's numbers no token, and the row in the CPU's memory."""
-        return [NO_TOKEN] * len(pooled), [row.clone() for row in pooled.cpu()]
 
 
 def kind_of(architecture: str) -> tuple[str, str]:

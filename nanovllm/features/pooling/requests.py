@@ -98,15 +98,13 @@ class PoolingSample(Sample):
 
 @dataclass
 class PoolingRequest(Request):
-    """Its one sample generates nothing. pooled: its last hidden state through the head, float32, once it is there."""
+    """Its one sample generates nothing."""
 
     pooling_params: PoolingParams = field(kw_only=True)
     pooling: PoolingConfig = field(kw_only=True)
-    pooled: Any = None
 
     def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
-        """The step has computed its last token. logprobs: one vector."""
-        [self.pooled] = logprobs
+        """The step has computed its last token, and pooled."""
         if not bool(self.pooled.isfinite().all()):
             chunk.seq.finish_reason = "error"
             logger.warning("request %s ends with an error: %s", self.request_id, self.samples[0].error)

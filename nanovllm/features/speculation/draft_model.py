@@ -187,7 +187,7 @@ class DraftModel:
                     self.manager.register_prefix(draft)
             budget -= num_tokens
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-        token_ids, _ = self.runner.run(SchedulerOutput(chunks, [], num_tokens))
+        token_ids = self.runner.run(SchedulerOutput(chunks, [], num_tokens)).token_ids
         sampling = [chunk.seq for chunk in chunks if chunk.reaches_end]
         for draft, token_id in zip(sampling, token_ids, strict=True):
             draft.append(token_id)

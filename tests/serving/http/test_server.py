@@ -22,6 +22,7 @@ from nanovllm.serving.http.html_pictures import draw_block, holders
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.shown import Shown
+from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.checkpoints import SMALL
 from tests.faults import plant
 from tests.servers import PATIENCE_S, raw_post, serving
@@ -360,9 +361,13 @@ def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch
     assert again.usage.completion_tokens == 3
 
 
+def without_tokens(result):
+    return ModelRunnerOutput([NO_TOKEN] * len(result.token_ids))
+
+
 def test_a_sample_that_fails_is_500(server, client, monkeypatch):
     run = server.engine.model_runner.run
-    monkeypatch.setattr(server.engine.model_runner, "run", lambda output: ([NO_TOKEN] * len(run(output)[0]), []))
+    monkeypatch.setattr(server.engine.model_runner, "run", lambda output: without_tokens(run(output)))
     for streams in (False, True):
         with pytest.raises(openai.APIError, match="there is no token to choose") as error:
             list(client.completions.create(model="tiny", prompt=FOX, stream=streams))
