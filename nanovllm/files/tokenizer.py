@@ -2,12 +2,8 @@
 
 import json
 import logging
-import os
-import shutil
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import shorten
@@ -70,15 +66,9 @@ def _from_directory(directory: Path, class_name: Any) -> Any:
 
 
 def _from_gguf(path: Path) -> Any:
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
+    from nanovllm.files.gguf_tokenizer import gguf_tokenizer
 
-    # With nothing else in it: tokenizer files beside a GGUF file would come first.
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows removes no file that is mapped
-        for make in (os.symlink, os.link, shutil.copyfile):  # Windows lets few people make the first
-            with suppress(OSError):
-                make(path.absolute(), Path(folder, "model.gguf"))
-                break
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
+    return gguf_tokenizer(path)
 
 
 def is_panic(error: BaseException) -> bool:
