@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,8 @@ def _make_repeatable(tokenizer: Any, directory: Path) -> None:
 def _from_directory(directory: Path, class_name: Any) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt")):
+        _check_packages(directory / "tokenizer.model")
     path = directory / "config.json"  # it may have an auto_map, for no code of it is run here
     model_type = json.loads(path.read_text("utf-8")).get("model_type") if class_name and path.is_file() else None
     config = None  # AutoTokenizer reads it, which imports as much again as torch
@@ -63,6 +67,27 @@ def _from_directory(directory: Path, class_name: Any) -> Any:
         asked = {"model_type": model_type, "name_or_path": str(directory)}  # all that it asks for if it has class_name
         config = PreTrainedConfig.from_dict(asked)
     return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
+
+
+def _check_packages(path: Path) -> None:
+    """Raises ValueError if what reads this tokenizer.model isn't installed: transformers would not always name it."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        is_tiktoken = re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(1000))
+    kind, packages = ("tiktoken", ["tiktoken"]) if is_tiktoken else ("SentencePiece", ["sentencepiece", "protobuf"])
+    modules = {"protobuf": "google.protobuf"}
+    missing = [package for package in packages if not _is_installed(modules.get(package, package))]
+    if missing:
+        found = f"{path.name} is a {kind} model, which is read with {' and '.join(missing)}, not installed here"
+        raise ValueError(f"{found}: run  pip install {' '.join(missing)}  (or add the model's tokenizer.json)")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # not even the package that it is part of
+        return False
 
 
 def _from_gguf(path: Path) -> Any:
