@@ -146,7 +146,8 @@ class GGUFVocabulary:
         backend = Tokenizer(model)
         if changes:
             backend.normalizer = normalizers.Sequence(changes)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+        if cuts:
+            backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
         backend.decoder = decoders.Sequence(steps) if len(steps) > 1 else steps[0]
         found_first = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
         backend.add_tokens(

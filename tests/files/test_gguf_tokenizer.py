@@ -4,6 +4,7 @@ test_real_tokenizers.py does the same with those of real models.
 """
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,48 @@ def test_bos_of_sentencepiece(tmp_path):
     assert sentencepiece(tmp_path)("x").input_ids[0] == 1
     assert sentencepiece(tmp_path, bos_token_id=2)("x").input_ids[0] == 2
     assert sentencepiece(tmp_path, add_bos_token=False)("x").input_ids[0] != 1
+
+
+@pytest.fixture
+def sentencepiece_llm(checkpoint, tmp_path) -> LLM:
+    """A tiny model with a token for each byte, and some for words."""
+    words = [*WORDS, *(f"▁w{number}" for number in range(320 - 259 - len(WORDS)))]
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    changes = {
+        "model": "llama",
+        "tokens": texts,
+        "token_type": [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)],
+        "scores": [-float(number) for number in range(320)],
+        "merges": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_bos_token": None,
+    }
+    changes = {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return LLM(str(write_gguf(checkpoint(), tmp_path / "model.gguf", **changes)), **SMALL)
+
+
+def test_an_answer_of_bytes_is_the_text_of_its_stream(sentencepiece_llm):
+    """Most bytes that a random model writes are no characters."""
+    llm = sentencepiece_llm
+    for seed in range(5):
+        params = SamplingParams(max_tokens=30, temperature=2.0, seed=seed, ignore_eos=True)
+        shown = [output.outputs[0].text for output in llm.stream("ab [x", params)]
+        [whole] = llm.generate("ab [x", params)
+        assert all(later.startswith(text) for text, later in pairwise(shown))
+        assert shown[-1] == whole.outputs[0].text and "\ufffd" in shown[-1]
+
+
+def test_a_chat_of_sentencepiece(sentencepiece_llm):
+    template = "{{ bos_token }}[{{ messages[0].content }}]"
+    params = SamplingParams(max_tokens=1)
+    [output] = sentencepiece_llm.chat([{"role": "user", "content": "x a"}], params, chat_template=template)
+    tokens = sentencepiece_llm.get_tokenizer().convert_ids_to_tokens(output.prompt_token_ids)
+    assert tokens == ["<s>", "▁[", "x", "▁a", "]"]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(sentencepiece_llm):
+    expect("no token has more than 6 characters", sentencepiece_llm.generate, "x" * 100_000)
 
 
 # -- what is wrong with it --------------------------------------------------------------------------------------------
