@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import check_choice, shorten
+from nanovllm.checks.values import shorten
 from nanovllm.files.gguf_file import GGUFFile
 from nanovllm.files.pre_tokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 
@@ -24,7 +24,9 @@ SPACE = "\u2581"  # stands for a space in vocabularies that are not byte-level
 REPEATED = "\ufdd0"  # no text has this character
 NAMED_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # where the file does not say
+NOT_HONOURED = ("add_sep_token", "remove_extra_whitespaces", "normalizer.lowercase", "normalizer.strip_accents")
 LOOKS_SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+IS_SPECIAL = re.compile(r"<[|｜]\S+[|｜]>")  # whatever kind the file says: some converters have it wrong
 
 
 class Kind(IntEnum):
@@ -67,13 +69,18 @@ class GGUFVocabulary:
         """Raises ValueError."""
         self.path, self.metadata = file.path, file.metadata
         self.model = self.get("model", str, None)
-        check_choice(f"{self.path}: {KEY}model", self.model, (SENTENCEPIECE, BYTE_LEVEL, PLAIN_BPE))
+        if self.model not in (SENTENCEPIECE, BYTE_LEVEL, PLAIN_BPE):
+            known = f"{KEY}model must be {SENTENCEPIECE}, {BYTE_LEVEL} or {PLAIN_BPE}"
+            raise ValueError(f"{known}, found {shorten(self.model)}; name another tokenizer (the option `tokenizer`)")
         self.texts = self._list("tokens", str)
         if not self.texts:
-            raise ValueError(f"{self.path} has no {KEY}tokens; name another tokenizer (the option `tokenizer`)")
+            raise ValueError(f"there is no {KEY}tokens; name another tokenizer (the option `tokenizer`)")
         num_tokens = len(self.texts)
-        self.has_kinds = KEY + "token_type" in self.metadata
-        self.kinds = self._list("token_type", int, num_tokens) or [Kind.NORMAL] * num_tokens
+        kinds = self._list("token_type", int, num_tokens) or [Kind.NORMAL] * num_tokens
+        self.kinds = [
+            Kind.CONTROL if kind in (Kind.NORMAL, Kind.UNUSED) and IS_SPECIAL.fullmatch(text) else kind
+            for text, kind in zip(self.texts, kinds, strict=False)
+        ]
         self.scores = self._list("scores", (int, float), num_tokens) or [0.0] * num_tokens
         self.ids = {text: token_id for token_id, text in enumerate(self.texts)}
         # A text leads to one id: of tokens with the same text, all but the last get a mark, which decoding drops.
@@ -83,13 +90,16 @@ class GGUFVocabulary:
             self.ids[self.texts[token_id]] = token_id
         self.rules = self._rules()
         self.adds_bos = self.get("add_bos_token", bool, self.rules.add_bos)
+        for name in NOT_HONOURED:
+            if self.get(name, bool, False):
+                logger.warning("%s: %s%s is set, and is not done here: token ids may be wrong", self.path, KEY, name)
         self.adds_space = self.model == SENTENCEPIECE and self.get("add_space_prefix", bool, True)
 
     def get(self, name: str, kind: Any, default: Any) -> Any:
         """Raises ValueError for a value of another type."""
         value = self.metadata.get(KEY + name, default)
         if value is not default and type(value) is not kind:
-            raise ValueError(f"{self.path}: {KEY}{name} must be of type {kind.__name__}, found {shorten(value)}")
+            raise ValueError(f"{KEY}{name} must be of type {kind.__name__}, found {shorten(value)}")
         return value
 
     def named_tokens(self) -> dict[str, str]:
@@ -121,7 +131,7 @@ class GGUFVocabulary:
             if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")
         }
         if wrong := [text for text in named.values() if not isinstance(text, str)]:
-            raise ValueError(f"{self.path}: {TEMPLATE} must be a text, found {shorten(wrong[0])}")
+            raise ValueError(f"{TEMPLATE} must be a text, found {shorten(wrong[0])}")
         return named["default"] if named.keys() == {"default"} else named or None
 
     def backend(self, unk_token: str | None) -> Any:
@@ -181,7 +191,7 @@ class GGUFVocabulary:
             return self._merges_by_score()
         merges = self._list("merges", str)
         if not merges:
-            raise ValueError(f"{self.path} has no {KEY}merges, so its tokenizer cannot make tokens of a text")
+            raise ValueError(f"there is no {KEY}merges, so this tokenizer cannot make tokens of a text")
         pairs = []
         for merge in merges:
             at = merge.find(" ", 1)
@@ -205,7 +215,7 @@ class GGUFVocabulary:
         """Empty if the file has none. Raises ValueError if an entry has another type, or entries are missing."""
         values = self.get(name, list, [])
         if not all(isinstance(value, kinds) for value in values):
-            raise ValueError(f"{self.path}: {KEY}{name} has entries of a wrong type")
+            raise ValueError(f"{KEY}{name} has entries of a wrong type")
         if values and len(values) < num_tokens:
-            raise ValueError(f"{self.path}: {KEY}{name} has {len(values)} entries for {num_tokens} tokens")
+            raise ValueError(f"{KEY}{name} has {len(values)} entries for {num_tokens} tokens")
         return values

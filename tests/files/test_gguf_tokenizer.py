@@ -218,6 +218,22 @@ def test_special_tokens_of_other_vocabularies_are_text(checkpoint, tmp_path):
     assert max(output.prompt_token_ids) < 320
 
 
+@pytest.mark.parametrize("kind", [NORMAL, UNUSED, CONTROL, None])
+def test_special_tokens_of_the_wrong_kind(tmp_path, kind):
+    """Some converters have them as words, and old ones have no kinds at all."""
+    special = {"<|im_start|>": kind, "<｜User｜>": kind}
+    changes = {"token_type": None} if kind is None else {}
+    tokenizer = byte_level(tmp_path, special, pre="qwen2", **changes)
+    assert ids_of(tokenizer, "<｜User｜>ab<|im_start|>") == [258, 256, 257]
+    assert tokenizer.decode([258, 256, 257], skip_special_tokens=True) == "ab"
+
+
+def test_flags_that_are_not_honoured(tmp_path, caplog):
+    byte_level(tmp_path, pre="qwen2", add_sep_token=True, remove_extra_whitespaces=False)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "tokenizer.ggml.add_sep_token is set, and is not done here" in warning
+
+
 def test_tokens_of_equal_text(tmp_path):
     """The last one counts, and each can be shown."""
     tokenizer = byte_level(tmp_path, {"<x>": CONTROL, "": CONTROL, "<y>": USER_DEFINED, "ab": NORMAL}, pre="gpt-2")
@@ -330,11 +346,11 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(sentencepiec
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"model": "rwkv"}, "tokenizer.ggml.model must be one of llama, gpt2, gemma4, found 'rwkv'"),
-        ({"tokens": None}, "has no tokenizer.ggml.tokens"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model must be llama, gpt2 or gemma4, found 'rwkv'; name another tokenizer"),
+        ({"tokens": None}, "there is no tokenizer.ggml.tokens; name another"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens has entries of a wrong type"),
         ({"token_type": [1, 1]}, "tokenizer.ggml.token_type has 2 entries for 257 tokens"),
-        ({"merges": None}, "has no tokenizer.ggml.merges"),
+        ({"merges": None}, "there is no tokenizer.ggml.merges"),
         ({"pre": 3}, "tokenizer.ggml.pre must be of type str, found 3"),
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be of type bool, found 1"),
         ({"bos_token_id": "<s>"}, "tokenizer.ggml.bos_token_id must be of type int"),
