@@ -112,18 +112,22 @@ def write_vocabulary(tokenizer: dict[str, Any], config: dict[str, Any], path: Pa
         else:
             kinds.append(1 if text in tokenizer["model"]["vocab"] else 5)
     tokens = [texts[token_id] for token_id in range(len(texts))]
+    if model == "llama":
+        tokens = [text.replace("▁", " ") if kind == 4 else text for text, kind in zip(tokens, kinds, strict=True)]
     values = {
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
     }
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in tokenizer["model"]["merges"]]
     if model == "llama":
-        # In Llama's and Mistral's files ids are in the order of merges, but for runs of spaces, which come last.
-        scores = [-1e9 if set(text) == {"▁"} else -float(token_id) for token_id, text in enumerate(tokens)]
-        values["tokenizer.ggml.scores"] = scores
+        order = {}
+        for place, pair in enumerate(merges):
+            order.setdefault("".join(pair), place)
+        values["tokenizer.ggml.scores"] = [-float(order.get(text, len(merges))) for text in tokens]
+        values["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(tokenizer["normalizer"])
     else:
-        merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in tokenizer["model"]["merges"]]
         values["tokenizer.ggml.merges"] = [" ".join(pair) for pair in merges]
     for name in ("bos", "eos", "unk", "pad"):
         text = config.get(f"{name}_token")

