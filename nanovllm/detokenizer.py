@@ -1,16 +1,17 @@
 """Detokenizer: token ids -> text as it grows, and the stop strings in it.
 
-A token is not a piece of text: one character can span several tokens (an emoji is four bytes), and a token's text can
-depend on the one before it. So new text is the difference between two decodings of the last few tokens, and bytes
-that may still become a character are held back, and left out if the sequence ends there. Otherwise the text is, in the
-end, what the tokenizer makes of all its tokens.
+A token is not a piece of text: one character can span several tokens (an emoji is four bytes), so bytes that may still
+become a character are held back, and left out if the sequence ends there. What was shown never changes, and the text of
+a whole answer is the text of its stream.
 """
 
+from codecs import getincrementaldecoder
 from typing import Any
 
+from nanovllm.files.token_bytes import TokenBytes, token_bytes
 from nanovllm.sampling_params import SamplingParams
 
-REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are not a character, or not yet
+REPLACEMENT = "\ufffd"  # shown for bytes that are not a character
 MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will not become one
 
 
@@ -22,26 +23,21 @@ class Detokenizer:
         self._stop: tuple[str, ...] = tuple(params.stop or ())
         self.restart([])
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The tokenizer's text for these ids."""
-        skip, spaces = self.params.skip_special_tokens, self.params.spaces_between_special_tokens
-        return self.tokenizer.decode(token_ids, skip_special_tokens=skip, spaces_between_special_tokens=spaces)
-
     def whole_text(self, token_ids: list[int]) -> str:
         """The text of a sequence that has ended with these tokens."""
-        text = self.decode(token_ids)
-        if text.endswith(REPLACEMENT) or self._was_forced:
+        if self.token_ids != token_ids:
             self.restart(token_ids)
-            return self.text
-        return text
+        return self.text
 
     def restart(self, token_ids: list[int]) -> None:
         """Begin anew with these tokens."""
+        known = token_bytes(self.tokenizer)
+        self._source: BytesText | WindowedText
+        if known is None:
+            self._source = WindowedText(self.tokenizer, self.params)
+        else:
+            self._source = BytesText(known, self.params.skip_special_tokens)
         self.token_ids: list[int] = []
-        self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
-        self._read = 0
-        self._was_forced = False  # bytes were shown that might still have become a character
-        self._context_text = ""
         self._searched = 0  # no stop string ends before this character
         self.text = ""
         self.append(token_ids)
@@ -50,7 +46,7 @@ class Detokenizer:
         """Take the next tokens. Returns the stop string that ends the text, if one does; the text is cut there."""
         for token_id in token_ids:
             self.token_ids.append(token_id)
-            self._grow()
+            self.text += self._source.add(token_id)
             if len(self.token_ids) <= self.params.min_tokens:
                 self._searched = len(self.text)
             elif (stop := self._find_stop()) is not None:
@@ -66,16 +62,6 @@ class Detokenizer:
                 return self.text[:-length]
         return self.text
 
-    def _grow(self) -> None:
-        window = self.decode(self.token_ids[self._context :])
-        undecided = window.endswith(REPLACEMENT) and len(self.token_ids) - self._read < MAX_HELD_TOKENS
-        self._was_forced |= window.endswith(REPLACEMENT) and not undecided
-        if undecided or len(window) <= len(self._context_text):
-            return
-        self.text += window[len(self._context_text) :]
-        self._context, self._read = self._read, len(self.token_ids)
-        self._context_text = self.decode(self.token_ids[self._context :])
-
     def _find_stop(self) -> str | None:
         """The stop string that ends first in what is new."""
         found = [
@@ -89,3 +75,51 @@ class Detokenizer:
         end, stop = min(found, key=lambda each: each[0])
         self.text = self.text[: end if self.params.include_stop_str_in_output else end - len(stop)]
         return stop
+
+
+class BytesText:
+    """The text of tokens of which each stands for some bytes: nearly all vocabularies."""
+
+    def __init__(self, known: TokenBytes, skip_special_tokens: bool) -> None:
+        self._known = known
+        self._skipped = known.special_ids if skip_special_tokens else set[int]()
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._is_first = True
+
+    def add(self, token_id: int) -> str:
+        """The text that is there now, and was not before."""
+        piece = self._known.of(token_id, self._is_first)
+        if piece is None or token_id in self._skipped:
+            return ""
+        self._is_first = False
+        return self._decoder.decode(piece)
+
+
+class WindowedText:
+    """The same for other vocabularies: the difference between two decodings of the last few tokens."""
+
+    def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
+        self._tokenizer, self._params = tokenizer, params
+        self._token_ids: list[int] = []
+        self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
+        self._read = 0
+        self._shown = ""  # of the text of token_ids[_context:]
+
+    def add(self, token_id: int) -> str:
+        """The text that is there now, and was not before."""
+        self._token_ids.append(token_id)
+        window = self._decode(self._token_ids[self._context :])
+        is_held = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read < MAX_HELD_TOKENS
+        if is_held:
+            window = window.rstrip(REPLACEMENT)
+        if len(window) <= len(self._shown):
+            return ""
+        new, self._shown = window[len(self._shown) :], window
+        if not is_held:
+            self._context, self._read = self._read, len(self._token_ids)
+            self._shown = self._decode(self._token_ids[self._context :])
+        return new
+
+    def _decode(self, token_ids: list[int]) -> str:
+        skip, spaces = self._params.skip_special_tokens, self._params.spaces_between_special_tokens
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip, spaces_between_special_tokens=spaces)

@@ -1,6 +1,7 @@
 """GGUF files of checkpoints, written by the gguf package as llama.cpp's converter writes them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,21 +55,22 @@ def write_gguf(
     if rope["rope_type"] == "linear":
         numbers |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
     writer = gguf.GGUFWriter(path, changes.pop("architecture", kind))
-    for name, value in {**{f"{kind}.{name}": n for name, n in numbers.items()}, **changes}.items():
-        kinds = {str: "add_string", float: "add_float32", int: "add_uint32", list: "add_array"}
-        if value is not None:
-            getattr(writer, kinds[type(value)])(name, value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
     padding = [f"[PAD{i}]" for i in range(len(tokens), config["vocab_size"])]
-    writer.add_token_list(tokens + padding)
-    writer.add_token_types([3 if token in special else 1 for token in tokens] + [5] * len(padding))
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_eot_token_id(3)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template((folder / "chat_template.jinja").read_text())
+    vocabulary = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens + padding,
+        "token_type": [3 if token in special else 1 for token in tokens] + [5] * len(padding),
+        "merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": config["eos_token_id"],
+        "eot_token_id": 3,
+        "add_bos_token": False,
+    }
+    values = {f"{kind}.{name}": value for name, value in numbers.items()}
+    values |= {f"tokenizer.ggml.{name}": value for name, value in vocabulary.items()}
+    values["tokenizer.chat_template"] = (folder / "chat_template.jinja").read_text()
+    add_metadata(writer, values | changes)
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[kind], config["num_hidden_layers"]
     )
@@ -87,6 +89,67 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_vocabulary(tokenizer: dict[str, Any], config: dict[str, Any], path: Path, model: str, **changes: Any) -> Path:
+    """A GGUF file without tensors of tokenizer.json and tokenizer_config.json, as llama.cpp's converter writes it.
+
+    model: "gpt2" or "llama"; changes: of metadata, None leaves out.
+    """
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    texts = {token_id: text for text, token_id in tokenizer["model"]["vocab"].items()}
+    texts |= {token_id: token["content"] for token_id, token in added.items()}
+    kinds = []
+    for token_id in range(max(texts) + 1):
+        text = texts.setdefault(token_id, f"[PAD{token_id}]")
+        if text == tokenizer["model"].get("unk_token"):
+            kinds.append(2)
+        elif token_id in added:
+            is_control = added[token_id]["special"] or text.startswith(("<|", "<｜"))
+            kinds.append(3 if is_control else 4)
+        elif model == "llama" and re.fullmatch("<0x[0-9A-F]{2}>", text):
+            kinds.append(6)
+        else:
+            kinds.append(1 if text in tokenizer["model"]["vocab"] else 5)
+    tokens = [texts[token_id] for token_id in range(len(texts))]
+    if model == "llama":
+        tokens = [text.replace("▁", " ") if kind == 4 else text for text, kind in zip(tokens, kinds, strict=True)]
+    values = {
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+    }
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in tokenizer["model"]["merges"]]
+    if model == "llama":
+        order = {}
+        for place, pair in enumerate(merges):
+            order.setdefault("".join(pair), place)
+        values["tokenizer.ggml.scores"] = [-float(order.get(text, len(merges))) for text in tokens]
+        values["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(tokenizer["normalizer"])
+    else:
+        values["tokenizer.ggml.merges"] = [" ".join(pair) for pair in merges]
+    for name in ("bos", "eos", "unk", "pad"):
+        text = config.get(f"{name}_token")
+        text = text["content"] if isinstance(text, dict) else text
+        if text in tokens:
+            key = {"unk": "unknown", "pad": "padding"}.get(name, name)
+            values[f"tokenizer.ggml.{key}_token_id"] = tokens.index(text)
+    if "chat_template" in config:
+        values["tokenizer.chat_template"] = config["chat_template"]
+    writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
+    add_metadata(writer, values | changes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def add_metadata(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+    kinds = {bool: "add_bool", str: "add_string", float: "add_float32", int: "add_uint32", list: "add_array"}
+    for name, value in values.items():
+        if value is not None:
+            getattr(writer, kinds[type(value)])(name, value)
 
 
 def llama3_divisors(

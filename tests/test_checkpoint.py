@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.files import tokenizer as tokenizer_file
 from nanovllm.files.tokenizer import load_tokenizer
 from tests.checkpoints import CORPUS, LLAMA3_ROPE, YARN_ROPE, edit, make_tokenizer
 from tests.errors import expect
@@ -32,6 +33,26 @@ def test_missing_files(broken, files, text):
     for name in files:
         (broken / name).unlink()
     expect(text, LLM, str(broken), error=FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            b"\x0a\x0e\x0a\x05<unk>\x15\0\0\0\0\x18\x02",
+            "a SentencePiece model, which is read with sentencepiece and protobuf",
+        ),
+        (
+            b"IQ== 0\nIg== 1\n",
+            "a tiktoken model, which is read with tiktoken, not installed here: run  pip install tiktoken",
+        ),
+    ],
+)
+def test_a_tokenizer_that_a_package_reads(broken, monkeypatch, content, text):
+    (broken / "tokenizer.json").unlink()
+    (broken / "tokenizer.model").write_bytes(content)
+    monkeypatch.setattr(tokenizer_file, "find_spec", lambda name: None)
+    expect(text, LLM, str(broken))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,13 @@
 """Text as it grows: characters that span tokens, stop strings that span tokens."""
 
 import random
+from itertools import pairwise
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from nanovllm import SamplingParams
 from nanovllm.detokenizer import Detokenizer
@@ -31,6 +36,133 @@ def test_text_grows_by_whole_characters(tokenizer, text):
         assert detokenizer.text.startswith(shown) and text.startswith(detokenizer.text)
         shown = detokenizer.text
     assert shown == text
+
+
+# -- the text is that of the tokens' bytes ----------------------------------------------------------------------------
+
+
+def byte_fallback(words: list[str], decoder: decoders.Decoder | None = None) -> PreTrainedTokenizerFast:
+    """A SentencePiece vocabulary: words with ▁ for a space, and a token for each byte."""
+    texts = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    model = models.BPE({text: i for i, text in enumerate(texts)}, [], unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(model)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoder or decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+
+
+def shown_one_by_one(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text after each token."""
+    detokenizer, texts = Detokenizer(tokenizer), []
+    for token_id in ids:
+        detokenizer.append([token_id])
+        texts.append(detokenizer.text)
+    return texts
+
+
+def test_a_line_break_before_a_broken_byte_stays():
+    tokenizer = byte_fallback(["x", "▁a", "▁x"])
+    ids = tokenizer.convert_tokens_to_ids(["x", "<0x0A>", "<0x81>", "▁a", "▁x"])
+    assert shown_one_by_one(tokenizer, ids) == ["x", "x\n", "x\n\ufffd", "x\n\ufffd a", "x\n\ufffd a x"]
+    assert Detokenizer(tokenizer).whole_text(ids) == "x\n\ufffd a x"
+
+
+def test_only_what_is_not_yet_a_character_is_withheld():
+    """One token may end a character and begin another."""
+    [(signs, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(" dư…")
+    vocabulary = {sign: i for i, sign in enumerate(sorted(ByteLevel.alphabet()))} | {signs[:3]: 256, signs[3:5]: 257}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert shown_one_by_one(tokenizer, [256, 257]) == [" d", " dư"]
+    assert Detokenizer(tokenizer).whole_text([256, 257]) == " dư"
+
+
+WORDS = ["a", "▁a", "▁", "▁▁", "né", "日", "▁日本", "🙂", "\n", "▁x", "<tag>"]
+FALLBACKS = {
+    "space dropped": None,
+    "space kept": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    "Metaspace": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")]),
+}
+
+
+@pytest.mark.parametrize("kind", FALLBACKS)
+def test_random_pieces_of_a_byte_fallback_vocabulary(kind):
+    tokenizer = byte_fallback(WORDS, FALLBACKS[kind])
+    rng = random.Random(0)
+    for _ in range(200):
+        characters = "".join(rng.choices("aé日🙂\n", k=3)).encode()[: rng.randrange(9)]
+        pieces = [bytes([byte]) for byte in characters + rng.randbytes(rng.randrange(4))]
+        names = [f"<0x{piece[0]:02X}>" for piece in pieces]
+        for word in rng.choices(WORDS, k=rng.randrange(6)):
+            at = rng.randrange(len(names) + 1)
+            names.insert(at, word)
+            pieces.insert(at, word.replace("▁", " ").encode())
+        if kind == "space dropped" and pieces:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        compare_with_bytes(tokenizer, tokenizer.convert_tokens_to_ids(names), pieces)
+
+
+def test_random_pieces_of_a_byte_level_vocabulary(tokenizer):
+    rng, bytes_of_signs = random.Random(0), {sign: byte for byte, sign in enumerate(signs_of_bytes())}
+    for _ in range(200):
+        ids = [rng.randrange(4, len(tokenizer)) for _ in range(12)]
+        pieces = [bytes(map(bytes_of_signs.__getitem__, piece)) for piece in tokenizer.convert_ids_to_tokens(ids)]
+        compare_with_bytes(tokenizer, ids, pieces)
+        assert tokenizer.decode(ids).startswith(Detokenizer(tokenizer).whole_text(ids))
+
+
+def signs_of_bytes() -> list[str]:
+    """What a byte-level vocabulary has for byte 0, 1, ...: its visible characters, and others for the rest."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+def compare_with_bytes(tokenizer: Any, ids: list[int], pieces: list[bytes]) -> None:
+    """With a decoder of our own: bytes that begin a character and do not end it are one replacement character."""
+    shown = shown_one_by_one(tokenizer, ids)
+    for length, text in enumerate(shown, 1):
+        data, expected = b"".join(pieces[:length]), ""
+        while data:
+            beginnings = [data[:size] for size in range(1, 5) if begins_character(data[:size])]
+            taken = beginnings[-1] if beginnings else data[:1]
+            if taken == data and beginnings and not is_character(taken):
+                break  # withheld
+            expected += taken.decode() if is_character(taken) else "\ufffd"
+            data = data[len(taken) :]
+        assert text == expected, pieces[:length]
+    assert all(later.startswith(text) for text, later in pairwise(shown))
+    assert Detokenizer(tokenizer).whole_text(ids) == (shown or [""])[-1]
+
+
+def is_character(data: bytes) -> bool:
+    return len(data.decode("utf-8", "ignore")) == 1 and len(data.decode("utf-8", "ignore").encode()) == len(data)
+
+
+def begins_character(data: bytes) -> bool:
+    endings = (first + rest for first in (b"", b"\x80", b"\xbf") for rest in (b"", b"\x80", b"\x80\x80"))
+    return any(is_character(data + ending) for ending in endings)
+
+
+def test_special_tokens_are_left_out_unless_asked_for():
+    tokenizer = byte_fallback(WORDS)
+    ids = tokenizer.convert_tokens_to_ids(["<s>", "▁a", "<s>", "▁a"])
+    assert Detokenizer(tokenizer).whole_text(ids) == "a a"
+    assert Detokenizer(tokenizer, SamplingParams(skip_special_tokens=False)).whole_text(ids) == "<s> a<s> a"
+    assert Detokenizer(tokenizer).whole_text([10**6, *ids]) == tokenizer.decode([10**6, *ids], skip_special_tokens=True)
+
+
+def test_a_vocabulary_whose_tokens_depend_on_each_other():
+    """BERT's: the text is still that of the stream, and of decode()."""
+    texts = ["[UNK]", "un", "##happ", "##y", "!", "cat"]
+    backend = Tokenizer(models.WordPiece({text: i for i, text in enumerate(texts)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+    ids = [1, 2, 3, 5, 5, 1, 3]
+    shown = shown_one_by_one(tokenizer, ids)
+    assert shown[-1] == Detokenizer(tokenizer).whole_text(ids) == tokenizer.decode(ids) == "unhappy cat cat uny"
+    assert all(later.startswith(text) for text, later in pairwise(shown))
 
 
 def test_bytes_that_are_no_character_do_not_hold_the_text_back_for_ever(tokenizer):

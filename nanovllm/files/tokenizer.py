@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
-import shutil
-from contextlib import suppress
+import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import shorten
@@ -60,6 +58,8 @@ def _make_repeatable(tokenizer: Any, directory: Path) -> None:
 def _from_directory(directory: Path, class_name: Any) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt")):
+        _check_packages(directory / "tokenizer.model")
     path = directory / "config.json"  # it may have an auto_map, for no code of it is run here
     model_type = json.loads(path.read_text("utf-8")).get("model_type") if class_name and path.is_file() else None
     config = None  # AutoTokenizer reads it, which imports as much again as torch
@@ -69,16 +69,31 @@ def _from_directory(directory: Path, class_name: Any) -> Any:
     return AutoTokenizer.from_pretrained(str(directory), config=config, trust_remote_code=False, local_files_only=True)
 
 
-def _from_gguf(path: Path) -> Any:
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer makes the same one and takes ten times as long
+def _check_packages(path: Path) -> None:
+    """Raises ValueError if what reads this tokenizer.model isn't installed: transformers would not always name it."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        is_tiktoken = re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(1000))
+    kind, packages = ("tiktoken", ["tiktoken"]) if is_tiktoken else ("SentencePiece", ["sentencepiece", "protobuf"])
+    modules = {"protobuf": "google.protobuf"}
+    missing = [package for package in packages if not _is_installed(modules.get(package, package))]
+    if missing:
+        found = f"{path.name} is a {kind} model, which is read with {' and '.join(missing)}, not installed here"
+        raise ValueError(f"{found}: run  pip install {' '.join(missing)}  (or add the model's tokenizer.json)")
 
-    # With nothing else in it: tokenizer files beside a GGUF file would come first.
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows removes no file that is mapped
-        for make in (os.symlink, os.link, shutil.copyfile):  # Windows lets few people make the first
-            with suppress(OSError):
-                make(path.absolute(), Path(folder, "model.gguf"))
-                break
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # not even the package that it is part of
+        return False
+
+
+def _from_gguf(path: Path) -> Any:
+    from nanovllm.files.gguf_tokenizer import gguf_tokenizer
+
+    return gguf_tokenizer(path)
 
 
 def is_panic(error: BaseException) -> bool:

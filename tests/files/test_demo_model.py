@@ -12,11 +12,14 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.files import demo_model
+from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.tools import cli
 from nanovllm.tools.demo_model import model_or_demo
 from tests.checkpoints import SMALL
 from tests.errors import expect
 from tests.gguf_files import write_gguf
+from tests.varied_texts import varied_texts
 
 GGUF_ALONE = [demo_model.GGUF_FILE, demo_model.GENERATION_CONFIG]
 BOTH = [demo_model.CHECKPOINT, *GGUF_ALONE]
@@ -215,6 +218,43 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(tiny_demo, capsys, monk
     path.write_text("{")
     demo_model.demo_model_path()
     expect("cannot be read as JSON", LLM, "demo")
+
+
+# -- its tokenizer ----------------------------------------------------------------------------------------------------
+
+
+def test_older_caches_are_given_the_files_tokenizer(tiny_demo, checkpoint, capsys):
+    """Theirs cut texts as GPT-2's does, whatever the GGUF file says."""
+    write_gguf(checkpoint(), tiny_demo / demo_model.GGUF_FILE, **{"tokenizer.ggml.pre": "smollm"})
+    path = tiny_demo / demo_model.CHECKPOINT
+    before = {name: (path / name).read_bytes() for name in ("model.safetensors", "config.json")}
+    tokenizer = load_tokenizer(resolve_checkpoint("demo"))
+    assert capsys.readouterr().err == "" and not list(tiny_demo.glob("*.tmp-*"))
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x =  12")
+    assert [end for _, (_, end) in cut] == [1, 3, 5, 6, 7]
+    assert tokenizer.chat_template == load_tokenizer(checkpoint()).chat_template
+    assert before == {name: (path / name).read_bytes() for name in before}
+    stamp = (path / "tokenizer.json").stat().st_mtime_ns
+    demo_model.demo_model_path()
+    assert (path / "tokenizer.json").stat().st_mtime_ns == stamp, "it is made once"
+
+
+def test_a_tokenizer_that_cannot_be_mended(tiny_demo, capsys):
+    (tiny_demo / demo_model.GGUF_FILE).unlink()
+    assert demo_model.demo_model_path() == tiny_demo / demo_model.CHECKPOINT
+    assert "is gone; delete" in capsys.readouterr().err
+
+
+def test_the_unpacked_tokenizer_is_the_files(demo_checkpoint, demo_gguf):
+    ours, theirs = load_tokenizer(demo_checkpoint), load_tokenizer(demo_gguf)
+    for text, pieces in {
+        "x =  12": ["x", "Ġ=", "ĠĠ", "1", "2"],
+        "\t\t3.14": ["ĉĉ", "3", ".", "1", "4"],
+        "a\n  1. b": ["a", "ĊĠĠ", "1", ".", "Ġb"],
+    }.items():
+        assert ours.tokenize(text) == theirs.tokenize(text) == pieces
+    for text in varied_texts(ours.all_special_tokens, count=100):
+        assert ours(text).input_ids == theirs(text).input_ids
 
 
 def test_sampling_is_there_from_the_start(cache, fake_pip):

@@ -1,4 +1,4 @@
-"""GGUF files: the tokenizer, where a file is found, and what is wrong with one."""
+"""GGUF files: where a file is found, and what is wrong with one."""
 
 import os
 import struct
@@ -8,53 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.files import tokenizer as tokenizer_file
 from nanovllm.files.gguf_file import GGUFFile
 from nanovllm.files.hub import resolve_checkpoint
-from nanovllm.files.tokenizer import load_tokenizer
 from nanovllm.jobs.fingerprint import hash_model
-from tests.checkpoints import CORPUS
 from tests.errors import expect
 from tests.gguf_files import of_type, write_gguf
-
-
-def test_tokenizer_is_the_checkpoints(checkpoint, tmp_path):
-    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
-    (tmp_path / "tokenizer.json").write_text("{}")  # of another model: not read
-    (tmp_path / "chat_template.jinja").write_text("no")
-    ours, theirs = load_tokenizer(path), load_tokenizer(checkpoint())
-    for text in (*CORPUS, "", "  naïve\n\n3.14 你好 😀", "<|im_start|>user\nhi<|im_end|>", "<|bos|><|eos|>"):
-        assert ours(text).input_ids == theirs(text).input_ids
-        assert ours.decode(ours(text).input_ids) == theirs.decode(theirs(text).input_ids)
-    messages = [{"role": "user", "content": "hi"}]
-    assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(messages, tokenize=False)
-    assert (ours.bos_token_id, ours.eos_token_id) == (0, 1)
-
-
-@pytest.mark.parametrize("refused", [["symlink"], ["symlink", "link"]])
-def test_a_system_may_refuse_links(checkpoint, tmp_path, monkeypatch, refused):
-    """Windows does, to most people."""
-
-    def refuse(*paths: Path) -> None:
-        raise OSError("A required privilege is not held by the client")
-
-    path = write_gguf(checkpoint(), tmp_path / "model.gguf")
-    for name in refused:
-        monkeypatch.setattr(tokenizer_file.os, name, refuse)
-    assert load_tokenizer(path)("the quick").input_ids == load_tokenizer(checkpoint())("the quick").input_ids
-
-
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
-def test_tokenizer_is_that_of_transformers(checkpoint, tmp_path, variant):
-    path = write_gguf(checkpoint(variant), tmp_path / "model.gguf")
-    ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
-    for text in (*CORPUS, "  naïve\n\n3.14 你好 😀 I'LL", "<|im_start|>user\nhi<|im_end|>"):
-        assert ours(text).input_ids == theirs(text).input_ids
 
 
 def test_generation_config_beside_the_file(checkpoint, tmp_path):
