@@ -13,6 +13,7 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.layers import default_dtype
 from nanovllm.worker.model import Decoder
 
 
@@ -58,10 +59,5 @@ def _uninitialised(
     make_decoder: Callable[[ModelConfig], Decoder], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
     """Parameters of the right shapes. Their memory is reserved, and not touched before the weights come in."""
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            return make_decoder(config)
-    finally:
-        torch.set_default_dtype(previous)
+    with default_dtype(dtype), torch.device(device):
+        return make_decoder(config)

@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.quantization.formats import MergedWeight, quantize_q8_0
+from nanovllm.worker.layers import plain_linear
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import CORPUS, HYBRIDS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from tests.errors import expect
@@ -52,7 +52,7 @@ def restore(llm: LLM) -> LLM:
         if isinstance(getattr(module, "weight", None), MergedWeight):
             weight = restored(module.weight)
             del module.weight
-            module.weight, module.product = weight, F.linear
+            module.weight, module.product = weight, plain_linear
     return llm
 
 
