@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.files.tensor_files import WeightFiles
+from nanovllm.files.tensor_files import WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
 from nanovllm.worker.layers import default_dtype
 from nanovllm.worker.model import Decoder
@@ -33,6 +33,7 @@ def load_model(
     quantization, kernels: see features/quantization/convert.py. Raises ValueError or FileNotFoundError for files that
     are not this model's, before a weight is read.
     """
+    config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
     whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
     files = WeightFiles(directory, config, whole, dummy)
