@@ -23,7 +23,7 @@ logger = logging.getLogger("nanovllm")
 
 PACKAGE = Path(nanovllm.__file__).parent
 COMPUTES = ("worker", "features")  # folders whose code may change a bit of K/V
-NOT_COMPUTED = ("eos_token_ids", "generation", "is_quantized")  # of a ModelConfig
+NOT_COMPUTED = ("end_tokens", "generation", "is_quantized")  # of a ModelConfig
 
 
 def fingerprint(
