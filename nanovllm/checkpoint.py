@@ -44,8 +44,12 @@ class ModelConfig:
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     hybrid: Any = None  # features/hybrid/config.py: layers whose memory does not grow
     pooling: Any = None  # features/pooling/config.py: no tokens are wanted, but embeddings or scores
-    eos_token_ids: frozenset[int] = frozenset()
+    end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token: who calls it an end of an answer}
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset(self.end_tokens)
 
     @property
     def num_kv_layers(self) -> int:

@@ -49,7 +49,7 @@ class LLMEngine:
         self.config, self.model_runner = config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)
-        self.features = Features(config, model_config, self.tokenizer)
+        self.features = Features(config, model_config, self.tokenizer, directory)
         scheduler_options = self.features.scheduler_options(directory)
         forks.watch()
         self.model_runner.load(directory)

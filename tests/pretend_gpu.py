@@ -61,6 +61,15 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from}
 
 
+def product_in_float32(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """torch.mm(a, b, out_dtype=), which PyTorch has for CUDA only: of halves, with the sums as they are."""
+    assert a.dtype == b.dtype and a.dtype in (torch.float16, torch.bfloat16) and out_dtype == torch.float32
+    return a.float() @ b.float()
+
+
+NOT_ON_CPUS = {aten.mm.dtype: product_in_float32}
+
+
 @dataclass
 class Counts:
     """Since the last reset_counts().
@@ -173,7 +182,8 @@ class PretendGPU:
         if "device" in inner_kwargs:
             inner_kwargs["device"] = torch.device("cpu")
         shapes = [x.shape for x in _tensors(inner_args)]
-        result = func(*inner_args, **inner_kwargs)
+        compute = NOT_ON_CPUS.get(func, func)
+        result = compute(*inner_args, **inner_kwargs)
         assert shapes == [x.shape for x in _tensors(inner_args)], f"{func} has resized a tensor: not known here"
         if packet in UNINITIALISED:
             fill_with_garbage(result)
@@ -183,7 +193,7 @@ class PretendGPU:
         if not _is_view(func):
             self.counts.launches += self.recording is None
             self.note(
-                lambda: replayed(func, inner_args, inner_kwargs, result), (*_tensors(inner_args), *_tensors(result))
+                lambda: replayed(compute, inner_args, inner_kwargs, result), (*_tensors(inner_args), *_tensors(result))
             )
         # A view is what it is a view of, in inference mode, too.
         is_normal = _is_view(func) and not args[0].is_inference()

@@ -115,9 +115,9 @@ def test_eos(broken):
     for eos, text in [(320, "320"), ([1, -1], "-1"), ("1", "'1'"), (True, "True"), ([[1]], "[1]"), ({}, "{}")]:
         edit(generation, eos_token_id=eos)
         expect(f"eos_token_id must be a whole number between 0 and 319, found {text} (", LLM, str(broken))
-    edit(generation, eos_token_id=None)  # not said: then config.json's
+    edit(generation, eos_token_id=None)  # not said: config.json's and the tokenizer's
     assert ModelConfig.from_directory(broken).eos_token_ids == {1}
-    edit(broken / "config.json", eos_token_id=None)  # nor there: then the tokenizer's, which may be outside, too
+    edit(broken / "config.json", eos_token_id=None)  # nor there: the tokenizer's alone, which may be outside, too
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([f"<|{i}|>" for i in range(321)])
     tokenizer.eos_token = "<|320|>"

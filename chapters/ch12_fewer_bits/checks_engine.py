@@ -11,7 +11,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from chapters.ch12_fewer_bits.checks import GroupDot, Quantize, QuantizedLinear, Restore, compare_dot, compare_linear
@@ -31,7 +30,7 @@ from nanovllm.features.quantization.formats import (
     unpack_nibbles,
 )
 from nanovllm.features.quantization.formats import quantized_linear as our_linear
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, plain_linear
 
 Rounds = Callable[[Tensor, Format], tuple[Tensor, Tensor, Tensor | None]]
 Product = Callable[[Tensor, MergedWeight, Tensor | None], Tensor]
@@ -85,7 +84,7 @@ def quantized_layers(llm: LLM, rounds: Rounds, product: Product) -> Iterator[Non
     finally:
         for linear, weight in before:
             del linear.weight
-            linear.weight, linear.product = weight, F.linear
+            linear.weight, linear.product = weight, plain_linear
 
 
 def check_tokens(bench: Bench, rounds: Rounds = quantize, product: Product = our_linear) -> None:

@@ -19,7 +19,7 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.quantization.formats import Format
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, plain_linear
 
 KINDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 MAX_TOKENS = 160
@@ -156,12 +156,12 @@ class Model:
         """What goes into every linear layer is rounded for a while."""
         linears = [module for module in self.decoder.modules() if isinstance(module, Linear)]
         for linear in linears:
-            linear.product = lambda x, weight, bias: F.linear(rounded(x, format, size), weight, bias)
+            linear.product = lambda x, *rest: plain_linear(rounded(x, format, size), *rest)
         try:
             yield
         finally:
             for linear in linears:
-                linear.product = F.linear
+                linear.product = plain_linear
 
     def inputs(self, suffix: str) -> dict[int, Tensor]:
         """Layer number -> what goes into its module of this name, for each token of the text."""

@@ -43,14 +43,18 @@ class Features:
     kv_events: "KVEvents | None" = None
     block_times: "BlockTimes | None" = None
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any) -> None:
-        """Raises ValueError for options that do not go together, or a directory that cannot be used."""
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any, directory: Path) -> None:
+        """directory: the checkpoint's, of which no weight is read yet.
+
+        Raises ValueError for options that do not go together, or a directory that cannot be used.
+        """
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.has_tiers = config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
         if self.has_tiers:
-            from nanovllm.features.tiers.assembly import check_options
+            from nanovllm.features.tiers.assembly import check_options, weight_stamps
 
             check_options(config)
+            self.weight_stamps = weight_stamps(directory)
         events: Any = config.kv_events_config
         self.has_kv_events = events is not None and events.enable_kv_cache_events
         if self.has_kv_events:

@@ -5,7 +5,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, check_number, numbers_of, shorten, typed
+from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 from nanovllm.config import DTYPES
 from nanovllm.features.positions.layer_kinds import DEFAULTS
 from nanovllm.sampling_params import SAMPLING_BOUNDS
@@ -17,16 +17,6 @@ SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
 NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
 NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
-
-
-def eos_ids(eos: Any) -> list[Any]:
-    """eos_token_id of a checkpoint's files, a number, a list of numbers or None, as a list that is not checked."""
-    return eos if isinstance(eos, list) else [] if eos is None else [eos]
-
-
-def check_eos(eos: Any, vocab_size: int, where: Path) -> frozenset[int]:
-    """eos_token_id of a checkpoint's files as a set. Raises ValueError."""
-    return frozenset(check_number(f"{where}: eos_token_id", i, Integral, 0, vocab_size - 1) for i in eos_ids(eos))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -86,13 +86,11 @@ class GGUFFile:
             if (found := given.get(name)) and found != value:
                 raise ValueError(f"{self.path}: {kind}.{name} is {shorten(found)}, which is not supported")
         embeddings = self.tensors.get("model.embed_tokens.weight")
-        eos = [self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         config = {ours: given.get(theirs) for theirs, ours in SIZES.items()} | {
             "architectures": [ARCHITECTURES[kind]],
             "head_dim": head_dim,
             "vocab_size": embeddings and embeddings.shape[0],
             "dtype": "bfloat16" if self.is_quantized or embeddings is None else FLOATS[embeddings.type.name],
-            "eos_token_id": [token_id for token_id in eos if token_id is not None],
             "tie_word_embeddings": "lm_head.weight" not in self.tensors,
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.tensors,
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.tensors,

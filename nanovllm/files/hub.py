@@ -5,6 +5,7 @@
 
 import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,8 +34,24 @@ def is_demo_name(model: str) -> bool:
     return model.partition(":")[0] == DEMO and not os.path.exists(model)
 
 
+def check_path(name: str) -> None:
+    """Raises ValueError for a path that the libraries which read checkpoints cannot be told: they want it in UTF-8."""
+    try:
+        os.fsencode(name)
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        if encoding == "utf-8":
+            problem, remedy = "is no valid UTF-8", "rename it"
+        else:
+            problem = f"is not all ASCII, and this Python takes names of files to be in {encoding} (LANG, LC_ALL)"
+            remedy = "set LC_ALL=C.UTF-8 or PYTHONUTF8=1, or rename it"
+        raise ValueError(f"the path {name!a} {problem}; {remedy}") from None
+
+
 def resolve_tokenizer(name: str) -> Path:
     """Where the tokenizer's files are: a directory, a GGUF file, or where the hub's were downloaded to."""
+    check_path(name)
     if any(os.path.isfile(os.path.join(os.path.expanduser(name), file)) for file in TOKENIZER_FILES):
         return Path(os.path.expanduser(name))
     return resolve_checkpoint(name, load_format="dummy")
@@ -45,6 +62,7 @@ def resolve_checkpoint(model: str, revision: str | None = None, load_format: str
 
     revision: of the hub's repository. load_format: "dummy" needs no weights, "gguf" and "safetensors" choose.
     """
+    check_path(model)
     path = Path(os.path.expanduser(model))
     exists, is_folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise for a name that is too long
     if is_folder or (exists and path.suffix == ".gguf"):

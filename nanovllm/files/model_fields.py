@@ -10,16 +10,8 @@ from nanovllm.features.hybrid.config import read_hybrid, text_config, text_overr
 from nanovllm.features.pooling.config import kind_of, read_pooling
 from nanovllm.features.positions.layer_kinds import read_layer_kinds
 from nanovllm.features.positions.rope_config import read_rope, with_overrides
-from nanovllm.files.config_json import (
-    biases_of,
-    check_eos,
-    dtype_of,
-    eos_ids,
-    read_json,
-    reject_unimplemented,
-    sampling_of,
-    sizes_of,
-)
+from nanovllm.files.config_json import biases_of, dtype_of, read_json, reject_unimplemented, sampling_of, sizes_of
+from nanovllm.files.end_tokens import end_tokens, gguf_sources
 
 ARCHITECTURES = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "SmolLM3", "Qwen2", "Qwen3", "Qwen3Moe")]
 ARCHITECTURES += HYBRID
@@ -35,27 +27,38 @@ def read_model_fields(
     generation_path = place / "generation_config.json"
     if place is not folder and not generation_path.is_file():
         raise FileNotFoundError(f"generation_config={generation_config!r}: there is no {generation_path}")
-    is_read = generation_config != "vllm" and generation_path.is_file()
-    generation = {n: x for n, x in (read_json(generation_path) if is_read else {}).items() if n not in overrides}
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    # What ends an answer is no default of sampling: it is read of "vllm", too.
+    ends = [(generation_path.name, generation.get("eos_token_id"))]
+    generation = {} if generation_config == "vllm" else {n: x for n, x in generation.items() if n not in overrides}
     if directory.is_file():
         from nanovllm.files.gguf_file import GGUFFile
 
         file = GGUFFile(directory)
-        config = with_overrides(file.config(), overrides)
-        if "eos_token_id" in generation:  # either may know one that the other lacks
-            generation["eos_token_id"] = eos_ids(generation["eos_token_id"]) + eos_ids(config["eos_token_id"])
-        found = _fields(config, generation, directory, generation_path, asked)
+        config, ends = file.config(), gguf_sources(file.metadata) + ends
+        ends = [("hf_overrides", overrides["eos_token_id"])] if "eos_token_id" in overrides else ends
+        found = _fields(with_overrides(config, overrides), generation, ends, directory, generation_path, asked)
         found["rope_scaling"] |= file.rope_divisors(found["head_dim"])
         return found | {"is_quantized": file.is_quantized}
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json, so it is not a checkpoint directory")
-    config = text_config(read_json(path), path)
-    return _fields(with_overrides(config, overrides), generation, path, generation_path, asked)
+    config = read_json(path)
+    inner = config.get("text_config")
+    of_text = [inner.get("eos_token_id")] if isinstance(inner, dict) else []
+    ends = [*((path.name, eos) for eos in (config.get("eos_token_id"), *of_text)), *ends]
+    ends = [("hf_overrides", overrides["eos_token_id"])] if "eos_token_id" in overrides else ends
+    config = with_overrides(text_config(config, path), overrides)
+    return _fields(config, generation, ends, path, generation_path, asked)
 
 
 def _fields(
-    config: dict[str, Any], generation: dict[str, Any], path: Path, generation_path: Path, asked: Any
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    ends: list[tuple[str, Any]],
+    path: Path,
+    generation_path: Path,
+    asked: Any,
 ) -> dict[str, Any]:
     architecture, kind = kind_of(str((typed(config, "architectures", [], path) or ["none named"])[0]))
     check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
@@ -78,7 +81,7 @@ def _fields(
         "pooling": pooling,
         "dtype": dtype_of(config, path),
         **({} if architecture in HYBRID else read_layer_kinds(config, architecture, num_layers, path)),
-        "eos_token_ids": check_eos({**config, **generation}.get("eos_token_id"), numbers["vocab_size"], path),
+        "end_tokens": end_tokens(ends, numbers["vocab_size"], path),
         "generation": sampling_of(generation, generation_path),
         **read_hybrid({**config, **rope}, architecture, num_layers, path),
     }

@@ -1,7 +1,9 @@
 """The files that hold a checkpoint's tensors, safetensors or GGUF, opened but not read."""
 
+import logging
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ from nanovllm.features.quantization.formats import BYTES_PER_NUMBER, FORMATS
 from nanovllm.files.config_json import read_json
 from nanovllm.files.gguf_weights import GGUFWeights
 from nanovllm.files.system import installed_bytes
+
+logger = logging.getLogger("nanovllm")
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROWS_AT_A_TIME = 4096  # are compared
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -46,15 +53,10 @@ class WeightFiles:
 
     def reopen(self) -> None:
         """Map the files anew: what the map before has brought into memory leaves with it."""
-        self._files = tensor_files(self.directory, self._dummies)
-        if self._config.hybrid is not None and self._dummies is None:
-            from nanovllm.features.hybrid.tensors import hybrid_tensors
-
-            self._files = hybrid_tensors(self._files, self._config, self.directory.is_file())
-        if self._config.pooling is not None and self._dummies is None:
-            from nanovllm.features.pooling.tensors import pooling_tensors
-
-            self._files = pooling_tensors(self._files, self._config.pooling)
+        if self._dummies is not None:
+            self._files = dict[str, Any].fromkeys(self._dummies, DummyWeights(self._dummies))
+        else:
+            self._files = model_files(self.directory, self._config)
 
     def check_memory(self, dtype: torch.dtype, quantization: str | None, device: torch.device, num_ranks: int) -> None:
         """Raise a ValueError for weights that this machine cannot hold."""
@@ -68,10 +70,61 @@ class WeightFiles:
             raise ValueError(f"the weights in {self.directory} {needs}")
 
 
-def tensor_files(directory: Path, dummies: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """{tensor name: the open file that holds it}. dummies: no files; random weights that have these shapes."""
-    if dummies is not None:
-        return dict.fromkeys(dummies, DummyWeights(dummies))
+def as_stored(directory: Path, config: ModelConfig) -> ModelConfig:
+    """The configuration; where the files hold an output head that is not its embeddings, both are kept, with a warning.
+
+    config.json then says that they are one matrix. transformers does the same.
+    """
+    files = model_files(directory, config) if config.tie_word_embeddings else {}
+    if not {EMBEDDINGS, HEAD} <= files.keys() or _are_equal(files[EMBEDDINGS], files[HEAD]):
+        return config
+    logger.warning(
+        "%s: config.json says that embeddings and output head are one matrix (tie_word_embeddings), and the files hold "
+        "two that differ: both are used",
+        directory,
+    )
+    return replace(config, tie_word_embeddings=False)
+
+
+def _are_equal(embeddings: Any, head: Any) -> bool:
+    """Number by number. Both: open files."""
+    one, other = embeddings.get_slice(EMBEDDINGS), head.get_slice(HEAD)
+    num_rows, width = one.get_shape()
+    if other.get_shape() != [num_rows, width]:
+        return False
+    parts = [(slice(i, min(i + ROWS_AT_A_TIME, num_rows)), slice(0, width)) for i in range(0, num_rows, ROWS_AT_A_TIME)]
+    return all(torch.equal(one[part].float(), other[part].float()) for part in parts)
+
+
+def model_files(directory: Path, config: ModelConfig) -> dict[str, Any]:
+    """{name of a tensor here: the open file that holds it}, of a checkpoint of this kind."""
+    files = tensor_files(directory)
+    if config.hybrid is not None:
+        from nanovllm.features.hybrid.tensors import hybrid_tensors
+
+        files = hybrid_tensors(files, config, directory.is_file())
+    if config.pooling is not None:
+        from nanovllm.features.pooling.tensors import pooling_tensors
+
+        files = pooling_tensors(files, config.pooling)
+    if config.tie_word_embeddings and HEAD in files and EMBEDDINGS not in files:
+        files[EMBEDDINGS] = OtherName(files[HEAD], HEAD)  # one matrix, written under its other name
+    return files
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """Looks like an open file: a tensor that `file` holds under `name`."""
+
+    file: Any
+    name: str
+
+    def get_slice(self, name: str) -> Any:
+        return self.file.get_slice(self.name)
+
+
+def tensor_files(directory: Path) -> dict[str, Any]:
+    """{tensor name: the open file that holds it}."""
     if directory.is_file():
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
@@ -120,7 +173,7 @@ def check_tensors(
 
     whole: what the model needs, of the whole model.
     """
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
+    tied = {HEAD} if config.tie_word_embeddings else set()  # some files hold the tied tensor twice
     extra = [n for n in files if n not in whole and n not in tied and not n.endswith(IGNORED_SUFFIXES)]
     problems = [f"missing: {name}" for name in whole if name not in files]
     problems += [f"not part of a {config.architecture}: {name}" for name in extra]

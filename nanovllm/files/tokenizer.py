@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.files.config_json import check_eos, read_json
+from nanovllm.files.config_json import read_json
+from nanovllm.files.end_tokens import described, with_tokenizer
 
 if TYPE_CHECKING:
     from nanovllm.checkpoint import ModelConfig
@@ -38,10 +39,15 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def with_eos(config: "ModelConfig", tokenizer: Any, path: Path) -> "ModelConfig":
-    """The model's configuration; where its files name no EOS, with the tokenizer's."""
-    if config.eos_token_ids:
-        return config
-    return replace(config, eos_token_ids=check_eos(tokenizer.eos_token_id, config.vocab_size, path))
+    """The model's configuration, with the tokenizer's end token beside those of its files; a log line names all."""
+    found = config.end_tokens
+    if not any("hf_overrides" in sources for sources in found.values()):  # these say what ends, and nothing else does
+        found = with_tokenizer(found, tokenizer.eos_token_id, "the tokenizer", config.vocab_size, path)
+    if found:
+        logger.info("End tokens: %s", ", ".join(described(found, tokenizer)))
+    elif config.pooling is None:
+        logger.warning("%s: no file names an end token: an answer ends where max_tokens or stop end it", path)
+    return replace(config, end_tokens=found)
 
 
 def _make_repeatable(tokenizer: Any, directory: Path) -> None:

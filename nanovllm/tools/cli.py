@@ -26,12 +26,13 @@ An LLM inference engine, small enough to read in an afternoon, from the shell.
   nanovllm generate "The capital of France is"    let it continue a text
   nanovllm run-batch -i in.jsonl -o out.jsonl     answer a file of requests, however long
   nanovllm analyze requests.jsonl                 what prefix caching would gain on a log of requests
+  nanovllm check-model PATH                       how the engine reads a checkpoint or a GGUF file, and what it warns of
   nanovllm cache DIRECTORY                        what a --prefix-cache-dir holds; --prune, --clear
   nanovllm bench                                  how fast is this machine?
   nanovllm serve                                  OpenAI's API over HTTP, and a page that shows the engine at work
 
-Every command but cache takes --model (serve: its first argument) with a checkpoint directory, a GGUF file or a hub id
-such as Qwen/Qwen3-0.6B, or the demo model's name, demo; every one takes --help.
+Every command but cache takes --model (serve, check-model: as their first argument) with a checkpoint directory, a GGUF
+file or a hub id such as Qwen/Qwen3-0.6B, or the demo model's name, demo; every one takes --help.
 """
 RUN_BATCH = """\
 Input and output are in OpenAI's batch format: a line of the input is
@@ -42,6 +43,12 @@ The same command continues a job that was stopped, by whatever. Ctrl-C (or SIGTE
 started, a second one drops them.
 
 exit code: 0 all lines succeeded, 1 some are error records, 2 the job could not run, 128 + n stopped by signal n
+"""
+CHECK_MODEL = """\
+What was found in a model's files: architecture, dtype, tokenizer, when a BOS is added, what ends an answer and who says
+so, what its chat template reads and shows; and every warning. No weight is loaded.
+
+exit code: 0 the engine can use it, 1 it cannot: an error says why, 2 there is no such model
 """
 SERVE = "nanovllm serve"  # in the tables of vLLM's names
 SERVE_HELP = """\
@@ -60,6 +67,8 @@ MODEL_HELP = (
 SAMPLING_FLAGS = (
     "temperature top_p top_k min_p max_tokens repetition_penalty presence_penalty frequency_penalty".split()
 )
+# Of EngineConfig, what says which files are read.
+CHECKED_FLAGS = "tokenizer revision load_format generation_config hf_overrides runner convert".split()
 MAX_TOKENS = 512
 MAX_BENCH = 65_536
 
@@ -92,6 +101,12 @@ def _analyze(args: argparse.Namespace) -> int:
     from nanovllm.tools.analyze import run_analyze
 
     return run_analyze(Path(args.log), args.model, args.block_size)
+
+
+def _check_model(args: argparse.Namespace) -> int:
+    from nanovllm.tools.check_model import run_check_model
+
+    return run_check_model(_engine_config(args))
 
 
 def _cache(args: argparse.Namespace) -> int:
@@ -154,6 +169,7 @@ COMMANDS = {
     "generate": _generate,
     "run-batch": _run_batch,
     "analyze": _analyze,
+    "check-model": _check_model,
     "cache": _cache,
     "bench": _bench,
     "serve": _serve,
@@ -216,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     analyze.add_argument("log", help="requests.jsonl")
     analyze.add_argument("--block-size", type=int, default=16, help="tokens in a block of the KV pool (default: 16)")
+    check = commands.add_parser("check-model", description=CHECK_MODEL, formatter_class=raw)
+    check.add_argument("model", nargs="?", help=MODEL_HELP)
+    checked = (f for f in fields(EngineConfig) if f.name in CHECKED_FLAGS)
+    add_flags(check.add_argument_group("files"), checked, show_defaults=True)
     cache = commands.add_parser("cache", description="Shows what a directory of cached prefixes holds.")
     cache.add_argument("directory", help="what --prefix-cache-dir named")
     smaller = cache.add_mutually_exclusive_group()

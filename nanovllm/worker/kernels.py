@@ -12,12 +12,15 @@ The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same i
         this layer does not), then stores k and v at batch.slot_mapping; slot -1 is not written.
     paged_attention(q, k_cache, v_cache, batch, window=0) -> [T, num_heads, head_dim]
         window: how many keys a row sees, its own and those just before it; 0: all. See worker/attention.py.
-    reorder_weight(weight) -> reordered or None, linear(x, reordered, bias) -> y
-        y = x W^T + b with a weight that was laid out for it once; None: not this weight. See cpu/reorder.py.
+    reorder_weight(weight, out_dtype=None) -> reordered or None, linear(x, reordered, bias, out_dtype=None) -> y
+        y = x W^T + b with a weight that was laid out for it once; None: not this weight. out_dtype: of y, float32, or
+        None: as x. See cpu/reorder.py.
     most_likely(logits) -> token ids
-        The first of each row's largest logits [R, vocab_size]; NO_TOKEN: one is NaN or +infinity, or all -infinity.
-    library
-        The compiled C library, in which features find kernels of their own. None: PyTorch does the work.
+        The first of each row's largest logits, float32 [R, vocab_size]; NO_TOKEN: one is NaN or +infinity, or all
+        -infinity.
+    library, num
+        The compiled C library, in which features find kernels of their own, and the dtype of its numbers. None: PyTorch
+        does the work.
 """
 
 from collections.abc import Callable
@@ -42,10 +45,11 @@ class Kernels:
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_write: Callable[[Tensor, Tensor, Tensor, Tensors | None, Tensors, Batch], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
-    reorder_weight: Callable[[Tensor], Tensor | None]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    reorder_weight: Callable[..., Tensor | None]
+    linear: Callable[..., Tensor]
     most_likely: Callable[[Tensor], list[int]]
     library: Any = None
+    num: Any = None
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Tensors:

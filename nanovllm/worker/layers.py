@@ -1,6 +1,7 @@
 """The parts of the decoder: norm, rotary embedding, linear layers, MLP (chapters 1, 9 and 10)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,19 @@ from torch import Tensor, nn
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
+
+CHUNK_ROWS = 1024  # of a weight that are float32 at a time
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """That of parameters which are made meanwhile and do not name their own: some are float32 in every model."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +49,26 @@ class RMSNorm(nn.Module):
         return context.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.offset)
 
 
+def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """F.linear, whose sums are float32; out_dtype: float32 leaves them so, None rounds them to x's dtype."""
+    if out_dtype in (None, x.dtype):
+        return F.linear(x, weight, bias)
+    if x.is_cpu:  # PyTorch has no such product there: a part of the weight at a time, which stays in a core's cache
+        wide = x.float()
+        y = torch.cat([wide @ part.float().T for part in weight.split(CHUNK_ROWS)], dim=1)
+    else:
+        y = torch.mm(x, weight.T, out_dtype=out_dtype)
+    return y if bias is None else y + bias.float()
+
+
 class Linear(nn.Module):
     """y = x W^T + b. out_sizes: of the projections that are merged into the weight, all of the same input.
 
     parts: their names in a checkpoint, whose tensors lie one below the other. ()  for a layer that is there as it is.
+    out_dtype: of y; None: as x.
     """
+
+    out_dtype: torch.dtype | None = None
 
     def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, parts: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -47,10 +76,19 @@ class Linear(nn.Module):
         self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
         self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
         # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.
-        self.product: Callable[[Tensor, Any, Tensor | None], Tensor] = F.linear
+        self.product: Callable[..., Tensor] = plain_linear
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
+
+
+class OutputHead(Linear):
+    """Logits, in float32 whatever the weight is: rounded to bf16, the largest ones of a row often tie."""
+
+    out_dtype = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias, self.out_dtype)
 
 
 class MLP(nn.Module):

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.files.tensor_files import WeightFiles
+from nanovllm.files.tensor_files import WeightFiles, as_stored
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
+from nanovllm.worker.layers import default_dtype
 from nanovllm.worker.model import Decoder
 
 
@@ -32,6 +33,7 @@ def load_model(
     quantization, kernels: see features/quantization/convert.py. Raises ValueError or FileNotFoundError for files that
     are not this model's, before a weight is read.
     """
+    config = config if dummy else as_stored(directory, config)
     make_decoder = Decoder if group is None else group.make_decoder
     whole = dict(_uninitialised(Decoder, config, dtype, torch.device("meta")).checkpoint_tensors())
     files = WeightFiles(directory, config, whole, dummy)
@@ -58,10 +60,5 @@ def _uninitialised(
     make_decoder: Callable[[ModelConfig], Decoder], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
     """Parameters of the right shapes. Their memory is reserved, and not touched before the weights come in."""
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            return make_decoder(config)
-    finally:
-        torch.set_default_dtype(previous)
+    with default_dtype(dtype), torch.device(device):
+        return make_decoder(config)

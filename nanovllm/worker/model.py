@@ -18,7 +18,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.kernels import Kernels, Tensors
 from nanovllm.worker.kv_cache import KVCache
-from nanovllm.worker.layers import MLP, ForwardContext, Linear, RMSNorm, RotaryEmbedding
+from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSNorm, RotaryEmbedding
 
 
 class Attention(nn.Module):
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         self.lookup: Callable[[Tensor, Any], Tensor] = F.embedding  # the one that reads embed_tokens
         self.layers: Any = nn.ModuleList(self.make_layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
-        make_head = Linear if config.pooling is None else config.pooling.make_head
+        make_head = OutputHead if config.pooling is None else config.pooling.make_head
         self.lm_head: Any = make_head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocab_size] of [R, hidden_size]."""
+        """float32 [R, vocab_size] of [R, hidden_size]."""
         return self.lm_head(hidden)
 
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -180,7 +180,7 @@ class ModelRunner:
             return ModelRunnerOutput(self.kernels.most_likely(logits), [None] * num_rows)
         if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        # The buffer is kept from step to step: page faults of a new one take longer than the conversion.
+        # The sampler changes its logits. The buffer is kept from step to step: page faults of a new one take longer.
         token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
         return ModelRunnerOutput(token_ids, logprobs)
 

@@ -130,7 +130,7 @@ def test_overrides_of_the_configuration(checkpoint, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "eos_token_id": 9}))
     other = LLM(folder, generation_config=str(tmp_path))
     assert other.get_default_sampling_params().temperature == 0.25
-    assert other.engine.model_config.eos_token_ids == {9}
+    assert other.engine.model_config.eos_token_ids == {1, 9}, "config.json's and the tokenizer's, too"
     expect("there is no", LLM, folder, generation_config="nowhere", error=FileNotFoundError)
 
 

@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup
 from nanovllm.features.quantization.formats import MergedWeight, quantize_q8_0
+from nanovllm.worker.layers import plain_linear
 from nanovllm.worker.loader import load_model
 from tests.checkpoints import CORPUS, HYBRIDS, VARIANTS, YARN_ROPE, make_checkpoint, reference_logits
 from tests.errors import expect
@@ -52,7 +52,7 @@ def restore(llm: LLM) -> LLM:
         if isinstance(getattr(module, "weight", None), MergedWeight):
             weight = restored(module.weight)
             del module.weight
-            module.weight, module.product = weight, F.linear
+            module.weight, module.product = weight, plain_linear
     return llm
 
 
@@ -199,8 +199,10 @@ def test_embeddings_may_be_quantized_alone(checkpoint, tmp_path):
 def test_demo_file(demo_checkpoint, demo_gguf):
     """The checkpoint that is unpacked from it holds the same weights, rounded to bfloat16."""
     llm, unpacked = engine(demo_gguf, max_model_len=256), engine(demo_checkpoint, max_model_len=256)
-    config = replace(unpacked.engine.model_config, rope_scaling={"rope_type": "default"}, is_quantized=True)
-    assert llm.engine.model_config == config and llm.stats()["same_bits"] == "on every processor"
+    config, of_file = unpacked.engine.model_config, llm.engine.model_config
+    # The file's vocabulary has <|endoftext|>, too.
+    config = replace(config, rope_scaling={"rope_type": "default"}, is_quantized=True, end_tokens=of_file.end_tokens)
+    assert of_file == config and of_file.eos_token_ids == {0, 2} and llm.stats()["same_bits"] == "on every processor"
     ours, theirs = llm.engine.tokenizer, unpacked.engine.tokenizer
     text = Path(__file__).read_text() + "  naïve\n\n3.14159 你好 😀 <|im_start|>user\nhi<|im_end|>"
     token_ids = ours(text).input_ids

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nanovllm import LLM
-from nanovllm.files.tensor_files import tensor_files
-from tests.checkpoints import make_checkpoint, reference_logits
+from nanovllm import LLM, SamplingParams
+from nanovllm.files.tensor_files import EMBEDDINGS, HEAD, tensor_files
+from tests.checkpoints import edit, make_checkpoint, reference_logits
 from tests.errors import expect
 from tests.worker.test_model import logits_of
 
@@ -155,3 +155,41 @@ def test_two_files_with_one_tensor_and_no_index(broken):
     tensor_files(broken)
     shutil.copy(broken / "a.safetensors", broken / "b.safetensors")
     expect("is in a.safetensors and in b.safetensors; remove the file that is not the model's", tensor_files, broken)
+
+
+TIED = {"head alone": {}, "both, equal": {"lm_head.weight": 1.0}, "both, different": {"lm_head.weight": -2.0}}
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_tied_embeddings_as_files_have_them(tmp_path, caplog, kind):
+    """One matrix under its other name, twice, or two that differ: as transformers reads them."""
+    folder = make_checkpoint(tmp_path / "model", "llama-mha-tied")
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights[EMBEDDINGS]
+    if kind == "head alone":
+        weights[HEAD] = weights.pop(EMBEDDINGS)
+    for name, factor in TIED[kind].items():
+        weights[name] = embeddings * factor
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    ids = list(range(5, 40))
+    llm = LLM(str(folder), dtype="float32", max_model_len=64)
+    found = logits_of(llm, ids, [len(ids)])
+    torch.testing.assert_close(found, reference_logits(folder, ids), atol=2e-4, rtol=1e-4)
+    assert ("the files hold two that differ: both are used" in caplog.text) == (kind == "both, different")
+    model = LLM(str(folder), enforce_eager=True, max_model_len=64).engine.model_runner.model
+    assert (model.lm_head.weight is model.embed_tokens) == (kind != "both, different")
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
+def test_two_matrices_that_should_be_one_in_fewer_bits(tmp_path, options):
+    folder = make_checkpoint(tmp_path / "model", "llama-mha-tied")
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {HEAD: -weights[EMBEDDINGS]}, folder / "model.safetensors", {"format": "pt"})
+    untied = shutil.copytree(folder, tmp_path / "untied")
+    edit(untied / "config.json", tie_word_embeddings=False)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    found, expected = (
+        LLM(str(path), max_model_len=64, **options).generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0]
+        for path in (folder, untied)
+    )
+    assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)

@@ -34,6 +34,7 @@ async function loadKernels(program, layout, weights) {
     word[0] = bf16 << 16;
     return float[0];
   };
+  const floats = new Float32Array(memory.buffer);
   const asFloats = (address, count) => Array.from(halves.subarray(address / 2, address / 2 + count), asFloat);
 
   // inputs: token ids, positions, slots, rows with logits. table: block ids. tasks: attention_task of cpu/attention.h.
@@ -59,7 +60,8 @@ async function loadKernels(program, layout, weights) {
       exports.most_likely(layout.choice);
     }
     const chosen = Array.from(inputs[3], (_, i) => Number(numbers[layout.token_ids / 8 + i]));
-    const rows = logits.map((row) => asFloats(layout.logits + 2 * row * layout.vocab_size, layout.vocab_size));
+    const rowAt = (row) => layout.logits / 4 + row * layout.vocab_size;
+    const rows = logits.map((row) => Array.from(floats.subarray(rowAt(row), rowAt(row) + layout.vocab_size)));
     return { chosen, attention, logits: rows };
   }
 

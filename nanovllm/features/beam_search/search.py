@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class Search:
     """Of one prompt. beams have the same number of tokens and go on; completed ones do not."""
 
-    def __init__(self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_id: int | None) -> None:
+    def __init__(self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_ids: frozenset[int]) -> None:
         self.beams, self.completed = [first], list[BeamSearchSequence]()
-        self.params, self.eos_token_id = params, eos_token_id
+        self.params, self.eos_token_ids = params, eos_token_ids
 
     def score(self, beam: BeamSearchSequence) -> float:
         """EOS does not count as a token of the text."""
-        num_tokens = len(beam.tokens) - (beam.tokens[-1] == self.eos_token_id)
+        num_tokens = len(beam.tokens) - (beam.tokens[-1] in self.eos_token_ids)
         return beam.cum_logprob / max(num_tokens, 1) ** self.params.length_penalty
 
     def best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
@@ -46,7 +46,7 @@ class Search:
             for token_id, entry in entries.items():
                 about = beam.orig_prompt, [*beam.tokens, token_id], [*beam.logprobs, entries], beam.lora_request
                 longer = BeamSearchSequence(*about, cum_logprob=beam.cum_logprob + entry.logprob)
-                is_complete = token_id == self.eos_token_id and not self.params.ignore_eos
+                is_complete = token_id in self.eos_token_ids and not self.params.ignore_eos
                 (self.completed if is_complete else candidates).append(longer)
         self.beams = self.best(candidates)
 
@@ -79,7 +79,7 @@ def beam_search(
         salt, tokens = request.samples[0].seq.cache_salt, request.prompt_token_ids
         prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": salt}
         first = BeamSearchSequence(prompt, tokens, [], each[1])
-        return Search(first, params, tokenizer.eos_token_id)
+        return Search(first, params, engine.model_config.eos_token_ids | {tokenizer.eos_token_id})
 
     searches = make_all("prompts", list(zip(given, adapters, strict=True)), begin)
     if concurrency_limit is not None:

@@ -23,6 +23,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "acceptance_rate": engine.stats.acceptance_rate,
         "tokens_per_step": engine.stats.tokens_per_step,
         "same_bits": engine.model_runner.same_bits,
+        "end_tokens": {token_id: list(who) for token_id, who in sorted(engine.model_config.end_tokens.items())},
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,

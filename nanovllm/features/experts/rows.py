@@ -4,7 +4,6 @@ Plain PyTorch, and beside it the C kernels that multiply the rows of all experts
 quantized.c).
 """
 
-import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -17,6 +16,7 @@ from nanovllm.features.quantization.c_kernels import kernels_for as quantized_ke
 from nanovllm.features.quantization.c_kernels import parts_of
 from nanovllm.features.quantization.formats import MergedWeight
 from nanovllm.worker.cpu.c_kernels import INT, PTR, products
+from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
 
@@ -105,16 +105,17 @@ class ExpertKernels:
 def kernels_for(kernels: Kernels) -> ExpertKernels:
     if kernels.library is None:
         return ExpertKernels()
-    lib = kernels.library
-    return ExpertKernels(partial(_route_in_c, lib), partial(_linear_in_c, kernels), partial(_sum_in_c, lib))
+    return ExpertKernels(partial(_route_in_c, kernels), partial(_linear_in_c, kernels), partial(_sum_in_c, kernels))
 
 
-def _route_in_c(lib: ctypes.CDLL, scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def _route_in_c(kernels: Kernels, scores: Tensor, num_chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
     num_rows, num_experts = scores.shape
     weights = torch.empty(num_rows, num_chosen)
     chosen = torch.empty(num_rows, num_chosen, dtype=torch.int64)
-    pointers = weights.data_ptr(), chosen.data_ptr(), scores.contiguous().data_ptr()
-    lib.route(*map(PTR, pointers), *map(INT, (num_rows, num_experts, num_chosen, normalize)))
+    scores, shape = scores.contiguous(), (num_rows, num_chosen)
+    of_results = address(weights, torch.float32, shape), address(chosen, torch.int64, shape)
+    pointers = *of_results, address(scores, kernels.num, (num_rows, num_experts))
+    kernels.library.route(*map(PTR, pointers), *map(INT, (num_rows, num_experts, num_chosen, normalize)))
     return weights, chosen
 
 
@@ -124,17 +125,24 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
     if first.product is not kernels.linear and not is_quantized:
         return expert_linear(x, weights, sorted_rows)
     if weights.kernel_args is None:
-        address_of = parts_of if is_quantized else Tensor.data_ptr
-        weights.kernel_args = torch.tensor([address_of(layer.weight) for layer in weights.linears])
-    met = weights.kernel_args[sorted_rows.met]
-    pointers = (PTR * len(met)).from_address(met.data_ptr()), sorted_rows.ends.data_ptr(), len(met)
+        of_one = parts_of if is_quantized else partial(_reordered_address, kernels, first.weight.shape)
+        weights.kernel_args = torch.tensor([of_one(layer.weight) for layer in weights.linears])
+    met, num_met = weights.kernel_args[sorted_rows.met], len(sorted_rows.met)
+    of_weights = (PTR * num_met).from_address(address(met, torch.int64, (num_met,)))
+    ends = address(sorted_rows.ends, torch.int64, (num_met,))
     if is_quantized:
-        return quantized_kernels_for(kernels).products(x, *pointers, None, first.weight)
-    return products(kernels.library, x, *pointers, None, *first.weight.shape)
+        return quantized_kernels_for(kernels).products(x, of_weights, ends, num_met, None, first.weight)
+    return products(kernels.library, kernels.num, x, of_weights, ends, num_met, None, *first.weight.shape)
 
 
-def _sum_in_c(lib: ctypes.CDLL, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    out = x.new_empty(len(places), x.shape[1])
-    pointers = out.data_ptr(), x.data_ptr(), places.data_ptr(), weights.contiguous().data_ptr()
-    lib.weighted_sum(*map(PTR, pointers), *map(INT, (*places.shape, x.shape[1])))
+def _reordered_address(kernels: Kernels, shape: tuple[int, int], weight: Tensor) -> int:
+    return address(weight, kernels.num, shape, room=kernels.library.reordered_size(*shape))
+
+
+def _sum_in_c(kernels: Kernels, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    num, size, weights = kernels.num, x.shape[1], weights.contiguous()
+    out = x.new_empty(len(places), size)
+    of_rows = address(out, num, (len(places), size)), address(x, num, (len(x), size))
+    pointers = *of_rows, address(places, torch.int64, places.shape), address(weights, torch.float32, places.shape)
+    kernels.library.weighted_sum(*map(PTR, pointers), *map(INT, (*places.shape, size)))
     return out

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.worker.cpu.pointers import address
+
 
 class PendingBits:
     """Bits that another thread is working out; in another process, that the driver sends when they are done."""
@@ -40,9 +42,10 @@ def _worker() -> ThreadPoolExecutor:
 
 def _bits(grammars: list[tuple[Any, list[int]]]) -> Tensor:
     """[rows, vocab_size / 32], of each grammar's next token."""
-    bits = torch.zeros(len(grammars), -(-grammars[0][0].vocab_size // 32), dtype=torch.int32)
+    for_row = -(-grammars[0][0].vocab_size // 32)
+    bits = torch.zeros(len(grammars), for_row, dtype=torch.int32)
     for row, (grammar, token_ids) in zip(bits, grammars, strict=True):
-        grammar.write_mask(token_ids, row.data_ptr(), row.nbytes)
+        grammar.write_mask(token_ids, address(row, torch.int32, (for_row,)), row.nbytes)
     return bits
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import FLOAT, INT, PTR, args_of
+from nanovllm.worker.cpu.pointers import address
+from nanovllm.worker.kernels import Kernels
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.layers import GatedDeltaNet
@@ -48,7 +50,7 @@ def delta_step(batch: Batch) -> DeltaStep:
         table = batch.segments
         if table is None:
             table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64)
-        step = DeltaStep(table.data_ptr(), len(table), int(table[:, 4].sum()))
+        step = DeltaStep(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))
         step.kept = table  # as long as the step
         batch.plans["delta_step"] = step
     return batch.plans["delta_step"]
@@ -59,44 +61,76 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 
 
 def delta_net(
-    lib: ctypes.CDLL, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
+    kernels: Kernels, x: Tensor, net: "GatedDeltaNet", state_layer: tuple[Tensor, ...], batch: Batch
 ) -> Tensor:
-    sizes, step, num_rows = net.sizes, delta_step(batch), len(x)
-    keys = 2 * sizes.num_key_heads * padded(sizes.key_dim, SUMS)  # numbers of a row; those of q and k
-    values, gates = sizes.num_value_heads * padded(sizes.value_dim), 2 * sizes.num_value_heads
+    num, sizes, step, num_rows = kernels.num, net.sizes, delta_step(batch), len(x)
+    key_dim, value_dim = padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
+    keys = 2 * sizes.num_key_heads * key_dim  # numbers of a row; those of q and k
+    values, gates = sizes.num_value_heads * value_dim, 2 * sizes.num_value_heads
     in_all = num_rows + step.num_logged
-    scratch = [
-        x.new_empty(rows, size, dtype=torch.float32)
-        for rows, size in ((in_all, keys), (in_all, values), (in_all, gates), (num_rows, values))
-    ]
+    shapes = {
+        "keys": (in_all, keys), "values": (in_all, values), "gates": (in_all, gates), "outputs": (num_rows, values)
+    }  # fmt: skip
+    scratch = {name: x.new_empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     out = x.new_empty(num_rows, sizes.value_size)
+    args = DeltaArgs(
+        num_rows=num_rows, out=address(out, num, (num_rows, sizes.value_size)),
+        x=address(x, num, (num_rows, sizes.conv_size + sizes.value_size + gates), 1), x_stride=x.stride(0),
+        **{name: address(part, torch.float32, shapes[name]) for name, part in scratch.items()},
+        **weight_addresses(net), step=ctypes.addressof(step), eps=net.norm.eps,
+        key_heads=sizes.num_key_heads, value_heads=sizes.num_value_heads, key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim, kernel_size=sizes.kernel_size,
+    )  # fmt: skip
+    if len(state_layer) == 3:  # otherwise nobody keeps the states
+        states, windows, log = state_layer
+        state_shape = len(states), sizes.num_value_heads, key_dim, value_dim
+        args.states, args.state_stride = address(states, torch.float32, state_shape, 1), states.stride(0)
+        window_shape = len(windows), sizes.kernel_size - 1, sizes.conv_size
+        args.windows, args.window_stride = address(windows, num, window_shape, 1), windows.stride(0)
+        log_shape = len(log), log.shape[1], sizes.conv_size + gates
+        args.log, args.log_stride = address(log, num, log_shape, 1), log.stride(0)
+    kernels.library.delta_net(args)
+    return out
+
+
+def weight_addresses(net: "GatedDeltaNet") -> dict[str, int]:
+    """Of what a kernel makes of a layer's small parameters, once."""
     if net.kernel_args is None:
         # A vector may be read that reaches beyond the last number.
         conv, norm = (F.pad(part.flatten(), (0, COLUMNS)) for part in (net.conv.weight.T, net.norm.weight))
-        net.kernel_args = conv, (-net.A_log.double().exp()).float(), net.dt_bias, norm
-    states, windows, log = state_layer if len(state_layer) == 3 else (x, x, x)  # none: nobody keeps the states
-    pointers = (part.data_ptr() for part in (out, x, states, windows, log, *net.kernel_args, *scratch))
-    strides = (part.stride(0) for part in (x, states, windows, log))
-    heads = sizes.num_key_heads, sizes.num_value_heads, sizes.key_dim, sizes.value_dim, sizes.kernel_size
-    lib.delta_net(DeltaArgs(num_rows, *pointers, ctypes.addressof(step), *strides, *heads, net.norm.eps))
+        net.kernel_args = {"conv": conv, "a": (-net.A_log.double().exp()).float(), "dt_bias": net.dt_bias, "norm": norm}
+    sizes = net.sizes
+    num_numbers = {
+        "conv": sizes.kernel_size * sizes.conv_size + COLUMNS, "a": sizes.num_value_heads,
+        "dt_bias": sizes.num_value_heads, "norm": sizes.value_dim + COLUMNS,
+    }  # fmt: skip
+    return {name: address(part, torch.float32, (num_numbers[name],)) for name, part in net.kernel_args.items()}
+
+
+def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:
+    num, out = kernels.num, x.new_empty(x.shape)
+    args = GateArgs(
+        num_rows=len(x), out=address(out, num, x.shape), x=address(x, num, x.shape),
+        gate=address(gate, num, x.shape, 2), num_heads=x.shape[1], size=x.shape[2], row_stride=gate.stride(0),
+        head_stride=gate.stride(1),
+    )  # fmt: skip
+    kernels.library.multiply_by_gate(args)
     return out
 
 
-def multiply_by_gate(lib: ctypes.CDLL, x: Tensor, gate: Tensor) -> Tensor:
-    out = x.new_empty(x.shape)
-    pointers = out.data_ptr(), x.data_ptr(), gate.data_ptr()
-    lib.multiply_by_gate(GateArgs(len(x), *pointers, x.shape[1], x.shape[2], gate.stride(0), gate.stride(1)))
+def add_gated(kernels: Kernels, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+    num = kernels.num
+    args = GateArgs(
+        num_rows=len(x), out=address(out, num, x.shape), x=address(x, num, x.shape),
+        gate=address(gate, num, (len(x), 1), 1), num_heads=1, size=x.shape[1], row_stride=gate.stride(0),
+    )  # fmt: skip
+    kernels.library.add_gated(args)
     return out
 
 
-def add_gated(lib: ctypes.CDLL, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    pointers = out.data_ptr(), x.data_ptr(), gate.data_ptr()
-    lib.add_gated(GateArgs(len(x), *pointers, 1, x.shape[1], gate.stride(0), 0))
-    return out
-
-
-def in_c(lib: ctypes.CDLL) -> tuple[partial, ...]:
+def in_c(kernels: Kernels) -> tuple[partial, ...]:
     """The functions of kernels.py, in their order."""
+    lib = kernels.library
     for function, args in (lib.delta_net, DeltaArgs), (lib.multiply_by_gate, GateArgs), (lib.add_gated, GateArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]
-    return tuple(partial(function, lib) for function in (delta_net, multiply_by_gate, add_gated))
+    return tuple(partial(function, kernels) for function in (delta_net, multiply_by_gate, add_gated))

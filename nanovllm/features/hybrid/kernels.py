@@ -25,4 +25,4 @@ def kernels_for(kernels: Kernels) -> HybridKernels:
         return HybridKernels()
     from nanovllm.features.hybrid.c_kernels import in_c
 
-    return HybridKernels(*in_c(kernels.library))
+    return HybridKernels(*in_c(kernels))

@@ -88,7 +88,7 @@ class PromptRows:
         found: PromptLogprobs = []
         for start in range(0, len(hidden), ROWS_AT_A_TIME):
             part = slice(start, start + ROWS_AT_A_TIME)
-            if len(logits := logits_of(hidden[part]).float()):
+            if len(logits := logits_of(hidden[part])):
                 of_rows = token_logprobs(logits, self.token_ids[part], self.num_logprobs[part])
                 found.extend((*place, each) for place, each in zip(self.places[part], of_rows, strict=True) if each)
         return found

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
+from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
+from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
 TILE_ROWS = 4  # of a group: a kernel computes them together
@@ -84,20 +85,26 @@ class AdapterArgs(ctypes.Structure):
     """adapter_args of worker/cpu/adapters.c."""
 
     _fields_ = (
-        *args_of(PTR, "y x a b ranks part_ends tasks"),
+        *args_of(PTR, "y y_floats x a b ranks part_ends tasks"),
         *args_of(INT, "num_parts max_rank n k padded_k x_stride"),
     )
 
 
 def kernel_for(kernels: Kernels) -> Callable[[Tensor, Tensor, AdapterRows, LoRAWeights], None]:
     """add_adapters, or the same in C."""
-    return add_adapters if kernels.library is None else partial(_add_in_c, kernels.library)
+    return add_adapters if kernels.library is None else partial(_add_in_c, kernels)
 
 
-def _add_in_c(lib: ctypes.CDLL, y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
-    part_ends, x = (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
-    tensors = y, x, weights.a, weights.b, weights.ranks
-    pointers = *(tensor.data_ptr() for tensor in tensors), ctypes.addressof(part_ends), rows.tiles.data_ptr()
-    _, num_parts, max_rank, padded_k = weights.a.shape
-    args = AdapterArgs(*pointers, num_parts, max_rank, y.shape[1], x.shape[1], padded_k, x.stride(0))
-    lib.add_adapters(ctypes.byref(args), INT(len(rows.tiles)))
+def _add_in_c(kernels: Kernels, y: Tensor, x: Tensor, rows: AdapterRows, weights: LoRAWeights) -> None:
+    num, part_ends, x = kernels.num, (INT * len(weights.out_sizes))(*accumulate(weights.out_sizes)), x.contiguous()
+    (num_rows, k), n, tiles = x.shape, y.shape[1], rows.tiles
+    num_slots, num_parts, max_rank, padded_k = weights.a.shape
+    args = AdapterArgs(
+        **out_address(y, num, (num_rows, n), "y"), x=address(x, num, (num_rows, k)),
+        a=address(weights.a, num, (num_slots, len(weights.out_sizes), max_rank, -(-k // PADDING) * PADDING)),
+        b=address(weights.b, num, (num_slots, max_rank, n), room=num_slots * max_rank * n + PADDING),
+        ranks=address(weights.ranks, torch.int64, (num_slots,)), part_ends=ctypes.addressof(part_ends),
+        tasks=address(tiles, torch.int64, (len(tiles), 2 + TILE_ROWS)),
+        num_parts=num_parts, max_rank=max_rank, n=n, k=k, padded_k=padded_k, x_stride=x.stride(0),
+    )  # fmt: skip
+    kernels.library.add_adapters(ctypes.byref(args), INT(len(tiles)))

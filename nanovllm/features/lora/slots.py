@@ -74,8 +74,8 @@ class AdaptedLinear:
         self.out_sizes = linear.out_sizes
         self.weights: LoRAWeights | None = None  # until an adapter changes this layer
 
-    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        y = self.base(x, weight, bias)
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None, *out_dtype: torch.dtype) -> Tensor:
+        y = self.base(x, weight, bias, *out_dtype)
         rows = self.slots.rows_of(self, len(x))
         if rows is not None and self.weights is not None:
             self.slots.add_adapters(y, x, rows, self.weights)

@@ -15,11 +15,13 @@ from nanovllm.features.quantization.formats import (
     Q4_1,
     MergedWeight,
     QuantizedRows,
+    blocks_shape,
     in_groups,
     quantized_linear,
 )
 from nanovllm.features.quantization.q4_1_search import search_q4_1
-from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of
+from nanovllm.worker.cpu.c_kernels import INT, PTR, args_of, out_address
+from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.kernels import Kernels
 
 
@@ -28,13 +30,13 @@ class QuantizedKernels:
     """The same functions in PyTorch, see formats.py and q4_1_search.py, or in C. products: of rows that meet
     one of several weights each, in C only."""
 
-    quantized_linear: Callable[[Tensor, MergedWeight, Tensor | None], Tensor] = quantized_linear
+    quantized_linear: Callable[..., Tensor] = quantized_linear
     search_q4_1: Callable[[Tensor, Tensor], QuantizedRows] = search_q4_1
     products: Any = None
 
 
 def kernels_for(kernels: Kernels) -> QuantizedKernels:
-    return QuantizedKernels() if kernels.library is None else _in_c(kernels.library)
+    return QuantizedKernels() if kernels.library is None else _in_c(kernels)
 
 
 class QuantizedPart(ctypes.Structure):
@@ -48,7 +50,7 @@ class QuantizedArgs(ctypes.Structure):
 
     _fields_ = (
         ("num_rows", INT),
-        *args_of(PTR, "out x bias groups weights ends"),
+        *args_of(PTR, "out out_floats x bias groups weights ends"),
         *args_of(INT, "num_weights num_parts num_blocks n k x_stride"),
     )
 
@@ -60,14 +62,21 @@ class SearchArgs(ctypes.Structure):
 
 
 @lru_cache(8)
-def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
+def _in_c(kernels: Kernels) -> QuantizedKernels:
+    lib, num = kernels.library, kernels.num
     lib.x_groups_bytes.restype, lib.x_groups_bytes.argtypes = INT, [INT]
     for function, args in (lib.quantized_linear, QuantizedArgs), (lib.search_q4_1, SearchArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]
     scratch = torch.empty(0)
 
     def products(
-        x: Tensor, weights: Any, ends: int | None, num_weights: int, bias: Tensor | None, alike: MergedWeight
+        x: Tensor,
+        weights: Any,
+        ends: int | None,
+        num_weights: int,
+        bias: Tensor | None,
+        alike: MergedWeight,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """See products() of worker/cpu/c_kernels.py. alike: a weight of the same sizes as all of them."""
         nonlocal scratch
@@ -77,18 +86,22 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
         if scratch.numel() < scratch_bytes:  # zeros: a tile computes with rows that nobody has written, too
             scratch = torch.zeros(scratch_bytes, dtype=torch.uint8)
         x = x if x.stride(1) == 1 else x.contiguous()
-        out = x.new_empty(x.shape[0], n)
+        rows, k = len(x), alike.parts[0].shape[1]
+        out = x.new_empty(rows, n, dtype=out_dtype)
         args = QuantizedArgs(
-            num_rows=x.shape[0], out=out.data_ptr(), x=x.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            groups=scratch.data_ptr(), weights=ctypes.addressof(weights), ends=ends, num_weights=num_weights,
-            num_parts=len(parts), num_blocks=num_blocks, n=n, k=x.shape[1], x_stride=x.stride(0),
+            num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k), 1),
+            bias=address_or_null(bias, num, (n,)), groups=address(scratch, torch.uint8, scratch.shape),
+            weights=ctypes.addressof(weights), ends=ends, num_weights=num_weights,
+            num_parts=len(parts), num_blocks=num_blocks, n=n, k=k, x_stride=x.stride(0),
         )  # fmt: skip
         args.kept = weights, scratch  # as long as the arguments
         lib.quantized_linear(args)
         return out
 
-    def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
-        return products(x, PTR(parts_of(weight)), None, 1, bias, weight)
+    def quantized_linear(
+        x: Tensor, weight: MergedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return products(x, PTR(parts_of(weight)), None, 1, bias, weight, out_dtype)
 
     def search_q4_1(weight: Tensor, importance: Tensor) -> QuantizedRows:
         k, groups = weight.shape[1], in_groups(weight).contiguous()
@@ -96,8 +109,15 @@ def _in_c(lib: ctypes.CDLL) -> QuantizedKernels:
         importance = F.pad(importance, (0, -k % group_size))
         codes = torch.empty(n, num_groups, group_size // 2, dtype=torch.uint8)
         scales, minimums = torch.empty(2, n, num_groups)
-        pointers = (x.data_ptr() for x in (codes, scales, minimums, groups, importance))
-        lib.search_q4_1(SearchArgs(*pointers, n, num_groups * group_size))
+        args = SearchArgs(
+            codes=address(codes, torch.uint8, (n, num_groups, group_size // 2)),
+            scales=address(scales, torch.float32, (n, num_groups)),
+            minimums=address(minimums, torch.float32, (n, num_groups)),
+            weight=address(groups, torch.float32, (n, num_groups, group_size)),
+            importance=address(importance, torch.float32, (num_groups * group_size,)),
+            n=n, k=num_groups * group_size,
+        )  # fmt: skip
+        lib.search_q4_1(args)
         return QuantizedRows(Q4_1, k, codes, scales.half(), minimums.half())
 
     return QuantizedKernels(quantized_linear, search_q4_1, products)
@@ -108,7 +128,12 @@ def parts_of(weight: MergedWeight) -> int:
     if weight.kernel_args is None:
         formats = list(FORMATS.values())
         parts = [
-            QuantizedPart(p.blocks.data_ptr(), p.blocks.stride(0), formats.index(p.format), p.shape[0])
+            QuantizedPart(
+                blocks=address(p.blocks, torch.uint8, blocks_shape(p.shape, p.format)),
+                block_bytes=p.blocks.stride(0),
+                format=formats.index(p.format),
+                n=p.shape[0],
+            )
             for p in weight.parts
         ]
         num_blocks = sum(len(p.blocks) for p in weight.parts)

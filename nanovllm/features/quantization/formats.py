@@ -92,6 +92,12 @@ def quantize_q8_0(weight: Tensor) -> QuantizedRows:
     return QuantizedRows(Q8_0, weight.shape[1], codes.to(torch.uint8), scales)
 
 
+def blocks_shape(shape: tuple[int, ...], form: Format) -> tuple[int, int, int]:
+    """[num_blocks, num_groups, bytes of 32 rows of a group]: of a weight [n, k], as the kernels read it."""
+    n, k = shape
+    return -(-n // BLOCK_ROWS), -(-k // GROUP_SIZE), BLOCK_ROWS * form.group_bytes
+
+
 class QuantizedWeight(nn.Module):
     """A weight [n, k] as the kernels read it: blocks of 32 rows, so that 32 outputs are computed side by side.
 
@@ -105,9 +111,8 @@ class QuantizedWeight(nn.Module):
         super().__init__()
         self.format, self.shape = groups.format, torch.Size((groups.codes.shape[0], groups.k))
 
-        num_rows, num_groups = groups.scales.shape
-        shape = -(-num_rows // BLOCK_ROWS), num_groups, BLOCK_ROWS * self.format.group_bytes
-        self.register_buffer("blocks", torch.zeros(shape, dtype=torch.uint8))
+        num_rows = self.shape[0]
+        self.register_buffer("blocks", torch.zeros(blocks_shape(self.shape, self.format), dtype=torch.uint8))
         numbers = [groups.scales] + ([] if groups.minimums is None else [groups.minimums])
         sources = groups.codes.view(torch.int32), torch.stack(numbers, dim=-1)
         whole, rest = divmod(num_rows, BLOCK_ROWS)
@@ -174,8 +179,10 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (groups * inverse[..., None]).round(), largest / 127
 
 
-def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Tensor:
-    """y = x W^T + b, [T, n] in x's dtype: both sides are put together again and multiplied as float32."""
+def quantized_linear(
+    x: Tensor, weight: MergedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """y = x W^T + b, [T, n] in out_dtype, or in x's: both sides are put together again and multiplied as float32."""
     codes, scales = quantize_rows(x)
     restored = (codes * scales[..., None]).flatten(1)[:, : x.shape[1]]
     outputs = []
@@ -184,7 +191,7 @@ def quantized_linear(x: Tensor, weight: MergedWeight, bias: Tensor | None) -> Te
         y = torch.cat([restored @ groups.dequantize().T for groups in part.chunks(32)], dim=-1)
         outputs.append(y[:, : part.shape[0]])
     y = torch.cat(outputs, dim=-1)
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return (y if bias is None else y + bias.float()).to(out_dtype or x.dtype)
 
 
 def quantized_lookup(input_ids: Tensor, weight: MergedWeight, dtype: torch.dtype) -> Tensor:

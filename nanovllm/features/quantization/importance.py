@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
@@ -20,7 +19,7 @@ from nanovllm.features.experts.layer import Router
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding
+from nanovllm.worker.layers import ForwardContext, Linear, RotaryEmbedding, default_dtype, plain_linear
 from nanovllm.worker.model import Decoder
 
 NUM_SEQS, SEQ_LEN = 2, 128
@@ -44,7 +43,8 @@ def measure_importance(
     if kernels.library is not None:  # the same codes for every processor and every kind of KV cache
         kernels = load_cpu_kernels(config, model.norm.weight.dtype, everywhere=True) or TORCH_KERNELS
     dtype = model.norm.weight.dtype
-    decoder = make_decoder(replace(whole, num_hidden_layers=1)).to(dtype)
+    with default_dtype(dtype):
+        decoder = make_decoder(replace(whole, num_hidden_layers=1))
     del decoder.embed_tokens  # memory that was reserved and not touched, as the output head's
     decoder.embed_tokens = read("model.embed_tokens.weight")
     norm, seen = decoder.norm, dict[Linear, Tensor]()
@@ -55,7 +55,8 @@ def measure_importance(
     hidden, residual = decoder.embed(batch.input_ids).to(dtype), None
     importance: dict[Linear, Tensor] = {}
     for i in range(config.num_hidden_layers):
-        decoder.layers[0] = layer = decoder.make_layer(config, i).to(dtype)  # layers differ in what they compute
+        with default_dtype(dtype):
+            decoder.layers[0] = layer = decoder.make_layer(config, i)  # layers differ in what they compute
         for name, place in decoder.checkpoint_tensors():
             if name.startswith(FIRST_LAYER):
                 place.copy_(read(name.replace(FIRST_LAYER, f"model.layers.{i}.")))
@@ -75,13 +76,13 @@ def linears_of(module: nn.Module) -> list[Linear]:
     return [part for part in module.modules() if isinstance(part, Linear) and not isinstance(part, Router)]
 
 
-def measuring_product(
-    linear: Linear, seen: dict[Linear, Tensor], kernels: Kernels
-) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
-    def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+def measuring_product(linear: Linear, seen: dict[Linear, Tensor], kernels: Kernels) -> Callable[..., Tensor]:
+    def product(x: Tensor, weight: Any, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
         seen[linear] = mean_squares(x)
         reordered = None if kernels.library is None else kernels.reorder_weight(weight)
-        return F.linear(x, weight, bias) if reordered is None else kernels.linear(x, reordered, bias)
+        if reordered is None:
+            return plain_linear(x, weight, bias, out_dtype)
+        return kernels.linear(x, reordered, bias, out_dtype)
 
     return product
 

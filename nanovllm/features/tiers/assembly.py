@@ -14,7 +14,7 @@ from nanovllm.core.tiers.store import BLOCK, STATE
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.features.tiers.directory import CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
-from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of
+from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of, weight_paths
 from nanovllm.features.tiers.index import prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
@@ -60,7 +60,8 @@ def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> 
     path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
     try:
         kept = open_directory(path, config.prefix_cache_bytes)
-        key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, kept))
+        loaded = features.weight_stamps
+        key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, loaded.get(file, ""), kept))
         options = config.dtype, config.quantization, config.kv_cache_dtype
         about = {"model": config.model, "numbers": [o for o in options if o not in (None, "auto")]}
         text = json.dumps(about)[:2000]
@@ -84,11 +85,18 @@ def open_directory(path: Path, num_bytes: int) -> CacheDirectory:
         return CacheDirectory(path, num_bytes, is_writable=False)
 
 
-def digest_of(path: Path, kept: CacheDirectory) -> str:
-    """Of a checkpoint's file, computed once."""
-    where, stamp = str(path.resolve()), stamp_of(path)
+def weight_stamps(directory: Path) -> dict[Path, str]:
+    """Of a checkpoint's files, before they are loaded."""
+    return {path: stamp_of(path) for path in weight_paths(directory)}
+
+
+def digest_of(path: Path, stamp: str, kept: CacheDirectory) -> str:
+    """Of a checkpoint's file, computed once. stamp: of what was loaded. Raises OSError for a file that has changed."""
+    where = str(path.resolve())
     assert kept.index is not None
     digest = kept.index.digest(where, stamp) or file_digest(path)
+    if stamp_of(path) != stamp:
+        raise OSError(f"{path} has changed since its weights were loaded")
     if kept.is_writable:
         kept.index.keep_digest(where, stamp, digest)
     return digest

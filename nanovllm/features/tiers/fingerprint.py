@@ -23,18 +23,17 @@ logger = logging.getLogger("nanovllm")
 
 PACKAGE = Path(nanovllm.__file__).parent
 COMPUTES = ("worker", "features")  # folders whose code may change a bit of K/V
-NOT_COMPUTED = ("eos_token_ids", "generation", "is_quantized")  # of a ModelConfig
+NOT_COMPUTED = ("end_tokens", "generation", "is_quantized")  # of a ModelConfig
 
 
 def fingerprint(
     config: EngineConfig, model: ModelConfig, runner: Any, directory: Path, digest_of: Callable[[Path], str]
 ) -> str:
     """32 hexadecimal digits. runner: prepared. digest_of: a file's content."""
-    files = [directory] if directory.is_file() else sorted(directory.glob("*.safetensors"))
     dummies = config.load_format == "dummy"
     same_bits = runner.same_bits
     depends_on = {
-        "weights": "dummy" if dummies else {path.name: digest_of(path) for path in files},
+        "weights": "dummy" if dummies else {path.name: digest_of(path) for path in weight_paths(directory)},
         "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
         "numbers": (config.dtype, config.quantization, config.kv_cache_dtype, runner.block_size),
         "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), same_bits),
@@ -64,7 +63,12 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def weight_paths(directory: Path) -> list[Path]:
+    """A checkpoint's files of weights. directory: or a GGUF file."""
+    return [directory] if directory.is_file() else sorted(directory.glob("*.safetensors"))
+
+
 def stamp_of(path: Path) -> str:
-    """What changes when a file is written."""
+    """What changes when a file is written. Its time of writing can be set, as `cp -p` does; the time of that cannot."""
     stat = path.stat()
-    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+    return f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"

@@ -8,7 +8,8 @@ typedef struct {
 
 /* cpu/c_kernels.py has the same fields in the same order. */
 typedef struct {
-    num *y;                    /* [rows][n] */
+    num *y;                    /* [rows][n]; or NULL: */
+    float *y_floats;           /* the same in float32: logits */
     const num *x, *a, *b;      /* [rows][k], rows x_stride apart; [slots][num_parts][max_rank][padded_k]; */
     const int64_t *ranks;      /* [slots][max_rank][n], with LANES numbers behind it; [slots] */
     const int64_t *part_ends;  /* [num_parts]: where each part's columns of y end */
@@ -59,9 +60,12 @@ static inline __attribute__((always_inline)) void add_b(const int rows, const ad
                 sum[r] += weights * inner[j][r];
         }
         for (int r = 0; r < task->num_rows; r++) {
-            num *y = args->y + task->rows[r] * args->n + c;
+            const int64_t at = task->rows[r] * args->n + c;
             for (int l = 0; l < lanes; l++)
-                y[l] = store(load(y[l]) + sum[r][l]);
+                if (args->y_floats)
+                    args->y_floats[at + l] += sum[r][l];
+                else
+                    args->y[at + l] = store(load(args->y[at + l]) + sum[r][l]);
         }
     }
 }

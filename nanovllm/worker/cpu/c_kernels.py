@@ -18,6 +18,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
+from nanovllm.worker.cpu.pointers import address, address_or_null
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
 
@@ -90,7 +91,11 @@ class ChoiceArgs(ctypes.Structure):
 class LinearArgs(ctypes.Structure):
     """linear_args of cpu/linear.c."""
 
-    _fields_ = (("num_rows", INT), *args_of(PTR, "out x weights bias ends"), *args_of(INT, "num_weights n k"))
+    _fields_ = (
+        ("num_rows", INT),
+        *args_of(PTR, "out out_floats x weights bias ends"),
+        *args_of(INT, "num_weights n k"),
+    )
 
 
 SIGNATURES = {
@@ -141,7 +146,7 @@ def load_cpu_kernels(
     library.reordered_size.argtypes = [INT, INT]
     library.bits_depend_on.restype = ctypes.c_char_p
     library.reorder_weight.argtypes = [PTR, PTR, INT, INT]
-    return _wrap(library, config)
+    return _wrap(library, config, dtype, torch.int8 if kv_int8 else dtype)
 
 
 def group_of(config: ModelConfig) -> int:
@@ -168,35 +173,51 @@ def _warn_once(reason: str) -> None:
     logger.warning("C kernels are off, PyTorch's operations are used, which are slower: %s (%s)", reason, remedy)
 
 
-def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
-    """The C functions behind the signatures of worker/kernels.py."""
+def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch.dtype) -> Kernels:
+    """The C functions behind the signatures of worker/kernels.py. num, kv_num: see cpu/vectors.h and cpu/kv_cache.h."""
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
+    kv_head_dim = head_dim + (2 if kv_num == torch.int8 else 0)  # behind a head's codes is its scale
+
+    def cache_addresses(k_cache: Tensor, v_cache: Tensor) -> dict[str, int]:
+        shape = len(k_cache), k_cache.shape[1], num_kv_heads, kv_head_dim
+        if k_cache.stride(0) != v_cache.stride(0):
+            raise TypeError("a function in C reads keys and values whose blocks are equally far apart")
+        return {"k_cache": address(k_cache, kv_num, shape, 1), "v_cache": address(v_cache, kv_num, shape, 1)}
 
     def add_rms_norm(
         hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
     ) -> Tensors:
-        normed, added = hidden.new_empty(hidden.shape), None if residual is None else hidden.data_ptr()
-        residual = hidden if residual is None else residual
-        pointers = normed.data_ptr(), residual.data_ptr(), added, weight.data_ptr()
-        head_stride = residual.stride(1) if residual.dim() == 3 else 0
-        sizes = hidden.shape[1:-1].numel(), residual.stride(0), head_stride, hidden.shape[-1]
-        lib.add_rms_norm(NormArgs(hidden.shape[0], *pointers, *sizes, eps, offset))
+        shape, size, normed = hidden.shape, hidden.shape[-1], hidden.new_empty(hidden.shape)
+        if residual is None:
+            residual, delta, apart = hidden, None, len(shape) - 1
+        else:  # both lie alike
+            delta, apart = address(hidden, num, shape), 0
+        args = NormArgs(
+            num_rows=shape[0], out=address(normed, num, shape), residual=address(residual, num, shape, apart),
+            delta=delta, weight=address(weight, num, (size,)), num_heads=shape[1:-1].numel(),
+            row_stride=residual.stride(0), head_stride=residual.stride(1) if len(shape) == 3 else 0, size=size,
+            eps=eps, offset=offset,
+        )  # fmt: skip
+        lib.add_rms_norm(args)
         return normed, residual
 
     def silu_and_mul(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
-        lib.silu_and_mul(SiluArgs(rows, out.data_ptr(), gate_up.data_ptr(), size))
+        pointers = address(out, num, (rows, size)), address(gate_up, num, (rows, 2 * size))
+        lib.silu_and_mul(SiluArgs(rows, *pointers, size))
         return out
 
     def rotary_and_write(
         q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
     ) -> None:
-        k_cache, v_cache = kv_layer
-        cos, sin = (None, None) if cos_sin is None else (x.data_ptr() for x in cos_sin)
+        rows, (k_cache, v_cache) = len(q), kv_layer
+        kv_shape, turned = (rows, num_kv_heads, head_dim), (rows, config.rotary_dim // 2)
+        cos, sin = (None, None) if cos_sin is None else (address(x, num, turned) for x in cos_sin)
         args = RotaryArgs(
-            num_rows=q.shape[0], q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), cos=cos, sin=sin,
-            slots=batch.slot_mapping.data_ptr(), k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
+            num_rows=rows, q=address(q, num, (rows, config.num_attention_heads, head_dim), 1),
+            k=address(k, num, kv_shape, 1), v=address(v, num, kv_shape, 1), cos=cos, sin=sin,
+            slots=address(batch.slot_mapping, torch.int64, (rows,)), **cache_addresses(k_cache, v_cache),
             q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
             num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
         )  # fmt: skip
@@ -204,46 +225,71 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig) -> Kernels:
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
         out, step = q.new_empty(q.shape), attention_step(lib, num_kv_heads, batch)
+        shape = len(q), config.num_attention_heads, head_dim
         args = AttentionArgs(
-            num_rows=q.shape[0], out=out.data_ptr(), q=q.data_ptr(),
-            k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(), step=ctypes.addressof(step),
+            num_rows=len(q), out=address(out, num, shape), q=address(q, num, shape, 1),
+            **cache_addresses(k_cache, v_cache), step=ctypes.addressof(step),
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
             num_kv_heads=num_kv_heads, window=window, scale=head_dim**-0.5,
         )  # fmt: skip
         lib.paged_attention(args)
         return out
 
-    def reorder_weight(weight: Tensor) -> Tensor | None:
+    def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
         n, k = weight.shape
-        reordered = weight.new_empty(lib.reordered_size(n, k))[: n * k].view(n, k)  # its memory is larger
-        return reordered if lib.reorder_weight(reordered.data_ptr(), weight.data_ptr(), n, k) else None
+        room = lib.reordered_size(n, k)
+        reordered = weight.new_empty(room)
+        pointers = address(reordered, num, (room,)), address(weight, num, (n, k))
+        return reordered[: n * k].view(n, k) if lib.reorder_weight(*pointers, n, k) else None
 
-    def linear(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
-        return products(lib, x, PTR(reordered.data_ptr()), None, 1, bias, *reordered.shape)
+    def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+        n, k = reordered.shape
+        weights = PTR(address(reordered, num, (n, k), room=lib.reordered_size(n, k)))
+        return products(lib, num, x, weights, None, 1, bias, n, k, out_dtype)
 
     def most_likely(logits: Tensor) -> list[int]:
         token_ids = (INT * len(logits))()
-        lib.most_likely(ChoiceArgs(len(logits), ctypes.addressof(token_ids), logits.data_ptr(), logits.shape[1]))
+        pointers = ctypes.addressof(token_ids), address(logits, torch.float32, logits.shape)
+        lib.most_likely(ChoiceArgs(len(logits), *pointers, logits.shape[1]))
         return list(token_ids)
 
     own = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear, most_likely
-    return Kernels(*own, library=lib)
+    return Kernels(*own, library=lib, num=num)
 
 
 def products(
-    lib: ctypes.CDLL, x: Tensor, weights: Any, ends: int | None, num_weights: int, bias: Tensor | None, n: int, k: int
+    lib: ctypes.CDLL,
+    num: torch.dtype,
+    x: Tensor,
+    weights: Any,
+    ends: int | None,
+    num_weights: int,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """y = x W^T + b, [rows, n]. The rows up to ends[i] meet weights[i], the last weight meets the rest.
 
-    weights: addresses of num_weights weights, as a ctypes object. ends: the address of as many numbers; None if one
-    weight meets all rows.
+    num: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
+    as many numbers; None if one weight meets all rows. out_dtype: float32, or None: num.
     """
-    x, out = x.contiguous(), x.new_empty(x.shape[0], n)
-    pointers = out.data_ptr(), x.data_ptr(), ctypes.addressof(weights), None if bias is None else bias.data_ptr(), ends
-    args = LinearArgs(x.shape[0], *pointers, num_weights, n, k)
+    x, rows = x.contiguous(), len(x)
+    out = x.new_empty(rows, n, dtype=out_dtype)
+    args = LinearArgs(
+        num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k)),
+        weights=ctypes.addressof(weights), bias=address_or_null(bias, num, (n,)), ends=ends,
+        num_weights=num_weights, n=n, k=k,
+    )  # fmt: skip
     args.kept = weights  # as long as the arguments
     lib.linear(args)
     return out
+
+
+def out_address(out: Tensor, num: torch.dtype, shape: tuple[int, ...], name: str = "out") -> dict[str, int]:
+    """The one of two pointers that says whether a function rounds what it computes to num, or leaves it in float32."""
+    is_rounded = out.dtype == num
+    return {name if is_rounded else f"{name}_floats": address(out, num if is_rounded else torch.float32, shape)}
 
 
 def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> AttentionStep:
@@ -256,8 +302,12 @@ def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> Attenti
             num_parts = 1
         else:
             scratch = torch.empty(num_items * num_parts * most_rows * lib.partial_bytes(), dtype=torch.uint8)
-        pointers = (None if x is None else x.data_ptr() for x in (tables, tasks, scratch))
-        step = AttentionStep(*pointers, tables.shape[1], len(tasks), num_parts, most_rows)
+        step = AttentionStep(
+            tables=address(tables, torch.int32, (len(batch.key_lens), tables.shape[1])),
+            tasks=address(tasks, torch.int64, (len(tasks), 4)),
+            scratch=None if scratch is None else address(scratch, torch.uint8, scratch.shape),
+            table_width=tables.shape[1], num_tasks=len(tasks), num_parts=num_parts, most_rows=most_rows,
+        )  # fmt: skip
         step.kept = tables, tasks, scratch  # as long as the step
         batch.plans["attention_step"] = step
     return batch.plans["attention_step"]

@@ -26,7 +26,8 @@ enum {
 };
 
 typedef struct {
-    num *out;              /* [rows][n], at the block's first column */
+    num *out;              /* [rows][n], at the block's first column; or NULL: */
+    float *out_floats;     /* the same, not rounded to num */
     const num *x;          /* [rows][k] */
     const num *weight;     /* [k / BESIDE][COLS][BESIDE]: the block */
     const num *bias;       /* [COLS] or NULL */
@@ -35,8 +36,19 @@ typedef struct {
     int64_t n, k, columns; /* columns: of the block; all but a weight's last one have COLS */
 } tile_args;
 
+/* out_floats = y + bias. */
+static inline void put_floats(int64_t rows, float (*y)[COLS], const tile_args *a) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < a->columns; c++)
+            a->out_floats[r * a->n + c] = y[r][c] + (a->bias ? load(a->bias[c]) : 0);
+}
+
 /* out = y + bias. */
 static inline void put_tile(int64_t rows, float (*y)[COLS], const tile_args *a) {
+    if (a->out_floats) {
+        put_floats(rows, y, a);
+        return;
+    }
     num bias[COLS] = {0}, whole[COLS];
     if (a->bias)
         memcpy(bias, a->bias, a->columns * sizeof(num));
@@ -88,7 +100,8 @@ int reorder_weight(num *restrict reordered, const num *restrict weight, int64_t 
 
 typedef struct {
     int64_t num_rows;
-    num *out;
+    num *out;          /* [num_rows][n]; or NULL: */
+    float *out_floats; /* the same, not rounded to num: logits */
     const num *x, *const *weights, *bias; /* [num_rows][k]; [num_weights] reordered weights; [n] or NULL */
     const int64_t *ends; /* [num_weights - 1]: weight w meets the rows ends[w - 1] to ends[w] - 1, the last one the rest */
     int64_t num_weights, n, k;
@@ -106,11 +119,15 @@ static void linear_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t ahead_bytes = COLS * BESIDE * sizeof(num) / ((num_rows + ROWS - 1) / ROWS); /* all tiles: a block */
         const num *weight = l.weights[w] + c * padded_rows(l.k), *bias = l.bias ? l.bias + c : NULL;
         const num *next_block = c + COLS < l.n || w + 1 == l.num_weights ? weight + COLS * padded_rows(l.k) : l.weights[w + 1];
-        tile_args a = {l.out + first_row * l.n + c, l.x + first_row * l.k, weight, bias, (const char *)next_block,
-                       ahead_bytes, l.n, l.k, l.n - c < COLS ? l.n - c : COLS};
+        tile_args a = {NULL,        NULL, l.x + first_row * l.k, weight, bias, (const char *)next_block,
+                       ahead_bytes, l.n,  l.k,                   l.n - c < COLS ? l.n - c : COLS};
         for (int64_t r = 0; r < num_rows; r += ROWS) {
+            const int64_t at = (first_row + r) * l.n + c;
+            if (l.out_floats)
+                a.out_floats = l.out_floats + at;
+            else
+                a.out = l.out + at;
             compute_tile(num_rows - r < ROWS ? num_rows - r : ROWS, &a);
-            a.out += ROWS * l.n;
             a.x += ROWS * l.k;
             a.ahead += a.ahead_bytes * (padded_rows(l.k) / BESIDE);
         }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.files.system import available_bytes
+from nanovllm.worker.cpu.pointers import address
 
 MAX_POOL_BYTES = 4 << 30
 PREFAULTED_BYTES = 512 << 20  # of a pool, at start-up: about a second on an idle core
@@ -49,7 +50,7 @@ def prefault(parts: list[Tensor]) -> Thread:
 
     def clear() -> None:
         for part in parts:
-            ctypes.memset(part.data_ptr(), 0, num_bytes)  # other threads run meanwhile
+            ctypes.memset(address(part, part.dtype, parts[0].shape), 0, num_bytes)  # other threads run meanwhile
 
     thread = Thread(target=clear, daemon=True)
     thread.start()

@@ -23,7 +23,8 @@ typedef struct {
 
 typedef struct {
     int64_t num_rows;    /* m */
-    num *out;            /* [m][n], n of all parts together */
+    num *out;            /* [m][n], n of all parts together; or NULL: */
+    float *out_floats;   /* the same, not rounded to num: logits */
     const num *x, *bias; /* [m][k], rows x_stride numbers apart; [n] or NULL */
     x_group *groups;     /* [SLAB_TILES][num_groups][MAX_ROWS] */
     const quantized_part *const *weights; /* [num_weights][num_parts], all weights alike */
@@ -55,7 +56,8 @@ static void quantize_tiles(const void *args, int64_t first, int64_t end) {
 }
 
 typedef struct {
-    num *out;             /* [rows][n], at the block's first column */
+    num *out;             /* [rows][n], at the block's first column; or NULL: */
+    float *out_floats;    /* the same, not rounded to num */
     const num *bias;      /* [columns] or NULL */
     const x_group *x;     /* [num_groups][MAX_ROWS] */
     const uint8_t *block; /* [num_groups][group_bytes] */
@@ -111,8 +113,13 @@ static inline __attribute__((always_inline)) void multiply_block(const int forma
             x += MAX_ROWS;
         }
         for (int r = 0; r < a->rows; r++)
-            for (int c = column; c < smaller(a->columns, column + vecs * WIDTH); c++)
-                a->out[r * a->n + c] = store(((float *)y[r])[c - column] + (a->bias ? load(a->bias[c]) : 0));
+            for (int c = column; c < smaller(a->columns, column + vecs * WIDTH); c++) {
+                const float sum = ((float *)y[r])[c - column] + (a->bias ? load(a->bias[c]) : 0);
+                if (a->out_floats)
+                    a->out_floats[r * a->n + c] = sum;
+                else
+                    a->out[r * a->n + c] = store(sum);
+            }
     }
 }
 
@@ -141,10 +148,13 @@ static void multiply_blocks(const void *args, int64_t first, int64_t end) {
         const int64_t ahead_bytes = part->block_bytes / num_groups(q.k) / num_tiles; /* all tiles: a block */
         const uint8_t *block = part->blocks + b * part->block_bytes;
         const uint8_t *ahead = block + (num_tiles == 1 ? AHEAD_BYTES : part->block_bytes);
-        block_args a = {NULL,  q.bias ? q.bias + c : NULL, NULL, block, ahead, ahead_bytes, 0, columns,
-                        q.n, num_groups(q.k)};
+        block_args a = {NULL, NULL,    q.bias ? q.bias + c : NULL, NULL, block, ahead, ahead_bytes,
+                        0,    columns, q.n,                        num_groups(q.k)};
         for (int64_t t = first_tile; t < first_tile + num_tiles; t++) {
-            a.out = q.out + s->row[t] * q.n + c;
+            if (q.out_floats)
+                a.out_floats = q.out_floats + s->row[t] * q.n + c;
+            else
+                a.out = q.out + s->row[t] * q.n + c;
             a.x = q.groups + t * a.num_groups * MAX_ROWS;
             a.rows = s->row[t + 1] - s->row[t];
             switch (part->format) {

@@ -24,6 +24,7 @@ from nanovllm.features.hybrid.c_kernels import DeltaStep, delta_step
 from nanovllm.features.hybrid.kernels import kernels_for
 from nanovllm.worker.batch import Batch
 from nanovllm.worker.cpu.c_kernels import INT, PTR, SIGNATURES, AttentionStep, args_of, attention_step
+from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.layers import ForwardContext
 
 MAX_ROWS = 64  # of a step that is replayed: with more, Python's share is small
@@ -80,6 +81,7 @@ class RecordedStep:
     def __init__(self, runner: Any) -> None:
         """Raises NotRecordable."""
         model, config, self.library = runner.model, runner.model.config, runner.kernels.library
+        self.dtype = runner.dtype
         self.runner, self.made_of = ref(runner), parts_of(runner)  # weak: who drops an engine gets its memory back
         self.head = model.lm_head.product
         table, sizes, self.num_kv_heads = model.embed_tokens, (MAX_ROWS, config.hidden_size), config.num_key_value_heads
@@ -90,7 +92,7 @@ class RecordedStep:
         if config.hybrid is not None:
             self.steps["delta_step"] = DeltaStep(num_logged=MAX_ROWS)
             kernels_for(runner.kernels)  # before their functions only write down who calls them
-        self.places = [part.data_ptr() for part in self.inputs]
+        self.places = [address(part, torch.int64, (MAX_ROWS,)) for part in self.inputs]
         input_ids, positions, slots, logits_rows = self.inputs
         fields: Any = [slots] * 7 + [1, 1]  # of a batch's tensors, layers read the slots only
         batch = Batch(*fields)
@@ -112,7 +114,8 @@ class RecordedStep:
             hidden, residual = (self._gather(x, logits_rows, sizes) for x in (hidden, residual))
             with OnlyCalls(memory[2]):
                 hidden, residual = model.norm(hidden, residual, context)
-                self.library.mark_rows(MarkArgs(0, hidden.data_ptr(), residual.data_ptr(), config.hidden_size))
+                pointers = (address(x, runner.dtype, sizes) for x in (hidden, residual))
+                self.library.mark_rows(MarkArgs(0, *pointers, config.hidden_size))
                 logits = model.logits(hidden)
             self.results = [(hidden[:num_rows], logits[:num_rows]) for num_rows in range(MAX_ROWS + 1)]
         self.newest = self.results[0]
@@ -123,8 +126,9 @@ class RecordedStep:
 
     def _gather(self, table: Tensor, rows: Tensor, shape: tuple[int, int]) -> Tensor:
         """Record that rows of a table are copied. The copies."""
-        out = table.new_zeros(shape)
-        args = GatherArgs(0, out.data_ptr(), table.data_ptr(), rows.data_ptr(), shape[1])
+        out, dtype = table.new_zeros(shape), self.dtype
+        pointers = address(out, dtype, shape), address(table, dtype, (len(table), shape[1]))
+        args = GatherArgs(0, *pointers, address(rows, torch.int64, (shape[0],)), shape[1])
         args.kept = table, rows, out
         self.library.gather_rows(args)
         return out
@@ -138,8 +142,8 @@ class RecordedStep:
         if 0 in batch.query_lens:  # somebody's mistake: PyTorch looks whether the row before it exists
             return None
         numbers = batch.input_ids, batch.positions, batch.slot_mapping, batch.logits_rows
-        for place, values in zip(self.places, numbers, strict=True):
-            ctypes.memmove(place, values.data_ptr(), values.nbytes)
+        for place, values, size in zip(self.places, numbers, (num_rows, num_rows, num_rows, num_results), strict=True):
+            ctypes.memmove(place, address(values, torch.int64, (size,)), values.nbytes)
         if self.looked_up is not None:
             self.looked_up[:num_rows] = runner.model.embed(batch.input_ids)
         attention_step(library, self.num_kv_heads, batch)
@@ -152,10 +156,10 @@ class RecordedStep:
         self.newest = self.results[num_results]
         return self.newest[0]
 
-    def product(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, weight: Any, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """That of the output head. The newest step's logits are there already."""
         hidden, logits = self.newest
-        return logits if x is hidden else self.head(x, weight, bias)
+        return logits if x is hidden else self.head(x, weight, bias, out_dtype)
 
 
 def parts_of(runner: Any) -> tuple[Any, ...]:

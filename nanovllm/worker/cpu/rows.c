@@ -30,25 +30,25 @@ void mark_rows(const mark_args *args) {
 
 typedef struct {
     int64_t num_rows;
-    int64_t *token_ids; /* [num_rows] */
-    const num *logits;  /* [num_rows][size] */
+    int64_t *token_ids;  /* [num_rows] */
+    const float *logits; /* [num_rows][size] */
     int64_t size;
 } choice_args;
 
 enum { LOOKED_AT = 256 }; /* logits, of which the largest is found, before anybody asks which one it is */
 
 /* The first of a row's largest numbers; -1 if one is NaN or infinity, or all are -infinity. */
-static int64_t first_largest(const num *x, int64_t size) {
+static int64_t first_largest(const float *x, int64_t size) {
     float largest = -INFINITY;
     int64_t at = 0;
     mask is_nan = {0};
     for (int64_t first = 0; first < size; first += LOOKED_AT) {
         vec best = in_all(-INFINITY);
         for (int64_t i = first; i < first + LOOKED_AT && i < size; i += LANES) {
-            num padded[LANES]; /* with the last number, which is there already */
+            float padded[LANES]; /* with the last number, which is there already */
             for (int l = 0; l < LANES && i + LANES > size; l++)
                 padded[l] = x[i + l < size ? i + l : size - 1];
-            const vec now = floats_at(i + LANES > size ? padded : x + i);
+            const vec now = vec_from(i + LANES > size ? padded : x + i);
             is_nan |= now != now;
             best = larger_of(now, best);
         }
@@ -63,7 +63,7 @@ static int64_t first_largest(const num *x, int64_t size) {
             return -1;
     if (!(largest > -INFINITY && largest < INFINITY))
         return -1;
-    while (load(x[at]) != largest)
+    while (x[at] != largest)
         at++;
     return at;
 }

@@ -13,12 +13,11 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from nanovllm.worker.cpu.compiler import compile_library
 from nanovllm.worker.kernels import TORCH_KERNELS, Kernels
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, plain_linear
 
 ROOT = Path("/")  # of the file system; made once, as each step asks
 
@@ -76,7 +75,7 @@ def step_threads(model: nn.Module, kernels: Kernels) -> Callable[[], AbstractCon
 def pytorch_multiplies(model: nn.Module) -> bool:
     """Whether a weight is left to PyTorch, where the kernels are C's: these multiply quantized ones, too."""
     products = {module.product for module in model.modules() if isinstance(module, Linear)}
-    return not products.isdisjoint({F.linear, TORCH_KERNELS.linear})
+    return not products.isdisjoint({plain_linear, TORCH_KERNELS.linear})
 
 
 @contextmanager

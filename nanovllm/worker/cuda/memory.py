@@ -43,7 +43,7 @@ def make_pool(runner: Any) -> DecodeGraphs | None:
 
     def compute_logits(num_rows: int) -> Tensor:
         hidden = torch.zeros(num_rows, model_config.hidden_size, dtype=runner.dtype, device=runner.device)
-        return runner.model.logits(hidden).float()
+        return runner.model.logits(hidden)
 
     runner.make_pool(
         free_bytes(

@@ -23,13 +23,13 @@ def llm(checkpoint):
 
 
 def slow_beams(
-    folder: Path, prompt: list[int], params: BeamSearchParams, eos: int | None
+    folder: Path, prompt: list[int], params: BeamSearchParams, eos: frozenset[int]
 ) -> list[tuple[list[int], float]]:
     """The same rules in a few lines: the whole text of each beam is computed anew for each token."""
 
     def score(beam: tuple[list[int], float]) -> float:
         tokens, total = beam
-        return total / (len(tokens) - (tokens[-1] == eos)) ** params.length_penalty
+        return total / (len(tokens) - (tokens[-1] in eos)) ** params.length_penalty
 
     beams, completed = [(prompt, 0.0)], []
     for _ in range(params.max_tokens):
@@ -37,7 +37,7 @@ def slow_beams(
         for tokens, total in beams:
             best = reference_logits(folder, tokens)[-1].log_softmax(-1).topk(2 * params.beam_width)
             for logprob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                is_complete = token == eos and not params.ignore_eos
+                is_complete = token in eos and not params.ignore_eos
                 (completed if is_complete else longer).append(([*tokens, token], total + logprob))
         beams = sorted(longer, key=score, reverse=True)[: params.beam_width]
     return sorted(completed + beams, key=score, reverse=True)[: params.beam_width]
@@ -58,7 +58,7 @@ def test_against_a_slow_twin(checkpoint, options):
         assert llm.get_tokenizer().eos_token_id == eos
         params = BeamSearchParams(beam_width=3, max_tokens=6, **options)
         [output] = llm.beam_search([prompt], params)
-        check(output.sequences, slow_beams(folder, prompt, params, eos))
+        check(output.sequences, slow_beams(folder, prompt, params, llm.engine.model_config.eos_token_ids | {eos}))
         lengths = {len(beam.tokens) for beam in output.sequences}
         if params.ignore_eos:
             assert lengths == {len(prompt) + 6}
@@ -134,7 +134,7 @@ def test_a_beam_that_fails_goes_no_further():
         )
 
     METRICS = RequestMetrics(0.0)
-    search = Search(BeamSearchSequence({}, [5], [], None, -1.0), BeamSearchParams(2, 3), eos_token_id=1)
+    search = Search(BeamSearchSequence({}, [5], [], None, -1.0), BeamSearchParams(2, 3), eos_token_ids=frozenset({1}))
     search.take_in([output("error", [])])
     [beam] = search.completed
     assert beam.finish_reason == "error" and not search.beams and math.isclose(search.score(beam), -1.0)

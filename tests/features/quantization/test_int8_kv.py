@@ -36,7 +36,8 @@ def write(found, k: Tensor, v: Tensor) -> Tensor:
     """K and V [num_blocks, block_size, num_kv_heads, head_dim] as the kernel stores them: [2, ..., head_dim + 2]."""
     caches = torch.zeros(2, *k.shape[:3], HEAD_DIM + 2, dtype=torch.int8)
     batch = SimpleNamespace(slot_mapping=torch.arange(k.shape[0] * k.shape[1]), written=None)
-    found.rotary_and_write(k.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, tuple(caches), batch)
+    no_queries = k.new_zeros(k.shape[0] * k.shape[1], NUM_HEADS, HEAD_DIM)
+    found.rotary_and_write(no_queries, k.flatten(0, 1), v.flatten(0, 1), None, tuple(caches), batch)
     return caches
 
 

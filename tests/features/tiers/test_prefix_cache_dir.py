@@ -12,6 +12,7 @@ import pytest
 from nanovllm import LLM, LoRARequest, SamplingParams
 from nanovllm.features.tiers import directory, index, segment
 from nanovllm.tools.cli import main
+from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
 from tests.features.tiers.test_directory import ENV, kept
 
@@ -67,6 +68,41 @@ def test_the_same_bits_after_a_restart(checkpoint, tmp_path, variant, options):
     third = engine(checkpoint(variant), tmp_path / "cache", **options)
     assert cached(third) == ([100, 116, 96] if states else [100, 119, 99]), "a full hit computes one token"
     end(third)
+
+
+def replace_in_place(weights: Path) -> None:
+    """By a file that `cp -p` brings: of another model, as large, and as old."""
+    stat, data = weights.stat(), bytearray(weights.read_bytes())
+    data[-200:] = bytes(200)
+    weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+
+
+def test_a_file_that_was_replaced_is_another_one_even_if_size_and_time_are_equal(copy_of, tmp_path):
+    folder = copy_of("llama")
+    first = engine(folder, tmp_path / "cache")
+    answers(first)
+    end(first)
+    replace_in_place(folder / "model.safetensors")
+    other = engine(folder, tmp_path / "cache")
+    assert cached(other, PROMPTS[:1]) == [0]
+    assert answers(other) == answers(engine(folder, None))
+    end(other)
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded_keeps_nothing(copy_of, tmp_path, monkeypatch, caplog):
+    folder, load = copy_of("llama"), ModelRunner.load
+
+    def load_and_replace(runner, path):
+        load(runner, path)
+        replace_in_place(path / "model.safetensors")
+
+    monkeypatch.setattr(ModelRunner, "load", load_and_replace)
+    llm = engine(folder, tmp_path / "cache")
+    assert "model.safetensors has changed since its weights were loaded" in caplog.text
+    assert "disk" not in llm.stats()["tiers"]
+    assert len(answers(llm)) == len(PROMPTS)
 
 
 @pytest.mark.ci

@@ -143,7 +143,7 @@ static void show_products(void) {
         exit(1);
     for (int i = 0; i < 3; i++) {
         num *out = space(counts[i] * n * sizeof(num));
-        linear(&(linear_args){counts[i], out, nums(counts[i] * k, 1), weights, i % 2 ? nums(n, 1) : NULL, NULL, 1, n, k});
+        linear(&(linear_args){counts[i], out, NULL, nums(counts[i] * k, 1), weights, i % 2 ? nums(n, 1) : NULL, NULL, 1, n, k});
         add_nums(out, counts[i] * n);
     }
     const int64_t ranks[] = {5}, ends[] = {n}, padded = (k + 15) / 16 * 16;
@@ -151,7 +151,7 @@ static void show_products(void) {
     num *y = nums(5 * n, 1), *a = space(5 * padded * sizeof(num)), *in_rows = nums(5 * k, 1);
     for (int64_t j = 0; j < 5; j++)
         memcpy(a + j * padded, in_rows + j * k, k * sizeof(num));
-    add_adapters(&(adapter_args){y, nums(5 * k, 1), a, nums(5 * n + 16, 1), ranks, ends, tasks, 1, 5, n, k, padded, k}, 2);
+    add_adapters(&(adapter_args){y, NULL, nums(5 * k, 1), a, nums(5 * n + 16, 1), ranks, ends, tasks, 1, 5, n, k, padded, k}, 2);
     add_nums(y, 5 * n);
     show("products");
 }
@@ -185,12 +185,46 @@ static void show_quantized(void) {
         const quantized_part part = {blocks, block_bytes, format, N}, *weights[] = {&part};
         for (int i = 0; i < 3; i++) {
             num *out = space(counts[i] * N * sizeof(num)), *bias = nums(N, 1);
-            quantized_linear(&(quantized_args){counts[i], out, nums(counts[i] * K, 2), bias, space(x_groups_bytes(K)),
+            quantized_linear(&(quantized_args){counts[i], out, NULL, nums(counts[i] * K, 2), bias, space(x_groups_bytes(K)),
                                                weights, NULL, 1, 1, num_blocks, N, K, K});
             add_nums(out, counts[i] * N);
         }
     }
     show("quantized");
+}
+
+/* The output head: what the three products compute, not rounded to num, and which token is chosen. */
+static void show_logits(void) {
+    enum { N = 101, K = 300, M = 5, GROUPS = 10, NUM_BLOCKS = 4, BLOCK_BYTES = GROUPS * BLOCK_ROWS * 34 };
+    num *reordered = space(reordered_size(N, K) * sizeof(num)), *weight = nums(N * K, 1), *x = nums(M * K, 1);
+    const num *weights[] = {reordered};
+    float *logits = space(M * N * 4);
+    int64_t token_ids[M];
+    reorder_weight(reordered, weight, N, K);
+    linear(&(linear_args){M, NULL, logits, x, weights, nums(N, 1), NULL, 1, N, K});
+    add_floats(logits, M * N);
+    const int64_t ranks[] = {1}, ends[] = {N}, padded = (K + 15) / 16 * 16;
+    const adapter_task tasks[] = {{0, 2, {0, 3}}};
+    num *a = space(padded * sizeof(num));
+    memcpy(a, weight, K * sizeof(num));
+    add_adapters(&(adapter_args){NULL, logits, x, a, nums(N + 16, 1), ranks, ends, tasks, 1, 1, N, K, padded, K}, 1);
+    add_floats(logits, M * N);
+    most_likely(&(choice_args){M, token_ids, logits, N});
+    for (int i = 0; i < M; i++)
+        add_bits((uint32_t)token_ids[i], 4);
+    uint8_t *blocks = space(NUM_BLOCKS * BLOCK_BYTES);
+    for (int64_t i = 0; i < NUM_BLOCKS * BLOCK_BYTES; i++)
+        blocks[i] = random_bits() >> 9;
+    for (int64_t g = 0; g < NUM_BLOCKS * GROUPS; g++)
+        for (int i = 0; i < BLOCK_ROWS; i++) {
+            const uint16_t half = 0x2000 | (random_bits() & 0x87ff);
+            memcpy(blocks + g * BLOCK_ROWS * 34 + 2 * i, &half, 2);
+        }
+    const quantized_part part = {blocks, BLOCK_BYTES, Q8_0, N}, *parts[] = {&part};
+    quantized_linear(&(quantized_args){M, NULL, logits, x, NULL, space(x_groups_bytes(K)), parts, NULL, 1, 1, NUM_BLOCKS, N,
+                                       K, K});
+    add_floats(logits, M * N);
+    show("logits");
 }
 
 /* A prompt that leaves a snapshot, one that begins there, guesses into the log, and rows of the log. */
@@ -237,5 +271,6 @@ int main(void) {
     show_products();
     show_quantized();
     show_delta_net();
+    show_logits();
     return 0;
 }

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
@@ -26,7 +25,7 @@ from nanovllm.worker.cpu import c_kernels as cpu_kernels
 from nanovllm.worker.cpu import compiler as c_compiler
 from nanovllm.worker.cpu.reorder import reorder_weights
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.layers import Linear
+from nanovllm.worker.layers import Linear, plain_linear
 
 # (cached before, computed now): decodes, prompts, chunks, prefix hits; lengths inside, at and behind a block's border.
 RAGGED = [(0, 1), (15, 1), (16, 1), (200, 1), (0, 16), (0, 17), (32, 3), (31, 130), (0, 300), (64, 16), (5, 1)]
@@ -78,12 +77,13 @@ def ragged_batch(block_size: int, lengths=RAGGED) -> tuple[Batch, int]:
     return Batch.from_scheduler_output(output, block_size), num_blocks
 
 
-def stored(found, k_cache, v_cache):
-    """K and V as a backend stores them: written through it, slot by slot."""
+def stored(found, q, k_cache, v_cache):
+    """K and V as a backend stores them: written through it, slot by slot. q: any queries, for the number of heads."""
     slots = torch.arange(k_cache.shape[0] * k_cache.shape[1])
     caches, k, v = torch.zeros(2, *k_cache.shape, dtype=k_cache.dtype), k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     batch = SimpleNamespace(slot_mapping=slots, written=(None, slots))
-    found.rotary_and_write(k, k, v.contiguous(), None, (caches[0], caches[1]), batch)
+    no_queries = q.new_zeros(len(slots), *q.shape[1:])
+    found.rotary_and_write(no_queries, k, v.contiguous(), None, (caches[0], caches[1]), batch)
     return caches
 
 
@@ -136,7 +136,7 @@ def test_attention(dtype, block_size, num_heads, num_kv_heads, head_dim):
     q = torch.randn(len(batch.positions), num_heads + 3, head_dim).to(dtype)[:, :num_heads]
     expected = dense_attention(q, k_cache, v_cache, batch)
     for found in (TORCH_KERNELS, kernels(dtype, num_heads, num_kv_heads, head_dim)):
-        result = found.paged_attention(q, *stored(found, k_cache, v_cache), batch).double()
+        result = found.paged_attention(q, *stored(found, q, k_cache, v_cache), batch).double()
         torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -159,7 +159,7 @@ def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, hea
             unseen = unseen[unseen > 0]  # block 0 pads the tables of sequences that are shorter
             k_cache[unseen], v_cache[unseen] = torch.nan, torch.nan
         for found in (TORCH_KERNELS, kernels(dtype, num_heads, num_kv_heads, head_dim)):
-            result = found.paged_attention(q, *stored(found, k_cache, v_cache), batch, window).double()
+            result = found.paged_attention(q, *stored(found, q, k_cache, v_cache), batch, window).double()
             torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -173,8 +173,8 @@ def test_a_row_has_the_same_bits_however_its_step_is_cut(dtype, num_heads, num_k
     torch.manual_seed(0)
     found, num_keys = kernels(dtype, num_heads, num_kv_heads, head_dim), 600
     plain = torch.randn(2, -(-num_keys // block_size), block_size, num_kv_heads, head_dim).to(dtype)
-    caches = stored(found, *plain)
     q = torch.randn(num_keys, num_heads, head_dim).to(dtype) * 3
+    caches = stored(found, q, *plain)
     beside = [(num_keys - 1, 1)] * 40  # so much work that no task's keys are computed side by side
     for window in (0, 1, 300):
         whole = found.paged_attention(q, *caches, one_sequence(block_size, [(0, num_keys)]), window)
@@ -214,7 +214,7 @@ def test_scores_that_are_infinite_do_not_become_a_sound_row(num_rows, dtype, key
     k_cache[batch.block_tables[0].unique()] = key
     # PyTorch's attention gives 0 for a row whose scores are all -infinity.
     for found in (kernels(dtype), *([TORCH_KERNELS] if key != -1e20 else [])):
-        result = found.paged_attention(q, *stored(found, k_cache, v_cache), batch)
+        result = found.paged_attention(q, *stored(found, q, k_cache, v_cache), batch)
         assert not result[:num_rows].isfinite().any()
         torch.testing.assert_close(result[num_rows:].double(), expected, atol=TOLERANCE[dtype], rtol=0)
 
@@ -228,7 +228,7 @@ def test_attention_of_a_lone_decode_is_split_over_the_cores(num_keys):
     for window in (0, 1, 3, 70, 999):
         expected = dense_attention(q, k_cache, v_cache, batch, window)
         found = kernels(torch.float32)
-        result = found.paged_attention(q, *stored(found, k_cache, v_cache), batch, window).double()
+        result = found.paged_attention(q, *stored(found, q, k_cache, v_cache), batch, window).double()
         torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
 
 
@@ -429,7 +429,7 @@ def test_heads_too_many_for_the_stack():
     batch, num_blocks = ragged_batch(16, [(0, 40), (5, 1)])
     k_cache, v_cache = torch.randn(2, num_blocks, 16, 1, 64)
     q = torch.randn(41, 128, 64)
-    expected, result = (k.paged_attention(q, *stored(k, k_cache, v_cache), batch) for k in (TORCH_KERNELS, found))
+    expected, result = (k.paged_attention(q, *stored(k, q, k_cache, v_cache), batch) for k in (TORCH_KERNELS, found))
     torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
 
 
@@ -439,8 +439,8 @@ def test_optimizations_can_be_switched_off_one_at_a_time(checkpoint):
 
     reordered = runner(optimizations=("reordered_weights",))
     assert reordered.kernels is TORCH_KERNELS and reordered.model.lm_head.product is TORCH_KERNELS.linear
-    assert runner(optimizations=("c_kernels",)).model.lm_head.product is F.linear
+    assert runner(optimizations=("c_kernels",)).model.lm_head.product is plain_linear
     plain = runner(enforce_eager=True)
-    assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.product is F.linear
+    assert plain.kernels is TORCH_KERNELS and plain.model.lm_head.product is plain_linear
     with pytest.raises(ValueError, match=r"must be one of reordered_weights, c_kernels, .* found 'magic'"):
         runner(optimizations=("magic",))

@@ -74,6 +74,15 @@ def test_it_computes_what_the_cpu_computes(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_product_in_float32(mode, dtype):
+    a, b, *_ = (x.to(dtype) for x in numbers())
+    with mode():
+        found = torch.mm(a.to(DEVICE), b.to(DEVICE), out_dtype=torch.float32)
+        assert found.dtype == torch.float32 and torch.equal(found.cpu(), a.float() @ b.float())
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_change_through_a_view_is_seen_everywhere(mode):
     with mode():
         x = torch.zeros(4, 4, device=DEVICE)

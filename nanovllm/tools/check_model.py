@@ -1,0 +1,268 @@
+"""How the engine reads a checkpoint or a GGUF file: the report of `nanovllm check-model`. No weight is loaded.
+
+Each part of the report is a function that gives rows (name, value). A part that cannot be read is an error in the
+report, and the others are read all the same.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.features.chat_template.render import RENDERER, shows_tools
+from nanovllm.features.reasoning.think import Reasoning
+from nanovllm.features.tool_calls.parse import format_of
+from nanovllm.files.end_tokens import described
+from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
+from nanovllm.files.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenize, with_eos
+from nanovllm.tools.screen import Screen
+
+Rows = list[tuple[str, str]]
+NAME_WIDTH = 15
+WORDS = "Seven gulls"  # of a message: are they in the prompt?
+UNREADABLE = (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError)
+
+
+@dataclass
+class Report:
+    """rows: what was found. warnings: what the engine says of it. errors: why it cannot be used."""
+
+    rows: Rows = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def attempt(self, part: str, read: Callable[[], Any]) -> Any:
+        """What read() gives; None, with an error in the report, if it fails."""
+        try:
+            return read()
+        except UNREADABLE as error:
+            self.errors.append(f"{part}: {error}")
+            return None
+
+    def add(self, part: str, read: Callable[[], Rows]) -> None:
+        self.rows += self.attempt(part, read) or []
+
+
+def run_check_model(config: EngineConfig) -> int:
+    """0: the engine can use it, perhaps with warnings. 1: it cannot."""
+    report = check_model(config)
+    draw(report)
+    return 1 if report.errors else 0
+
+
+def check_model(config: EngineConfig) -> Report:
+    """What the engine finds. config: model, tokenizer, generation_config and hf_overrides count.
+
+    Raises ValueError or FileNotFoundError where there is no such model.
+    """
+    directory = resolve_checkpoint(config.model, config.revision, config.load_format)
+    report = Report(rows=[("model", str(directory))])
+    with warnings_in(report.warnings):
+        model = report.attempt(
+            "configuration",
+            lambda: ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config),
+        )
+        if model is not None:
+            report.add("configuration", lambda: model_rows(model))
+            report.add("weights", lambda: weight_rows(directory, model))
+        place = report.attempt(
+            "tokenizer", lambda: resolve_tokenizer(config.tokenizer) if config.tokenizer else directory
+        )
+        tokenizer = None if place is None else report.attempt("tokenizer", lambda: load_tokenizer(place))
+        if tokenizer is not None:
+            report.add("tokenizer", lambda: tokenizer_rows(tokenizer, place))
+        if tokenizer is not None and model is not None and model.pooling is None:
+            report.add("end tokens", lambda: end_token_rows(model, tokenizer, directory))
+        if tokenizer is not None and (model is None or model.pooling is None):
+            report.add("chat template", lambda: template_rows(tokenizer, report.warnings))
+    return report
+
+
+@contextmanager
+def warnings_in(found: list[str]) -> Iterator[None]:
+    """What the engine warns of meanwhile is put into the list, and not written anywhere else."""
+    logger, handler = logging.getLogger("nanovllm"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def model_rows(model: ModelConfig) -> Rows:
+    """Architecture, dtype, context, defaults of sampling."""
+    sizes = f"{model.num_hidden_layers} layers, {model.hidden_size:,} wide, {model.vocab_size:,} tokens"
+    tied = ", embeddings and output head are one matrix" if model.tie_word_embeddings else ""
+    rows = [("architecture", f"{model.architecture}: {sizes}{tied}")]
+    if model.expert_layers:
+        experts = f"{model.num_experts_per_tok} of {model.num_experts} for a token"
+        rows.append(("experts", f"in {len(model.expert_layers)} layers, {experts}"))
+    if model.num_kv_layers != model.num_hidden_layers:
+        rows.append(("hybrid", f"{model.num_kv_layers} layers with attention, the others keep a state of fixed size"))
+    if model.windows:
+        rows.append(("windows", f"{max(model.windows.values()):,} tokens at most, in {len(model.windows)} layers"))
+    if model.pooling is not None:
+        rows.append(("pooling", f"{model.pooling.task}: it gives no text"))
+    rows += [("dtype", model.dtype), ("context", f"{model.max_position_embeddings:,} tokens")]
+    defaults = ", ".join(f"{name} {value}" for name, value in model.generation.items())
+    return [*rows, ("sampling", defaults or "no defaults in the files")]
+
+
+def weight_rows(directory: Path, model: ModelConfig) -> Rows:
+    """How the files hold the weights. Raises ValueError for files that are not this model's."""
+    import torch
+
+    from nanovllm.files.tensor_files import WeightFiles, as_stored
+    from nanovllm.worker.model import Decoder
+
+    model = as_stored(directory, model)
+    with torch.device("meta"):
+        whole = dict(Decoder(model).checkpoint_tensors())
+    files = WeightFiles(directory, model, whole, dummy=False)
+    numbers = sum(tensor.numel() for tensor in whole.values())
+    formats = Counter(files.stored.values()).most_common()
+    return [("weights", f"{numbers / 1e6:,.1f} million: {', '.join(f'{count} in {name}' for name, count in formats)}")]
+
+
+def tokenizer_rows(tokenizer: Any, place: Path) -> Rows:
+    """Its kind, how it splits a text, and whether it begins one with a BOS."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    kind = type(tokenizer).__name__ if backend is None else type(backend.model).__name__
+    found = place.name if place.is_file() else ", ".join(n for n in TOKENIZER_FILES if (place / n).is_file())
+    rows = [("tokenizer", f"{kind}, {len(tokenizer):,} tokens, from {found}")]
+    rows += [("  pre-tokenizer", pre_tokenizer_of(backend, place))]
+    normalizer = None if backend is None else json.loads(backend.to_str()).get("normalizer")
+    rows += [("  normalizer", shortened(normalizer))] if normalizer else []
+    return [*rows, ("  BOS", bos_rule(tokenizer))]
+
+
+def pre_tokenizer_of(backend: Any, place: Path) -> str:
+    """What a GGUF file calls it; and the steps that were made of it."""
+    named = ""
+    if place.is_file():
+        from nanovllm.files.gguf_file import GGUFFile
+
+        metadata = GGUFFile(place).metadata
+        model, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+        named = f"{pre or 'not named'} (tokenizer.ggml.pre, of a {model} vocabulary): "
+    steps = None if backend is None else json.loads(backend.to_str()).get("pre_tokenizer")
+    return named + (shortened(steps) if steps else "none: a text is not split before it is merged")
+
+
+def shortened(step: Any) -> str:
+    """A tokenizer's step or steps, by their types and patterns."""
+    steps = step.get("pretokenizers") or step.get("normalizers") or [step]
+    texts = []
+    for each in steps:
+        pattern = each.get("pattern")
+        text = next(iter(pattern.values())) if isinstance(pattern, dict) else ""
+        texts.append(each["type"] + (f" {text!r}" if text else ""))
+    return ", ".join(texts)
+
+
+def bos_rule(tokenizer: Any) -> str:
+    bos, text = tokenizer.bos_token_id, tokenizer.bos_token
+    if bos is None:
+        return "there is none"
+    is_added = tokenize(tokenizer, "a")[:1] == [bos]
+    return f"{bos} {text!r} is {'added to a prompt' if is_added else 'not added to a prompt'}"
+
+
+def end_token_rows(model: ModelConfig, tokenizer: Any, directory: Path) -> Rows:
+    """Who names which. A warning where nobody does."""
+    found = described(with_eos(model, tokenizer, directory).end_tokens, tokenizer)
+    return [("end tokens", "\n".join(found) or "none")]
+
+
+def template_rows(tokenizer: Any, warnings: list[str]) -> Rows:
+    """What the chat template reads and shows, by what it makes of short conversations.
+
+    warnings: where it leaves something out, they say so.
+    """
+    if not tokenizer.chat_template:
+        return [("chat template", "none: chats need chat_template")]
+    template = tokenizer.get_chat_template(None, None)
+    prompt = rendered(tokenizer, template, [user(WORDS)])
+    form, takes_system = content_form(tokenizer, template), shows_system(tokenizer, template)
+    if form is None:
+        warnings.append("the chat template shows nothing of a user's words, whether they are a text or parts of one")
+    if not takes_system:
+        warnings.append("the chat template does not show system messages")
+    ids = tokenize(tokenizer, prompt or "", add_special_tokens=False)
+    num_bos = next((i for i, token_id in enumerate(ids) if token_id != tokenizer.bos_token_id), len(ids))
+    if num_bos > 1:
+        warnings.append(f"the chat template writes {num_bos} BOS")
+    return [
+        ("chat template", "begins with a BOS" if num_bos else "writes no BOS"),
+        ("  content", form or "not shown"),
+        ("  system", "shown" if takes_system else "not shown"),
+        ("  tools", "shown" if shows_tools(template) else "not shown; described in the system message, as Hermes' are"),
+        ("  tool format", format_of(template)),
+        ("  reasoning", reasoning_of(template, prompt or "")),
+    ]
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def rendered(tokenizer: Any, template: str, messages: list[dict[str, Any]]) -> str | None:
+    """The prompt; None where the template does not take these messages."""
+    options = {**tokenizer.special_tokens_map, "tools": None, "add_generation_prompt": True}
+    try:
+        return RENDERER.ask(template, messages, options)
+    except ValueError:
+        return None
+
+
+def content_form(tokenizer: Any, template: str) -> str | None:
+    """What a message's content has to be; None: nothing of it is shown."""
+    parts = [{"type": "text", "text": WORDS}]
+    of_text, of_parts = (rendered(tokenizer, template, [user(content)]) or "" for content in (WORDS, parts))
+    forms = ["a text"] * (WORDS in of_text) + ["parts"] * (WORDS in of_parts and "'type'" not in of_parts)
+    return " or ".join(forms) or None
+
+
+def shows_system(tokenizer: Any, template: str) -> bool:
+    messages = [{"role": "system", "content": WORDS}, user("x")]
+    return WORDS in (rendered(tokenizer, template, messages) or "")
+
+
+def reasoning_of(template: str, prompt: str) -> str:
+    found = Reasoning.of(None, template, prompt)
+    if found is None:
+        return "none is looked for in an answer"
+    begins = "the prompt has opened it" if found.is_open else "an answer may begin with it"
+    return f"{found.opening} ... {found.closing}; {begins}"
+
+
+# -- on the screen ----------------------------------------------------------------------------------------------------
+
+
+def draw(report: Report) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=NAME_WIDTH)
+    table.add_column(overflow="fold")
+    for name, value in report.rows:
+        table.add_row(Text(name), Text(value))
+    for title, texts in (("warning", report.warnings), ("error", report.errors)):
+        for text in dict.fromkeys(texts):
+            table.add_row(Text(title), Text(text))
+    if not report.warnings and not report.errors:
+        table.add_row(Text("warnings"), Text("none"))
+    Screen().print(table)
