@@ -51,7 +51,11 @@ def make_tiers(features: "Features", runner: Any, manager: Any, directory: Path)
             if store is not None:
                 store.on_stored = partial(features.kv_events.tier_stored, told)
                 store.on_removed = partial(features.kv_events.tier_removed, told)
-    return Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
+    tiers = Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
+    if features.kv_events is not None and disk is not None:
+        disk.directory.on_lost = partial(features.kv_events.tier_lost, "DISK")
+        tiers.on_kept = disk.tell_of
+    return tiers
 
 
 def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> tuple[DiskStore | None, bytes]:
@@ -62,8 +66,9 @@ def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> 
         kept = open_directory(path, config.prefix_cache_bytes)
         key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, kept))
         options = config.dtype, config.quantization, config.kv_cache_dtype
-        about = {"model": config.model, "numbers": [o for o in options if o not in (None, "auto")]}
-        text = json.dumps(about)[:2000]
+        model_name = str(config.model)[-250:]  # so that it fits into a segment's header, whatever it is written in
+        about = {"model": model_name, "numbers": [o for o in options if o not in (None, "auto")]}
+        text = json.dumps(about)
         spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, text)]
         spaces += [Space(key, STATE, 0, data.state_bytes, text)] if data.state_bytes else []
         kept.use(spaces)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.tiers import directory, index, segment
+from nanovllm.features.tiers import directory, disk_store, index, segment
 from nanovllm.tools.cli import main
 from tests.checkpoints import SMALL
+from tests.errors import expect
 from tests.features.tiers.test_directory import ENV, kept
 
 PROMPTS = [[*range(5, 106)], [*range(5, 65), *range(200, 260)], [*range(5, 105)]]
@@ -278,3 +280,34 @@ def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     assert main(["cache", str(tmp_path / "other"), "--clear"]) == 2
     assert (tmp_path / "other" / "thesis.txt").exists()
+
+
+def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_path, monkeypatch):
+    """With a clock that stands still: one look at the disk for all of them, and each is answered by computing."""
+    monkeypatch.setattr(disk_store, "monotonic", lambda: 1000.0)
+    llm = engine(checkpoint(), tmp_path / "cache")
+    reference = answers(llm)
+    llm.engine.features.tiers.disk.flush()
+    kept, looks = llm.engine.features.tiers.disk.directory, []
+    monkeypatch.setattr(kept, "read", lambda records, read=kept.read: looks.append(records) or read(records))
+    other = sqlite3.connect(kept.index.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    for number in range(6):
+        llm.reset_prefix_cache()
+        assert answers(llm) == reference
+        answers(llm, [[number, *range(270, 300)]])
+    assert len(looks) == 1 and llm.stats()["tiers"]["disk"]["num_dropped"] == 0
+    other.execute("ROLLBACK")
+    other.close()
+    monkeypatch.setattr(disk_store, "monotonic", lambda: 2000.0)
+    llm.engine.features.tiers.disk.flush()
+    llm.reset_prefix_cache()
+    before = llm.stats()["tiers"]["disk"]["num_read"]
+    assert answers(llm) == reference and llm.stats()["tiers"]["disk"]["num_read"] > before
+    end(llm)
+
+
+def test_a_folder_with_files_of_others_is_refused(checkpoint, tmp_path):
+    (tmp_path / "notes.seg").write_text("mine")
+    expect("holds 'notes.seg'; name a directory of its own", engine, checkpoint(), tmp_path)
+    assert (tmp_path / "notes.seg").read_text() == "mine"
