@@ -4,6 +4,7 @@ A step is four hand-offs: the scheduler chooses the work, the model runner compu
 tokens in, the requests turn them into text. Everything a caller can get wrong is checked before a request enters.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
+from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, told_to
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
 from nanovllm.checks.vllm_methods import EngineMethods
@@ -65,12 +67,14 @@ class LLMEngine(EngineMethods):
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.request_of_seq: dict[int, Request] = {}
-        self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None  # told of every step that succeeds
+        # Told of every step that succeeds. What it raises is logged.
+        self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None  # the newest step's work; None before schedule() has returned
         self._num_requests = 0
         # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
+        self._to_abort: list[Request] = []  # what a callback has asked for in the middle of a step
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -154,7 +158,10 @@ class LLMEngine(EngineMethods):
         return self.enqueue([self.features.with_output_kind(request)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
-        """End one request now, or several. Returns the last output of one; None for several or if there is none."""
+        """End one request now, or several. Returns the last output of one; None for several or if there is none.
+
+        In the middle of a step, from a callback: at the step's end, which returns the last outputs.
+        """
         if not isinstance(request_ids, str):
             self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
             return None
@@ -164,7 +171,10 @@ class LLMEngine(EngineMethods):
         return request.output()
 
     def abort_requests(self, requests: list[Request]) -> None:
-        """End requests now, queued or not. Those that have finished stay as they are."""
+        """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
+        if self._in_step and is_within(LLMEngine.step, self, sys._getframe()):
+            self._to_abort += requests
+            return
         self._settle()
         self.forget(requests)
 
@@ -215,14 +225,16 @@ class LLMEngine(EngineMethods):
             progressed = self.process_outputs(output, logprobs)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
             if self.on_step is not None and output.chunks:
-                self.on_step(output, progressed)
+                told_to(self.on_step, output, progressed)
         except BaseException:
             self._settle()
             raise
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
         self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
-        return self.features.as_asked(outputs, progressed)
+        aborted = self._abort_asked()
+        outputs += [request.output() for request in aborted]
+        return self.features.as_asked(outputs, progressed + aborted)
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""
@@ -247,14 +259,24 @@ class LLMEngine(EngineMethods):
                 request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
         return list(progressed.values())
 
+    def _abort_asked(self) -> list[Request]:
+        """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
+        aborted = [request for request in self._to_abort if self.requests.get(request.request_id) is request]
+        self.forget(aborted)
+        self._to_abort = []
+        return aborted
+
     # -- what an exception has interrupted ------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Finish what an exception has interrupted: undo the step, or go on forgetting requests.
 
-        Called before every other change, so an exception in here loses nothing: the next call begins anew.
+        Called before every other change, so an exception in here loses nothing: the next call begins anew. Raises
+        RuntimeError if the step has not ended, and the caller is a callback of its.
         """
         if self._in_step:
+            if is_within(LLMEngine.step, self, sys._getframe(1)):
+                raise RuntimeError(WITHIN_A_STEP)
             self.scheduler.roll_back(self.scheduled)
             for chunk in self.scheduled.chunks if self.scheduled is not None else ():
                 if chunk.reaches_end:
@@ -263,3 +285,5 @@ class LLMEngine(EngineMethods):
         elif self._dropped:
             self.forget(self._dropped)
             self.scheduler.roll_back(None)  # a block that was being freed may be in no table and in no queue
+        if self._to_abort:
+            self._abort_asked()

@@ -118,9 +118,12 @@ class LLM(PoolingCalls, LLMMethods):
         return self.engine.features.beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
-        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        with self._shared.turns:
-            self.engine.abort_request(request_id)
+        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored.
+
+        Code that a step calls (a logits processor, on_step, on_kv_events) may ask for it, and for stats(): the request
+        ends with the step. Other calls in the middle of a step raise RuntimeError.
+        """
+        self._shared.abort(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.

@@ -50,6 +50,7 @@ class EngineMethods:
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
         """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
 
+        What it raises is logged. It may ask an LLM for stats() and abort(), and must not wait for an event loop.
         To set it raises ValueError without LLM(kv_events_config=...).
         """
         return None if self.features.kv_events is None else self.features.kv_events.on_batch
@@ -127,7 +128,7 @@ class LLMMethods:
 
     def get_metrics(self) -> "list[Metric]":
         """See LLMEngine.get_metrics; stats() has more, under our names."""
-        with self._shared.turns:
+        with self._shared.turns.unless_mine():
             return self.engine.get_metrics()
 
     @property

@@ -13,6 +13,7 @@ from contextlib import suppress
 from threading import TIMEOUT_MAX, Condition, Thread
 from typing import Any
 
+from nanovllm.checks.callbacks import told_to
 from nanovllm.checks.forks import check_process
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
@@ -134,7 +135,7 @@ class EngineThread:
     def forget(self, requests: list[Request], reason: str = "abort") -> None:
         """End requests, queued or not; their blocks are free before the next step."""
         queued = self.engine.requests
-        self.on_end([r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
+        told_to(self.on_end, [r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
         self.engine.abort_requests(requests)
         for request in requests:  # one that was refused may have the id of another
             reader = self.readers.get(request.request_id)

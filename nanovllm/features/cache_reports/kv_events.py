@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from nanovllm.checks.callbacks import told_to
 from nanovllm.core.block_manager import Block
 from nanovllm.core.tiers.names import NO_EXTRA
 from nanovllm.core.tiers.store import BLOCK, Record
@@ -19,7 +20,6 @@ from nanovllm.features.cache_reports.events import (
     KVCacheEvent,
     KVEventBatch,
 )
-from nanovllm.features.callers.observers import told_to
 from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:

@@ -1,13 +1,16 @@
 """FairLock: several threads share one LLM. One steps at a time, for all of them (chapter 2 has the step)."""
 
 from collections import deque
-from threading import Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
 
+from nanovllm.checks.callbacks import WITHIN_A_STEP
 from nanovllm.checks.forks import check_process
 
 
 class FairLock:
-    """A lock, `with turns:`, that is handed over in the order of asking. Not reentrant.
+    """A lock, `with turns:`, that is handed over in the order of asking. Not reentrant: RuntimeError.
 
     threading.Lock is not fair: a thread that makes step after step would take it again before those who wait wake up.
     """
@@ -15,18 +18,37 @@ class FairLock:
     def __init__(self) -> None:
         self._mutex = Lock()
         # One for each thread that asked; the first has the turn, the others are locked.
-        self._queue: deque[Lock] = deque()
+        self._queue: deque[tuple[Lock, int]] = deque()
+
+    def is_mine(self) -> bool:
+        """Has this thread the turn?"""
+        try:
+            return self._queue[0][1] == get_ident()
+        except IndexError:
+            return False
+
+    @contextmanager
+    def unless_mine(self) -> Iterator[None]:
+        """Take a turn; for a thread that has it already, that one. For what is allowed in the middle of a step."""
+        if self.is_mine():
+            yield
+            return
+        with self:
+            yield
 
     def __enter__(self) -> None:
         check_process()  # the turn may be a thread's that only the parent has
-        mine = Lock()
-        mine.acquire()
+        if self.is_mine():  # it would wait for itself
+            raise RuntimeError(WITHIN_A_STEP)
+        lock = Lock()
+        lock.acquire()
+        mine = lock, get_ident()
         with self._mutex:
             self._queue.append(mine)
             if self._queue[0] is mine:
                 return
         try:
-            mine.acquire()  # until the one before releases it
+            lock.acquire()  # until the one before releases it
         except BaseException:  # Ctrl-C while waiting
             self._leave(mine)
             raise
@@ -34,9 +56,9 @@ class FairLock:
     def __exit__(self, *error: object) -> None:
         self._leave(self._queue[0])
 
-    def _leave(self, lock: Lock) -> None:
+    def _leave(self, mine: tuple[Lock, int]) -> None:
         with self._mutex:
-            had_turn = self._queue[0] is lock
-            self._queue.remove(lock)
+            had_turn = self._queue[0] is mine
+            self._queue.remove(mine)
             if had_turn and self._queue:
-                self._queue[0].release()
+                self._queue[0][0].release()

@@ -44,8 +44,13 @@ class SharedEngine:
 
     def stats(self) -> dict[str, Any]:
         """See LLM.stats."""
-        with self.turns:
+        with self.turns.unless_mine():
             return snapshot(self.engine)
+
+    def abort(self, request_id: str) -> None:
+        """See LLM.abort."""
+        with self.turns.unless_mine():
+            self.engine.abort_request(request_id)
 
     @contextmanager
     def progress(self, num_requests: int, show: bool) -> Iterator[Callable[[int], None]]:
@@ -60,7 +65,7 @@ class SharedEngine:
         try:
             yield
         except BaseException:
-            with ctrl_c_after_step(), self.turns:
+            with ctrl_c_after_step(), self.turns.unless_mine():
                 self.engine.abort_requests(requests)
                 for request in requests:
                     self.outputs.pop(request.request_id, None)
