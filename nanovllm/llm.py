@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import for_each, prompts_in
+from nanovllm.checks.exits import finish_at_exit
 from nanovllm.checks.values import make_all
 from nanovllm.checks.vllm_methods import LLMMethods
 from nanovllm.checks.vllm_names import accepted
@@ -38,6 +39,7 @@ class LLM(PoolingCalls, LLMMethods):
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
+        finish_at_exit(self._shared.turns)
 
     def generate(
         self,

@@ -12,9 +12,10 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
+from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.checks.vllm_names import accepted
 from nanovllm.features.callers.output_kind import OutputFilter, RequestOutputKind
 from nanovllm.features.callers.snapshot import snapshot
@@ -182,7 +183,7 @@ class AsyncLLM(EngineClient):
     async def prepare(self, function: Callable[[], Result], places: asyncio.Semaphore | None = None) -> Result:
         """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
 
-        A few at a time. Nobody waits for such a thread when the program ends.
+        A few at a time.
         """
         places = places or self._preparing
         await places.acquire()
@@ -195,7 +196,9 @@ class AsyncLLM(EngineClient):
                 loop.call_soon_threadsafe(settle)
                 loop.call_soon_threadsafe(places.release)
 
-        Thread(target=run, name="prepare", daemon=True).start()
+        worker = Worker(target=run, name="prepare", daemon=True)
+        finish_at_exit(worker)
+        worker.start()
         return await future
 
     async def call(self, function: Callable[[], Result]) -> Result:

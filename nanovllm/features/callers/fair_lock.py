@@ -17,6 +17,8 @@ class FairLock:
 
     def __init__(self) -> None:
         self._mutex = Lock()
+        self._ends = Lock()  # held by who ends the program, for ever: others wait, and are taken away with it
+        self._only: int | None = None  # that thread
         # One for each thread that asked; the first has the turn, the others are locked.
         self._queue: deque[tuple[Lock, int]] = deque()
 
@@ -40,21 +42,37 @@ class FairLock:
         check_process()  # the turn may be a thread's that only the parent has
         if self.is_mine():  # it would wait for itself
             raise RuntimeError(WITHIN_A_STEP)
+        self._take()
+        if self._only not in (None, get_ident()):
+            self._leave(self._queue[0])
+            self._ends.acquire()
+
+    def _take(self, seconds: float = -1) -> bool:
+        """Wait for a turn, no longer than this. False: it did not come."""
         lock = Lock()
         lock.acquire()
         mine = lock, get_ident()
         with self._mutex:
             self._queue.append(mine)
             if self._queue[0] is mine:
-                return
+                return True
+        came = False
         try:
-            lock.acquire()  # until the one before releases it
-        except BaseException:  # Ctrl-C while waiting
-            self._leave(mine)
-            raise
+            came = lock.acquire(timeout=seconds)  # until the one before releases it
+        finally:
+            if not came:  # in time, or before Ctrl-C
+                self._leave(mine)
+        return came
 
     def __exit__(self, *error: object) -> None:
         self._leave(self._queue[0])
+
+    def finish(self, seconds: float) -> None:
+        """The program ends: wait until nobody has a turn. From now on only this thread gets one."""
+        self._only = get_ident()
+        self._ends.acquire(blocking=False)
+        if not self.is_mine() and self._take(seconds):
+            self._leave(self._queue[0])
 
     def _leave(self, mine: tuple[Lock, int]) -> None:
         with self._mutex:
