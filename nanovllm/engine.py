@@ -31,6 +31,7 @@ from nanovllm.sampling_params import SamplingParams
 from nanovllm.stats import EngineStats
 
 if TYPE_CHECKING:
+    from nanovllm.features.lora.adapter import Adapter
     from nanovllm.features.lora.request import LoRARequest
 
 
@@ -82,7 +83,7 @@ class LLMEngine(EngineMethods):
         self,
         prompt: Prompt,
         params: SamplingParams,
-        lora_request: "LoRARequest | None" = None,
+        lora_request: "LoRARequest | Adapter | None" = None,
         priority: int | None = 0,
         *,
         request_id: str | None = None,
