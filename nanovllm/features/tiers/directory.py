@@ -113,8 +113,7 @@ class CacheDirectory:
         for _, segment in self._own.values():
             os.fsync(segment.fileno())
         if self.index is not None:
-            with open(self.index.path, "r+b") as file:
-                os.fsync(file.fileno())
+            self.index.sync()
 
     # -- records --------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class DiskStore:
     def _run(self) -> None:
         while (work := self._next()) is not None:
             work()
-        self._guarded(self.directory.sync)
+        self._unless_locked(self.directory.sync)
         self.directory.close()
 
     def _next(self) -> Callable[[], Any] | None:

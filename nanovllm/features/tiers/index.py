@@ -3,6 +3,9 @@
 It may be wrong, and may be lost: a slot is compared with what is asked for, and segments say all that is in here but
 for the times of use. SQLite's journal makes the changes of a killed process whole or undone without any fsync.
 
+Nobody but SQLite opens an index that is in use. Whoever closes a file drops all of this process's locks on it (POSIX),
+also those of another engine in this process that is in the middle of a change.
+
 No record was used later than its parent: it begins with its parent's time, and whoever uses it uses all before it. So
 the least recently used record, the deepest of those used together, is nobody's parent: what is kept is whole chains.
 """
@@ -61,7 +64,7 @@ def prepared(path: str | os.PathLike) -> Path:
         raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = [*directory.iterdir()]
-    has_ours = any(is_segment(file) or _is_index(file) for file in files)
+    has_ours = any(map(is_segment, files)) or any(map(_is_index, files))  # an index that is in use has segments
     for file in files:
         named = file.is_file() and (file.name in FILES or NAME.fullmatch(file.name))
         if not named or not (has_ours or file.name in FILES[1:] or is_blank(file)):
@@ -98,7 +101,8 @@ class Index:
         """Raises sqlite3.DatabaseError for a file that is no index, or no whole one."""
         self.path = directory / FILE
         if is_writable:
-            open(self.path, "ab", opener=open_for_owner).close()
+            with suppress(FileExistsError):  # one that is there is not opened: see above
+                open(self.path, "xb", opener=open_for_owner).close()
         mode = "rw" if is_writable else "ro"
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -141,6 +145,15 @@ class Index:
             raise
         finally:
             self._wait_at_most(self.patience.reading)
+
+    def sync(self) -> None:
+        """All that was ever written is on the disk when this returns."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            with self.writing():
+                self._db.execute(f"PRAGMA user_version = {VERSION}")  # a change, so that there is something to commit
+        finally:
+            self._db.execute("PRAGMA synchronous = OFF")
 
     def be(self, patience: Patience) -> None:
         self.patience = patience

@@ -2,11 +2,12 @@
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import textwrap
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from nanovllm.features.tiers import directory as directory_module
 from nanovllm.features.tiers import index as index_module
 from nanovllm.features.tiers import rebuild as rebuild_module
 from nanovllm.features.tiers.directory import DAMAGED_INDEX, SLACK_BYTES, CacheDirectory
-from nanovllm.features.tiers.index import FILE, Index, NameSet, prepared
+from nanovllm.features.tiers.index import BUSY, FILE, Index, NameSet, prepared
 from nanovllm.features.tiers.segment import Segment, Space
 from nanovllm.tools.cli import main
 
@@ -385,3 +386,48 @@ def test_reading_only(tmp_path):
     data[-1] ^= 1
     damage_slot.write_bytes(data)
     assert check_read(reader, chain(1, 2)) == 1
+
+
+LOCKER = """
+import sqlite3, sys
+index = sqlite3.connect(sys.argv[1], isolation_level=None)
+index.execute("BEGIN " + sys.argv[2])
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked_elsewhere(path: Path, kind: str):
+    """By another process. IMMEDIATE: others may read. EXCLUSIVE: they may not."""
+    command = [sys.executable, "-c", LOCKER, str(path / FILE), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield
+        process.stdin.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the locks of a handle")
+def test_locks_of_this_process_are_not_lost(tmp_path):
+    """POSIX drops them when any handle of the file is closed: so nothing but SQLite opens an index that is in use."""
+    directory = opened(tmp_path / "cache")
+    directory.put(with_data(chain(1)))
+    command = [
+        sys.executable,
+        "-c",
+        LOCKER.replace("connect(", "connect(timeout=0, database="),
+        str(directory.index.path),
+    ]
+    with directory.index.writing():
+        for is_writable in (False, True):
+            other = CacheDirectory(prepared(tmp_path / "cache"), ROOM, is_writable)
+            other.be(BUSY)
+            if is_writable:
+                with pytest.raises(sqlite3.OperationalError, match="locked"):
+                    other.sync()
+            other.close()
+        tried = subprocess.run([*command, "IMMEDIATE"], capture_output=True, text=True, input="")
+        assert "database is locked" in tried.stderr
+    directory.put(with_data(chain(2)))
+    directory.sync()
+    assert check_read(directory, chain(2)) == 1
