@@ -40,8 +40,8 @@ class FairLock:
 
     def __enter__(self) -> None:
         check_process()  # the turn may be a thread's that only the parent has
-        if self.is_mine():  # it would wait for itself
-            raise RuntimeError(WITHIN_A_STEP)
+        if any(thread == get_ident() for _, thread in self._queue.copy()):
+            raise RuntimeError(WITHIN_A_STEP)  # or a signal handler interrupts the waiting: it would wait for itself
         self._take()
         if self._only not in (None, get_ident()):
             self._leave(self._queue[0])

@@ -122,12 +122,16 @@ class CacheDirectory:
         assert self.index is not None
         added: list[Record] = []
         gone: list[Place] = []
-        with self.index.writing():
-            room = self.num_bytes - SLACK_BYTES - self.used_bytes()
-            for record, data in items:
-                room = self._put(record, data, room, added, gone)
-            stored = [record for record in added if self.index.has(record.name)]  # a later one may have taken its room
-            removed = [place.name for place in gone if not self.index.has(place.name)]
+        try:
+            with self.index.writing():
+                room = self.num_bytes - SLACK_BYTES - self.used_bytes()
+                for record, data in items:
+                    room = self._put(record, data, room, added, gone)
+                stored = [record for record in added if self.index.has(record.name)]  # another may have its room
+                removed = [place.name for place in gone if not self.index.has(place.name)]
+        except BaseException:
+            self._holes.clear()  # slots that were taken for nothing are among them
+            raise
         self._forget_names(removed)
         for record in stored:
             self.names.add(record.name)
@@ -201,8 +205,12 @@ class CacheDirectory:
         if not self.is_writable:
             self._forget_names([place.name])
             return
-        with self.index.writing():
-            gone = self.index.remove(place)
+        try:
+            with self.index.writing():
+                gone = self.index.remove(place)
+        except sqlite3.OperationalError:  # another process writes: who reads it later removes it
+            self._forget_names([place.name])
+            return
         self._forget_names([place.name for place in gone])
         self._holes.clear()  # they are found anew when a slot is needed
         self.num_damaged += bool(gone)

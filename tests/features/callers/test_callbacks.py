@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 
 import pytest
 
@@ -31,7 +32,7 @@ def shared(checkpoint):
 def llm(shared):
     yield shared
     shared.engine.on_step = shared.on_kv_events = None
-    assert not shared.engine.requests and not shared.engine._to_abort
+    assert not shared.engine.requests and not shared.engine._to_abort and not shared._shared.outputs
     shared.engine.scheduler.check_integrity()
     assert shared.reset_prefix_cache()
 
@@ -178,6 +179,42 @@ def test_a_signal_handler_is_answered(llm):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(answers) == 8 and answers[0] == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
+def test_a_signal_handler_while_its_thread_waits_for_a_turn(llm):
+    """It would wait for a turn that comes after its own thread's: an error, and no deadlock."""
+    heard = []
+
+    def ask(*args):
+        try:
+            heard.append(llm.stats())
+        except RuntimeError as error:
+            heard.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, ask)
+    main = threading.get_ident()
+    waits = threading.Event()
+
+    def step(*news):  # of another thread, which has the turn
+        waits.set()
+        while len(llm._shared.turns._queue) < 2:
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        while not heard:
+            time.sleep(0.001)
+        llm.engine.on_step = None
+
+    llm.engine.on_step = step
+    other = threading.Thread(target=lambda: llm.generate([PROMPT], params(), use_tqdm=False))
+    other.start()
+    try:
+        waits.wait()
+        llm.generate([PROMPT], params(), use_tqdm=False)
+    finally:
+        other.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert len(heard) == 1 and "in the middle of a step" in heard[0]
 
 
 def test_code_that_logs_may_ask(llm):

@@ -17,7 +17,7 @@ from nanovllm.features.tiers import directory, disk_store, index
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.index import FILE
 from nanovllm.features.tiers.memory_store import MemoryStore
-from tests.features.tiers.test_directory import DATA, ENV, opened
+from tests.features.tiers.test_directory import DATA, ENV, SPACE, opened
 from tests.processes import LIMIT_S
 
 
@@ -216,6 +216,38 @@ def test_a_read_waits_once_and_then_leaves_the_disk_alone(clock, store, monkeypa
     assert read(store, chain(1)) == 0
     clock.now += disk_store.ALONE_S
     assert read(store, chain(1)) == 1 and store._writes
+
+
+def test_a_write_that_fails_at_its_end_takes_no_room(clock, store):
+    """Another process reads the index: the change cannot be committed, time and again."""
+    put(store, chain(*range(5)))
+    store.flush()
+    other = sqlite3.connect(store.directory.index.path, isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM records").fetchone()
+    put(store, chain(7, 8))
+    for _ in range(5):
+        store.flush()
+        assert len(store._queue) == 2
+    other.execute("ROLLBACK")
+    other.close()
+    store.flush()
+    _, segment = store.directory._own[0]
+    assert not store._queue and read(store, chain(7, 8)) == 2 and segment.num_slots == 7
+
+
+def test_a_damaged_slot_is_found_while_another_process_writes(clock, store):
+    """Reading goes on: the slot is removed by who finds it later."""
+    put(store, chain(1))
+    put(store, chain(2))
+    store.flush()
+    slot = store.directory.index.place_of(chain(1)[0].name).slot
+    with open(store.directory.path / SPACE.file_name, "r+b") as file:
+        file.seek(4096 + slot * SPACE.slot_bytes)
+        file.write(bytes(100))
+    with locked(store, "IMMEDIATE"):
+        assert read(store, chain(1)) == 0 and read(store, chain(2)) == 1
+    assert read(store, chain(1)) == 0 and not store.directory.index.has(chain(1)[0].name)
 
 
 def test_what_is_to_be_forgotten_is_not_read_meanwhile(clock, store):
