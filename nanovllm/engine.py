@@ -4,12 +4,14 @@ A step is four hand-offs: the scheduler chooses the work, the model runner compu
 tokens in, the requests turn them into text. Everything a caller can get wrong is checked before a request enters.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
+from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, told_to
 from nanovllm.checks.names import known_names
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
@@ -29,8 +31,10 @@ from nanovllm.stats import EngineStats
 if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
+    from nanovllm.features.lora.adapter import Adapter
     from nanovllm.features.lora.request import LoRARequest
     from nanovllm.worker.model_runner import ModelRunnerOutput
+
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 
 
@@ -67,12 +71,14 @@ class LLMEngine:
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
         self.request_of_seq: dict[int, Request] = {}
-        self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None  # told of every step that succeeds
+        # Told of every step that succeeds. What it raises is logged.
+        self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None  # the newest step's work; None before schedule() has returned
         self._num_requests = 0
         # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
         self._in_step = False
         self._dropped: list[Request] = []
+        self._to_abort: list[Request] = []  # what a callback has asked for in the middle of a step
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -84,7 +90,7 @@ class LLMEngine:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        lora_request: "LoRARequest | None" = None,
+        lora_request: "LoRARequest | Adapter | None" = None,
         priority: int | None = 0,
         *,
         request_id: str | None = None,
@@ -160,7 +166,10 @@ class LLMEngine:
         return self.enqueue([self.features.with_output_kind(request)])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
-        """End one request now, or several. Returns the last output of one; None for several or if there is none."""
+        """End one request now, or several. Returns the last output of one; None for several or if there is none.
+
+        In the middle of a step, from a callback: at the step's end, which returns the last outputs.
+        """
         if not isinstance(request_ids, str):
             self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
             return None
@@ -170,7 +179,10 @@ class LLMEngine:
         return request.output()
 
     def abort_requests(self, requests: list[Request]) -> None:
-        """End requests now, queued or not. Those that have finished stay as they are."""
+        """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
+        if self._in_step and is_within(LLMEngine.step, self, sys._getframe()):
+            self._to_abort += requests
+            return
         self._settle()
         self.forget(requests)
 
@@ -221,14 +233,16 @@ class LLMEngine:
             progressed = self.process_outputs(output, result)
             outputs = [request.output() for request in progressed if request.finished or request.stream]
             if self.on_step is not None and output.chunks:
-                self.on_step(output, progressed)
+                told_to(self.on_step, output, progressed)
         except BaseException:
             self._settle()
             raise
         self._dropped, self._in_step = [request for request in progressed if request.finished], False
         self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
         self.forget(self._dropped)
-        return self.features.as_asked(outputs, progressed)
+        aborted = self._abort_asked()
+        outputs += [request.output() for request in aborted]
+        return self.features.as_asked(outputs, progressed + aborted)
 
     def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
         """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""
@@ -260,14 +274,24 @@ class LLMEngine:
             request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, logprobs)
         return list(progressed.values())
 
+    def _abort_asked(self) -> list[Request]:
+        """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
+        aborted = [request for request in self._to_abort if self.requests.get(request.request_id) is request]
+        self.forget(aborted)
+        self._to_abort = []
+        return aborted
+
     # -- what an exception has interrupted ------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Finish what an exception has interrupted: undo the step, or go on forgetting requests.
 
-        Called before every other change, so an exception in here loses nothing: the next call begins anew.
+        Called before every other change, so an exception in here loses nothing: the next call begins anew. Raises
+        RuntimeError if the step has not ended, and the caller is a callback of its.
         """
         if self._in_step:
+            if is_within(LLMEngine.step, self, sys._getframe(1)):
+                raise RuntimeError(WITHIN_A_STEP)
             self.scheduler.roll_back(self.scheduled)
             for chunk in self.scheduled.chunks if self.scheduled is not None else ():
                 if chunk.reaches_end:
@@ -276,6 +300,8 @@ class LLMEngine:
         elif self._dropped:
             self.forget(self._dropped)
             self.scheduler.roll_back(None)  # a block that was being freed may be in no table and in no queue
+        if self._to_abort:
+            self._abort_asked()
 
     # -- what else vLLM's engine is asked -------------------------------------------------------------------------
 
@@ -296,6 +322,7 @@ class LLMEngine:
     def on_kv_events(self) -> "Callable[[KVEventBatch], None] | None":
         """Is called by who makes a step, when it has changed which blocks can be found (cache_reports/events.py).
 
+        What it raises is logged. It may ask an LLM for stats() and abort(), and must not wait for an event loop.
         To set it raises ValueError without LLM(kv_events_config=...).
         """
         return None if self.features.kv_events is None else self.features.kv_events.on_batch

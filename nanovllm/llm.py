@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.calls import for_each, prompts_in
+from nanovllm.checks.exits import finish_at_exit
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
 from nanovllm.config import EngineConfig
@@ -44,6 +45,7 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = self.llm_engine = LLMEngine(EngineConfig(model=model, **options))
         self._shared = SharedEngine(self.engine)
+        finish_at_exit(self._shared.turns)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
@@ -129,9 +131,12 @@ class LLM:
         return self.engine.features.beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
-        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored."""
-        with self._shared.turns:
-            self.engine.abort_request(request_id)
+        """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored.
+
+        Code that a step calls (a logits processor, on_step, on_kv_events) may ask for it, and for stats(): the request
+        ends with the step. Other calls in the middle of a step raise RuntimeError.
+        """
+        self._shared.abort(request_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine, scheduler, KV pool and prefix cache since the LLM was built.
@@ -176,7 +181,7 @@ class LLM:
 
     def get_metrics(self) -> "list[Metric]":
         """See LLMEngine.get_metrics; stats() has more, under our names."""
-        with self._shared.turns:
+        with self._shared.turns.unless_mine():
             return self.engine.get_metrics()
 
     @property

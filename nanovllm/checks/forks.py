@@ -21,6 +21,11 @@ def check_process() -> None:
         raise RuntimeError(f"{reason}; {remedy}")
 
 
+def is_child() -> bool:
+    """Was this process forked from one that has an LLM?"""
+    return _is_child
+
+
 def _mark() -> None:
     global _is_child
     _is_child = True

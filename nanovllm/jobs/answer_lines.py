@@ -188,8 +188,8 @@ class _Batch:
             return request.again(self.engine)
         prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
         seq = request.samples[0].seq
-        named = seq.adapter and seq.adapter.request
-        return self.engine.make_request(prompt | {"cache_salt": seq.cache_salt}, request.params, named, seq.priority)
+        salted = prompt | {"cache_salt": seq.cache_salt}
+        return self.engine.make_request(salted, request.params, seq.adapter, seq.priority)
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""

@@ -12,9 +12,10 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
+from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.compat.names import accepted
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
@@ -76,11 +77,12 @@ class AsyncLLM(EngineClient):
         """
         accepted(neutral, GENERATE_ARGUMENTS, "AsyncLLM.generate")
         params = self.llm.get_default_sampling_params() if sampling_params is None else sampling_params
+        adapter = self._adapter_now(lora_request)
 
         def make() -> list[Request]:
             stream = getattr(params, "output_kind", None) is not RequestOutputKind.FINAL_ONLY
             options: dict[str, Any] = dict(request_id=request_id, stream=stream, compile_grammar=False)
-            return [self.engine.make_request(prompt, params, lora_request, priority, **options)]
+            return [self.engine.make_request(prompt, params, adapter, priority, **options)]
 
         shown: OutputFilter | None = None
         async with aclosing(self.run(make, timeout_s)) as steps:
@@ -108,9 +110,10 @@ class AsyncLLM(EngineClient):
 
         more = tokenization.pop("tokenization_kwargs", None) or {}
         truncation = Truncation.of(**tokenization, **more)
+        adapter = self._adapter_now(lora_request)
 
         def make() -> list[Request]:
-            return [make_request(self.engine, prompt, pooling_params, lora_request, truncation, request_id)]
+            return [make_request(self.engine, prompt, pooling_params, adapter, truncation, request_id)]
 
         async with aclosing(self.run(make, timeout_s)) as steps:
             async for outputs in steps:
@@ -182,7 +185,7 @@ class AsyncLLM(EngineClient):
     async def prepare(self, function: Callable[[], Result], places: asyncio.Semaphore | None = None) -> Result:
         """function() in a thread beside the event loop: for tokenizing and whatever else does not touch the engine.
 
-        A few at a time. Nobody waits for such a thread when the program ends.
+        A few at a time.
         """
         places = places or self._preparing
         await places.acquire()
@@ -195,7 +198,9 @@ class AsyncLLM(EngineClient):
                 loop.call_soon_threadsafe(settle)
                 loop.call_soon_threadsafe(places.release)
 
-        Thread(target=run, name="prepare", daemon=True).start()
+        worker = Worker(target=run, name="prepare", daemon=True)
+        finish_at_exit(worker)
+        worker.start()
         return await future
 
     async def call(self, function: Callable[[], Result]) -> Result:
@@ -240,6 +245,10 @@ class AsyncLLM(EngineClient):
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()
+
+    def _adapter_now(self, lora_request: Any) -> Any:
+        """The adapter itself, if it is in memory: what is removed or replaced before the request is made stays its."""
+        return None if lora_request is None else self.engine.features.known_adapters.at_once(lora_request)
 
     def _enter(self, num_samples: int) -> None:
         """Count these sequences as entering. Raises Overloaded if there is no room for them, EngineDied, ValueError."""

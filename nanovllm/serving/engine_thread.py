@@ -10,9 +10,11 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from threading import TIMEOUT_MAX, Condition, Thread
+from threading import TIMEOUT_MAX, Condition
 from typing import Any
 
+from nanovllm.checks.callbacks import told_to
+from nanovllm.checks.exits import Worker, finish_at_exit
 from nanovllm.checks.forks import check_process
 from nanovllm.engine import LLMEngine
 from nanovllm.outputs import RequestOutput
@@ -70,15 +72,16 @@ class EngineThread:
         self._next_step = 0.0  # time.monotonic()
         self._asked: list[Callable[[], None]] = []
         self._wake = Condition()
-        self._is_closing = self._is_over = False
-        self._thread: Thread | None = None
+        self._is_closing = self._is_over = self._is_exit = False
+        self._thread: Worker | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, unless it has begun. loop: where readers live. RuntimeError in a child of fork: there is no thread."""
         check_process()
         if self._thread is None:
             self.loop = loop
-            self._thread = Thread(target=self._run, name="engine", daemon=True)
+            self._thread = Worker(target=self._run, name="engine", daemon=True)
+            finish_at_exit(self)
             self._thread.start()
         assert loop is self.loop, "an AsyncLLM belongs to one event loop"
 
@@ -92,6 +95,13 @@ class EngineThread:
         self.end()
         if self._thread is not None:
             self._thread.join()
+
+    def finish(self, seconds: float) -> None:
+        """The program ends: end the thread after its step. Nobody is told, for who reads is about to go, too."""
+        self._is_exit = True
+        self.end()
+        if self._thread is not None:
+            self._thread.finish(seconds)
 
     @property
     def is_usable(self) -> bool:
@@ -113,6 +123,8 @@ class EngineThread:
 
     def tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Let the event loop do this. It may be closed: then nobody reads any more."""
+        if self._is_exit:
+            return
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *arguments)  # type: ignore[union-attr]
 
@@ -134,7 +146,7 @@ class EngineThread:
     def forget(self, requests: list[Request], reason: str = "abort") -> None:
         """End requests, queued or not; their blocks are free before the next step."""
         queued = self.engine.requests
-        self.on_end([r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
+        told_to(self.on_end, [r for r in requests if not r.finished and queued.get(r.request_id) is r], reason)
         self.engine.abort_requests(requests)
         for request in requests:  # one that was refused may have the id of another
             reader = self.readers.get(request.request_id)

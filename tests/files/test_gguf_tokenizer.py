@@ -174,7 +174,7 @@ def deepseek(checkpoint: Path, path: Path, **changes: Any) -> Path:
     names = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>"]
     known = GGUFFile(write_gguf(checkpoint, path)).metadata
     tokens = known["tokenizer.ggml.tokens"][: -len(names)] + names
-    kinds = known["tokenizer.ggml.token_type"][: -len(names)] + [CONTROL, USER_DEFINED, USER_DEFINED, USER_DEFINED]
+    kinds = [*known["tokenizer.ggml.token_type"][: -len(names)], CONTROL, USER_DEFINED, USER_DEFINED, USER_DEFINED]
     template = "{{ bos_token }}{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}<｜Assistant｜><think>"
     changes = {
         "tokenizer.ggml.pre": "deepseek-v3",

@@ -16,6 +16,7 @@ The disk gets a block when it has been computed: parents come before children, s
 chains. Memory gets a block when the pool evicts it: what both had would be lost to the tier.
 """
 
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -65,7 +66,10 @@ class Tiers(Watcher):
     disk        gets what has been computed; or None
     data        the pool's tensors
     hit_tokens  {medium: [tokens of first admissions, of those after a preemption] that were found there}
+    on_kept     is told of blocks that the pool has got and the disk may have had before
     """
+
+    on_kept: Callable[[list[Record]], None] | None = None
 
     def __init__(
         self,
@@ -212,9 +216,14 @@ class Tiers(Watcher):
 
     def stored(self, blocks: list[Block]) -> None:
         disk = self.disk
-        if disk is not None and (new := [b for b in blocks if not disk.may_have(self.names.name_of(b))]):
+        if disk is None:
+            return
+        if new := [block for block in blocks if not disk.may_have(self.names.name_of(block))]:
             ids = [block.block_id for block in new]
             disk.put([self.names.record_of(block) for block in new], lambda: self.data.read(ids))
+        if self.on_kept is not None and len(new) < len(blocks):
+            put = {block.block_id for block in new}
+            self.on_kept([self.names.record_of(block) for block in blocks if block.block_id not in put])
 
     def removed(self, block: Block) -> None:
         assert block.block_hash is not None

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """Of one prompt. beams have the same number of tokens and go on; completed ones do not."""
+    """Of one prompt. beams have the same number of tokens and go on; completed ones do not.
 
-    def __init__(self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_ids: frozenset[int]) -> None:
+    adapter: what its lora_request stood for when it began, or None
+    """
+
+    def __init__(
+        self, first: BeamSearchSequence, params: BeamSearchParams, eos_token_ids: frozenset[int], adapter: Any = None
+    ) -> None:
         self.beams, self.completed = [first], list[BeamSearchSequence]()
-        self.params, self.eos_token_ids = params, eos_token_ids
+        self.params, self.eos_token_ids, self.adapter = params, eos_token_ids, adapter
 
     def score(self, beam: BeamSearchSequence) -> float:
         """EOS does not count as a token of the text."""
@@ -79,7 +84,8 @@ def beam_search(
         salt, tokens = request.samples[0].seq.cache_salt, request.prompt_token_ids
         prompt = {"prompt": request.prompt, "prompt_token_ids": tokens, "cache_salt": salt}
         first = BeamSearchSequence(prompt, tokens, [], each[1])
-        return Search(first, params, engine.model_config.eos_token_ids | {tokenizer.eos_token_id})
+        eos_token_ids = engine.model_config.eos_token_ids | {tokenizer.eos_token_id}
+        return Search(first, params, eos_token_ids, request.samples[0].seq.adapter)
 
     searches = make_all("prompts", list(zip(given, adapters, strict=True)), begin)
     if concurrency_limit is not None:
@@ -94,7 +100,8 @@ def beam_search(
                 advance(num_done - len(active))
                 beams = [beam for search in active for beam in search.beams]
                 asked = [beam.orig_prompt | {"prompt_token_ids": beam.tokens} for beam in beams]
-                outputs = llm.generate(asked, one_token, False, [beam.lora_request for beam in beams])
+                adapters = [search.adapter for search in active for _ in search.beams]
+                outputs = llm.generate(asked, one_token, False, adapters)
                 for search in active:
                     search.take_in([outputs.pop(0) for _ in search.beams])
             advance(num_done)

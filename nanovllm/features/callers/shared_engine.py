@@ -18,12 +18,14 @@ class SharedEngine:
     """turns: one thread at a time; outputs: the newest of each request, until its caller takes it.
 
     enqueued: requests that nobody waits for yet (LLM.enqueue).
+    left: ids of those that nobody waits for any more, since the middle of a step.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine, self.turns = engine, FairLock()
         self.outputs: dict[str, RequestOutput] = {}
         self.enqueued: list[Request] = []
+        self.left: set[str] = set()
 
     def enqueue(self, requests: list[Request]) -> set[str]:
         """Queue those that are not yet. Returns all their ids."""
@@ -36,6 +38,9 @@ class SharedEngine:
         with ctrl_c_after_step(), self.turns:
             if self.outputs.keys().isdisjoint(ours):
                 self.outputs.update((output.request_id, output) for output in self.engine.step())
+                for request_id in self.left:
+                    self.outputs.pop(request_id, None)
+                self.left.clear()
             return [self.outputs.pop(request_id) for request_id in self.outputs.keys() & ours]
 
     def in_kind(self, growing: Generator[RequestOutput, None, None], params: SamplingParams) -> Iterator[RequestOutput]:
@@ -44,8 +49,13 @@ class SharedEngine:
 
     def stats(self) -> dict[str, Any]:
         """See LLM.stats."""
-        with self.turns:
+        with self.turns.unless_mine():
             return snapshot(self.engine)
+
+    def abort(self, request_id: str) -> None:
+        """See LLM.abort."""
+        with self.turns.unless_mine():
+            self.engine.abort_request(request_id)
 
     @contextmanager
     def progress(self, num_requests: int, show: bool) -> Iterator[Callable[[int], None]]:
@@ -60,8 +70,9 @@ class SharedEngine:
         try:
             yield
         except BaseException:
-            with ctrl_c_after_step(), self.turns:
+            with ctrl_c_after_step(), self.turns.unless_mine():
                 self.engine.abort_requests(requests)
                 for request in requests:
                     self.outputs.pop(request.request_id, None)
+                    self.left.add(request.request_id)  # in the middle of a step, which returns its last output
             raise

@@ -127,7 +127,7 @@ class PoolingRequest(Request):
         """The same request, not queued yet."""
         seq = self.samples[0].seq
         prompt = {"prompt_token_ids": self.prompt_token_ids, "cache_salt": seq.cache_salt}
-        return make_request(engine, prompt, self.pooling_params, seq.adapter and seq.adapter.request)
+        return make_request(engine, prompt, self.pooling_params, seq.adapter)
 
 
 def make_request(

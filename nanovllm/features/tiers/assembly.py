@@ -4,9 +4,10 @@ import json
 import logging
 import sqlite3
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanovllm.config import EngineConfig
 from nanovllm.core.tiers.names import TierNames
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from nanovllm.features.assembly import Features
 
 logger = logging.getLogger("nanovllm")
+
+Result = TypeVar("Result")
 
 
 def check_options(config: EngineConfig) -> None:
@@ -51,23 +54,33 @@ def make_tiers(features: "Features", runner: Any, manager: Any, directory: Path)
             if store is not None:
                 store.on_stored = partial(features.kv_events.tier_stored, told)
                 store.on_removed = partial(features.kv_events.tier_removed, told)
-    return Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
+    tiers = Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
+    if features.kv_events is not None and disk is not None:
+        disk.directory.on_lost = partial(features.kv_events.tier_lost, "DISK")
+        tiers.on_kept = disk.tell_of
+    return tiers
 
 
 def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> tuple[DiskStore | None, bytes]:
     """(store, fingerprint). None, with a warning, if the directory can not even be read."""
     config, model = features.config, features.model_config
     path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
-    try:
-        kept = open_directory(path, config.prefix_cache_bytes)
-        loaded = features.weight_stamps
+    loaded = features.weight_stamps
+
+    def opened(is_writable: bool) -> tuple[CacheDirectory, str]:
+        kept = CacheDirectory(path, config.prefix_cache_bytes, is_writable)
         key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, loaded.get(file, ""), kept))
         options = config.dtype, config.quantization, config.kv_cache_dtype
-        about = {"model": config.model, "numbers": [o for o in options if o not in (None, "auto")]}
-        text = json.dumps(about)[:2000]
+        model_name = str(config.model)[-250:]  # so that it fits into a segment's header, whatever it is written in
+        about = {"model": model_name, "numbers": [o for o in options if o not in (None, "auto")]}
+        text = json.dumps(about)
         spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, text)]
         spaces += [Space(key, STATE, 0, data.state_bytes, text)] if data.state_bytes else []
         kept.use(spaces)
+        return kept, key
+
+    try:
+        kept, key = for_writing_or_reading(path, opened)
     except (OSError, sqlite3.Error) as error:
         logger.warning("prefix cache: %s cannot be used: %s", path, error)
         return None, b""
@@ -76,13 +89,13 @@ def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> 
     return store, bytes.fromhex(key)
 
 
-def open_directory(path: Path, num_bytes: int) -> CacheDirectory:
-    """For reading and writing; if it cannot be written, for reading."""
+def for_writing_or_reading(path: Path, opened: Callable[[bool], Result]) -> Result:
+    """opened(True), or opened(False) if the directory cannot be written: another process may have locked its index."""
     try:
-        return CacheDirectory(path, num_bytes)
+        return opened(True)
     except (OSError, sqlite3.OperationalError) as error:
         logger.warning("prefix cache: %s is read, and not written: %s", path, error)
-        return CacheDirectory(path, num_bytes, is_writable=False)
+        return opened(False)
 
 
 def weight_stamps(directory: Path) -> dict[Path, str]:

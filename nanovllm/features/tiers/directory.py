@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.index import FILE, Index, NameSet, Place, now_us
+from nanovllm.features.tiers.index import AT_LEISURE, FILE, FILES, Index, NameSet, Patience, Place, now_us
 from nanovllm.features.tiers.rebuild import close_hole, new_index
-from nanovllm.features.tiers.segment import Segment, Space
+from nanovllm.features.tiers.segment import NAME, Segment, Space, remove_segment, segments_in
 
 SLACK_BYTES = 512 << 10  # of the budget, for the index: its journal, and what a transaction adds
 READ_BYTES = 64 << 20  # at a time
@@ -27,7 +27,9 @@ class CacheDirectory:
 
     spaces       {kind: Space} that this process reads and writes; others are only made room in
     names        of records in those
-    on_stored, on_removed    told of records, in the thread that changes something
+    on_stored, on_removed    told of records, in the thread that changes something, or finds that another process has
+    on_lost      told that any record may have gone
+    patience     with other processes that lock the index
     num_added    records that were kept
     num_refused  records that found no room, or no parent
     num_removed  records that have made room for others
@@ -41,6 +43,8 @@ class CacheDirectory:
         self.names = NameSet()
         self.on_stored: Callable[[list[Record]], None] = lambda records: None
         self.on_removed: Callable[[list[bytes]], None] = lambda names: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.patience = AT_LEISURE
         self.num_added = self.num_refused = self.num_removed = self.num_damaged = 0
         self._own: dict[int, tuple[int, Segment]] = {}  # kind -> (its id in the index, its segment)
         self._holes: dict[int, set[int]] = {}  # id of a space -> slots without a record; made when it is needed
@@ -85,6 +89,14 @@ class CacheDirectory:
         self.close()
         self.index = new_index(self.path, self.spaces.values())
         self._open()
+        self.be(self.patience)
+        self.on_lost()
+
+    def be(self, patience: Patience) -> None:
+        """Wait no longer than this for other processes, from now on."""
+        assert self.index is not None
+        self.patience = patience
+        self.index.be(patience)
 
     def close(self) -> None:
         for _, segment in self._own.values():
@@ -101,8 +113,7 @@ class CacheDirectory:
         for _, segment in self._own.values():
             os.fsync(segment.fileno())
         if self.index is not None:
-            with open(self.index.path, "r+b") as file:
-                os.fsync(file.fileno())
+            self.index.sync()
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -111,16 +122,26 @@ class CacheDirectory:
         assert self.index is not None
         added: list[Record] = []
         gone: list[Place] = []
-        with self.index.writing():
-            room = self.num_bytes - SLACK_BYTES - self.used_bytes()
-            for record, data in items:
-                room = self._put(record, data, room, added, gone)
-        self._forget_names(gone)
-        for record in added:
+        try:
+            with self.index.writing():
+                room = self.num_bytes - SLACK_BYTES - self.used_bytes()
+                for record, data in items:
+                    room = self._put(record, data, room, added, gone)
+                stored = [record for record in added if self.index.has(record.name)]  # another may have its room
+                removed = [place.name for place in gone if not self.index.has(place.name)]
+        except BaseException:
+            self._holes.clear()  # slots that were taken for nothing are among them
+            raise
+        self._forget_names(removed)
+        for record in stored:
             self.names.add(record.name)
         self.num_added += len(added)
         self.num_removed += len(gone)
-        self.on_stored(added)
+        self.on_stored(stored)
+
+    def tell_of(self, records: list[Record]) -> None:
+        """Tell of those that are here, though they may have been for long. Parents come first."""
+        self.on_stored([record for record in records if record.name in self.names])
 
     def _put(self, record: Record, data: Any, room: int, added: list[Record], gone: list[Place]) -> int:
         """Returns the room that is left in the budget, in bytes."""
@@ -158,7 +179,7 @@ class CacheDirectory:
         for record in records[: max(1, READ_BYTES // segment.space.slot_bytes)]:
             place = self.index.place_of(record.name)
             if place is None or place.space != space:
-                self.names.discard(record.name)
+                self._forget_names([record.name])
                 break
             places.append(place)
         found = []
@@ -172,27 +193,32 @@ class CacheDirectory:
             found.append(held[1])
         return found
 
-    def touch(self, names: list[bytes]) -> None:
+    def touch(self, names: list[bytes], now: int | None = None) -> None:
+        """These were used at a time, in microseconds, or now. Parents come first, also of calls with the same time."""
         assert self.index is not None
         with self.index.writing():
-            self.index.touch(names, now_us())
+            self.index.touch(names, now_us() if now is None else now)
 
     def _damaged(self, place: Place) -> None:
         """A slot does not hold what the index says. Another process may just have changed both: then all is well."""
         assert self.index is not None
         if not self.is_writable:
-            self.names.discard(place.name)
+            self._forget_names([place.name])
             return
-        with self.index.writing():
-            gone = self.index.remove(place)
-        self._forget_names(gone)
+        try:
+            with self.index.writing():
+                gone = self.index.remove(place)
+        except sqlite3.OperationalError:  # another process writes: who reads it later removes it
+            self._forget_names([place.name])
+            return
+        self._forget_names([place.name for place in gone])
         self._holes.clear()  # they are found anew when a slot is needed
         self.num_damaged += bool(gone)
 
-    def _forget_names(self, gone: list[Place]) -> None:
-        for place in gone:
-            self.names.discard(place.name)
-        self.on_removed([place.name for place in gone])
+    def _forget_names(self, names: list[bytes]) -> None:
+        for name in names:
+            self.names.discard(name)
+        self.on_removed(names)
 
     @property
     def own_bytes(self) -> int:
@@ -204,7 +230,7 @@ class CacheDirectory:
 
     def used_bytes(self) -> int:
         """Of segments and index."""
-        return sum(path.stat().st_size for path in [*self.path.glob("*.seg"), self.path / FILE])
+        return sum(path.stat().st_size for path in [*segments_in(self.path), self.path / FILE])
 
     def _hole(self, space: int, segment: Segment) -> int | None:
         assert self.index is not None
@@ -240,9 +266,10 @@ class CacheDirectory:
                 room += sum(self._give_up(place, wanted=-1) for place in removed)
             for number, file in self.index.spaces().items():
                 if not self.index.slots(number) and number not in [own for own, _ in self._own.values()]:
-                    (self.path / file).unlink(missing_ok=True)
+                    if NAME.fullmatch(file):  # else it comes from an index that is damaged
+                        remove_segment(self.path / file)
                     self.index.remove_space(number)
-        self._forget_names(gone)
+        self._forget_names([place.name for place in gone])
         return len(gone)
 
     def forget_own(self) -> None:
@@ -253,9 +280,12 @@ class CacheDirectory:
                 self.index.remove_all(space)
                 segment.truncate(0)
         self.names, self._holes = NameSet(), {}
+        self.on_lost()
 
     def clear(self) -> None:
-        """Remove every file."""
+        """Remove every file of ours."""
         self.close()
-        for path in [*self.path.glob("*.seg"), *self.path.glob(f"{FILE}*")]:
-            path.unlink(missing_ok=True)
+        for path in segments_in(self.path):
+            remove_segment(path)
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)

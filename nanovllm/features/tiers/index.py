@@ -3,6 +3,9 @@
 It may be wrong, and may be lost: a slot is compared with what is asked for, and segments say all that is in here but
 for the times of use. SQLite's journal makes the changes of a killed process whole or undone without any fsync.
 
+Nobody but SQLite opens an index that is in use. Whoever closes a file drops all of this process's locks on it (POSIX),
+also those of another engine in this process that is in the middle of a change.
+
 No record was used later than its parent: it begins with its parent's time, and whoever uses it uses all before it. So
 the least recently used record, the deepest of those used together, is nobody's parent: what is kept is whole chains.
 """
@@ -19,10 +22,11 @@ from typing import NamedTuple
 
 from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.segment import Space
+from nanovllm.features.tiers.segment import NAME, Space, is_blank, is_segment, segments_in
 from nanovllm.files.system import open_for_owner
 
 FILE = "index.sqlite"
+FILES = (FILE, f"{FILE}-journal", f"{FILE}-wal", f"{FILE}-shm")
 VERSION = 1
 SCHEMA = """
 CREATE TABLE spaces (id INTEGER PRIMARY KEY, file TEXT UNIQUE NOT NULL, about TEXT, used INTEGER);
@@ -35,21 +39,47 @@ CREATE TABLE digests (path TEXT PRIMARY KEY, stamp TEXT, digest TEXT);
 """
 CHILDREN = "SELECT r.name FROM records r JOIN below ON r.parent = below.name"
 BELOW = f"WITH RECURSIVE below(name) AS (SELECT ? UNION {CHILDREN})"
-BUSY_S = 2.0  # how long another process may write
+SIGN = b"CREATE TABLE spaces (id INTEGER PRIMARY KEY, file TEXT"  # SQLite keeps the schema as text
+
+
+class Patience(NamedTuple):
+    """How long to wait for another process that has locked the index, in seconds."""
+
+    reading: float
+    writing: float
+
+
+AT_LEISURE = Patience(2.0, 2.0)  # while an engine starts, and in commands
+BUSY = Patience(0.1, 0.0)  # while requests are answered
 
 
 def prepared(path: str | os.PathLike) -> Path:
-    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError."""
+    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError.
+
+    Somebody else's files may have a suffix or a name as ours. So one file, at least, must be ours by its content, or
+    all of them empty.
+    """
     directory = Path(path).expanduser()
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    other = next((p.name for p in directory.iterdir() if p.suffix != ".seg" and not p.name.startswith(FILE)), None)
-    if other is not None:
-        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} holds {shorten(other)}; name a directory of its own")
+    files = [*directory.iterdir()]
+    has_ours = any(map(is_segment, files)) or any(map(_is_index, files))  # an index that is in use has segments
+    for file in files:
+        named = file.is_file() and (file.name in FILES or NAME.fullmatch(file.name))
+        if not named or not (has_ours or file.name in FILES[1:] or is_blank(file)):
+            found = f"{shorten(str(path))} holds {shorten(file.name)}"
+            raise ValueError(f"prefix_cache_dir: {found}; name a directory of its own")
     with suppress(OSError):  # it may be somebody else's, or read-only
         directory.chmod(0o700)
     return directory
+
+
+def _is_index(path: Path) -> bool:
+    if path.name != FILE or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return SIGN in file.read(1 << 16)
 
 
 class Place(NamedTuple):
@@ -65,15 +95,17 @@ class Index:
     """
 
     is_lost = False
+    patience = AT_LEISURE
 
     def __init__(self, directory: Path, is_writable: bool = True) -> None:
         """Raises sqlite3.DatabaseError for a file that is no index, or no whole one."""
         self.path = directory / FILE
         if is_writable:
-            open(self.path, "ab", opener=open_for_owner).close()
+            with suppress(FileExistsError):  # one that is there is not opened: see above
+                open(self.path, "xb", opener=open_for_owner).close()
         mode = "rw" if is_writable else "ro"
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        self._db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(is_writable)
         except BaseException:
@@ -81,6 +113,7 @@ class Index:
             raise
 
     def _prepare(self, is_writable: bool) -> None:
+        self._wait_at_most(self.patience.reading)
         for pragma in ("mmap_size = 0", "cell_size_check = ON", "trusted_schema = OFF", "synchronous = OFF"):
             self._db.execute(f"PRAGMA {pragma}")
         if is_writable:
@@ -94,21 +127,40 @@ class Index:
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {VERSION}")
                     # No process can write a segment before this transaction ends, so these are older than the index.
-                    self.is_lost = next(self.path.parent.glob("*.seg"), None) is not None
+                    self.is_lost = bool(segments_in(self.path.parent))
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"an index of version {version}, and this is {VERSION}")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """A transaction: all of it, or nothing; and no other process writes, here or into segments, meanwhile."""
-        self._db.execute("BEGIN IMMEDIATE")
+        self._wait_at_most(self.patience.writing)
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+        finally:
+            self._wait_at_most(self.patience.reading)
+
+    def sync(self) -> None:
+        """All that was ever written is on the disk when this returns."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            with self.writing():
+                self._db.execute(f"PRAGMA user_version = {VERSION}")  # a change, so that there is something to commit
+        finally:
+            self._db.execute("PRAGMA synchronous = OFF")
+
+    def be(self, patience: Patience) -> None:
+        self.patience = patience
+        self._wait_at_most(patience.reading)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._db.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
     def _one(self, statement: str, *values: object) -> object:
         row = self._db.execute(statement, values).fetchone()

@@ -34,6 +34,7 @@ class MemoryStore:
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
         if all(record.name in self._records for record in records):
             self.touch([record.name for record in records])
+            self.on_stored(records)
             return
         for record, data in zip(records, read(), strict=True):
             if data.nbytes > self.num_bytes:

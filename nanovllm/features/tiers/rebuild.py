@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import track
 
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.index import FILE, Index, Place, now_us
-from nanovllm.features.tiers.segment import Segment, Space
+from nanovllm.features.tiers.index import FILES, Index, Place, now_us
+from nanovllm.features.tiers.segment import NAME, Segment, Space, remove_segment, segments_in
 
 
 def new_index(directory: Path, own: Iterable[Space]) -> Index:
@@ -16,15 +16,15 @@ def new_index(directory: Path, own: Iterable[Space]) -> Index:
 
     own: spaces of segments whose header may be damaged; others like that are removed.
     """
-    for path in directory.glob(f"{FILE}*"):
-        path.unlink()
+    for name in FILES:
+        (directory / name).unlink(missing_ok=True)
     index = Index(directory)
     for space in own:
         Segment(directory, space).close()  # writes a header that was damaged
     spaces = []
-    for path in directory.glob("*.seg"):
+    for path in segments_in(directory):
         if (space_of := Segment.space_of(path)) is None:
-            path.unlink()
+            remove_segment(path)
         else:
             spaces.append(space_of)
     sizes = [(directory / space.file_name).stat().st_size // space.slot_bytes for space in spaces]
@@ -49,8 +49,8 @@ def all_slots(directory: Path, index: Index, spaces: list[Space]) -> Iterator[tu
 
 def close_hole(directory: Path, index: Index, place: Place) -> int:
     """A slot is free: the last record of its file takes it. Returns by how many bytes the file is shorter."""
-    path = directory / index.spaces().get(place.space, "")
-    if not path.is_file() or (space := Segment.space_of(path)) is None:
+    file_name = index.spaces().get(place.space, "")
+    if not NAME.fullmatch(file_name) or (space := Segment.space_of(directory / file_name)) is None:
         return 0
     segment = Segment(directory, space)
     try:

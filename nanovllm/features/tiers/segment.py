@@ -5,12 +5,17 @@
 
 A slot says all that its record is known by, so an index can be made anew from a segment, and nothing that is read is
 believed without being compared: a slot that was half written, written over, damaged or cut off is no record.
+
+Others may keep files in the same directory. Only one that carries a segment's name, and its header or a slot, is ours
+to remove.
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +30,7 @@ MAGIC = b"nvkv0001"
 HEADER_BYTES = 4096
 HEAD = struct.Struct(f"<8sHHI{NAME_BYTES}s{NAME_BYTES}s{NAME_BYTES}sQ")  # then 8 bytes: checksum of it and the tokens
 SUM = struct.Struct("<Q")
+NAME = re.compile(rf"([0-9a-f]{{{2 * NAME_BYTES}}})-[0-9]+\.seg")
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,19 @@ class Space:
     kind: int
     num_tokens: int
     data_bytes: int
-    about: str = ""
+    about: str = field(default="", compare=False)
 
     @property
     def file_name(self) -> str:
         return f"{self.fingerprint}-{self.kind}.seg"
+
+    @property
+    def header(self) -> bytes:
+        """HEADER_BYTES in any case: of a long `about` the beginning."""
+        about = self.about
+        while len(text := json.dumps(asdict(self) | {"about": about}).encode()) > HEADER_BYTES:
+            about = about[: len(about) // 2]
+        return text.ljust(HEADER_BYTES)
 
     @property
     def head_bytes(self) -> int:
@@ -58,7 +72,7 @@ class Segment:
         self._file: BinaryIO = _open(self.path, is_writable)
         if is_writable and self.space_of(self.path) != space:  # a new file, or one whose header is damaged
             self._file.seek(0)
-            _write_all(self._file, [json.dumps(asdict(space)).encode().ljust(HEADER_BYTES)])
+            _write_all(self._file, [space.header])
 
     @classmethod
     def space_of(cls, path: Path) -> Space | None:
@@ -150,6 +164,34 @@ class Segment:
             return None
         token_ids = struct.unpack(f"<{self.space.num_tokens}I", tokens)
         return Record(name, None if depth == 0 else parent, token_ids, extra, depth, kind), checksum
+
+
+def segments_in(directory: Path) -> list[Path]:
+    """Files with a segment's name."""
+    return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+
+
+def is_segment(path: Path) -> bool:
+    """Does it carry the name, and the beginning of the header or of a slot? A damaged one may have lost either."""
+    name = NAME.fullmatch(path.name)
+    if name is None or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(HEADER_BYTES + len(MAGIC))
+    return head.startswith(f'{{"fingerprint": "{name[1]}"'.encode()) or head[HEADER_BYTES:] == MAGIC
+
+
+def is_blank(path: Path) -> bool:
+    """Is nothing in it, or zeros? So a process may leave a file that it has made and not written."""
+    with open(path, "rb") as file:
+        return not any(file.read(HEADER_BYTES + len(MAGIC)))
+
+
+def remove_segment(path: Path) -> None:
+    """If it is one."""
+    with suppress(FileNotFoundError):
+        if is_segment(path) or (NAME.fullmatch(path.name) and is_blank(path)):
+            path.unlink()
 
 
 def _open(path: Path, is_writable: bool) -> BinaryIO:

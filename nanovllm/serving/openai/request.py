@@ -2,14 +2,13 @@
 
 from dataclasses import fields, replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checks.requests import check_generates
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.compat.names import accepted
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.lora.request import LoRARequest
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import MARKERS, format_of
 from nanovllm.files.tokenizer import tokenize
@@ -18,6 +17,9 @@ from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
 from nanovllm.serving.openai.tools import Tools
+
+if TYPE_CHECKING:
+    from nanovllm.features.lora.adapter import Adapter
 
 # Parameters handed on under their own names, and what else a body may hold.
 READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
@@ -53,7 +55,7 @@ def translate(
     max_samples: int = MAX_SAMPLES,
     max_logprobs: int = MAX_LOGPROBS,
     parsers: Parsers = Parsers(),
-) -> tuple[list[Any], SamplingParams, str, LoRARequest | None, Reading]:
+) -> tuple[list[Any], SamplingParams, str, "Adapter | None", Reading]:
     """(prompts, sampling parameters, the model's name in the answer, the adapter if that is one, how to read answers).
 
     max_samples: of all prompts together. max_logprobs: of one position; -1: of all words. ValueError for what we cannot
@@ -142,10 +144,10 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     return {"reasoning_effort": effort, **off}
 
 
-def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> LoRARequest | None:
-    """The adapter, if that is what the name stands for. Raises UnknownModel."""
+def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> "Adapter | None":
+    """The adapter that the name stands for now, if it is one's. Raises UnknownModel, or ValueError."""
     known = llm.engine.features.known_adapters
-    adapter = None if model in served_names else known.named(model)
+    adapter = None if model in served_names else known.resolve(model)
     if served_names and model not in served_names and adapter is None:
         adapters = "".join(f", with adapter {name}" for name in known.names)
         raise UnknownModel(

@@ -4,6 +4,7 @@ import json
 import random
 import stat
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 from nanovllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
@@ -14,6 +15,7 @@ from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.tiers.store import BLOCK, STATE, Record
 from nanovllm.core.tiers.watched import WatchedBlockManager
+from nanovllm.features.cache_reports import kv_events
 from nanovllm.features.cache_reports.kv_events import KVEvents
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests import test_interruptions as interruptions
@@ -53,6 +55,17 @@ class Follower:
     @property
     def names(self) -> set[bytes]:
         return {name for _, name in self.blocks}
+
+
+class Strict(Follower):
+    """Nothing is told of twice, or removed before it was stored."""
+
+    def __call__(self, batch: KVEventBatch) -> None:
+        for event in batch.events:
+            for name in getattr(event, "block_hashes", ()):
+                is_known = (event.medium, name) in self.blocks
+                assert is_known == isinstance(event, BlockRemoved), event
+            super().__call__(KVEventBatch(batch.ts, [event]))
 
 
 def holds(follower: Follower, manager) -> bool:
@@ -167,19 +180,25 @@ def test_what_a_router_needs(checkpoint, tmp_path):
     assert isinstance(batches[-1].events[0], BlockStored)
 
 
-def test_what_a_follower_raises_undoes_the_step_and_is_told_again(checkpoint):
-    llm = LLM(str(checkpoint()), **SMALL, kv_events_config=ON)
+@pytest.mark.parametrize("max_events", [kv_events.MAX_EVENTS, 3])
+def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog, monkeypatch, max_events):
+    """It takes no tokens back. What it would not hear is bounded: then all that is there is told anew."""
+    monkeypatch.setattr(kv_events, "MAX_EVENTS", max_events)
+    prompt = list(range(20))
+    [expected] = llm.generate([prompt], GREEDY, use_tqdm=False)
+    told = LLM(str(checkpoint()), **SMALL, kv_events_config=ON)
     follower = Follower()
-
-    def failing(batch):
-        llm.on_kv_events = follower
-        raise Broken
-
-    llm.on_kv_events = failing
-    with pytest.raises(Broken):
-        llm.generate([list(range(20))], GREEDY, use_tqdm=False)
-    llm.generate([[1, 2]], GREEDY, use_tqdm=False)
-    assert holds(follower, llm.engine.block_manager) and len(follower.blocks) >= 5
+    told.on_kv_events = planted = Mock(side_effect=Broken)
+    [output] = told.generate([prompt], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert told.stats()["num_steps"] == len(output.outputs[0].token_ids)
+    for i in range(20):
+        told.generate([[i] * 9], GREEDY, use_tqdm=False)
+    assert planted.call_count > 20 and caplog.text.count("which is told of every step, has failed") > 20
+    assert max_events > 3 or len(told.engine.features.kv_events._events) <= 1 + 21, "one for each prompt"
+    told.on_kv_events = follower
+    told.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert holds(follower, told.engine.block_manager) and len(follower.blocks) >= 5
 
 
 def test_what_is_evicted_in_the_step_that_named_it_is_not_told():
@@ -232,6 +251,67 @@ def test_stores_tell_of_theirs():
     events.tier_removed("CPU", [b.name])
     events.committed()
     assert follower.names == {a.name}
+
+
+def test_a_store_that_gets_children_first():
+    """As memory does: the pool evicts the deepest block first. A follower hears of it after its parent."""
+    manager, follower = WatchedBlockManager(4, 2), Strict()
+    events = KVEvents(manager)
+    events.on_batch = follower
+    a, b, c = (
+        Record(x * 16, y and y * 16, [1, 2], bytes(16), 0) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b"))
+    )
+    events.tier_removed("CPU", [a.name])  # never told of
+    events.tier_stored("CPU", [c])
+    events.tier_stored("DISK", [a])
+    events.committed()
+    assert [*follower.blocks] == [("DISK", a.name)]
+    events.tier_stored("CPU", [b])
+    events.tier_removed("CPU", [b.name])
+    events.tier_stored("CPU", [a])
+    events.committed()
+    assert ("CPU", c.name) not in follower.blocks and ("CPU", a.name) in follower.blocks
+    events.tier_stored("CPU", [b])
+    events.tier_stored("CPU", [b])
+    events.committed()
+    assert {("CPU", record.name) for record in (a, b, c)} <= follower.blocks.keys()
+    events.cleared()
+    events.tier_stored("CPU", [c])
+    events.tier_removed("CPU", [a.name])
+    events.committed()
+    assert not follower.blocks, "after a clear nothing is known"
+    events.tier_stored("CPU", [a, b])
+    events.committed()
+    assert len(follower.blocks) == 3
+    events.tier_lost("CPU")
+    events.committed()
+    assert not follower.blocks
+
+
+def test_tiers_of_an_engine(checkpoint, tmp_path):
+    """A pool, a memory and a disk that are too small, a restart, and resets of all kinds."""
+    rng = random.Random(3)
+    options = dict(block_size=4, num_gpu_blocks_override=20, max_model_len=64, max_num_seqs=3, kv_events_config=ON)
+    stems = [[*range(10 * i, 10 * i + 18)] for i in range(5, 9)]
+    for life in range(2):
+        llm = LLM(str(checkpoint()), **options, cpu_cache_bytes=40_000, prefix_cache_dir=tmp_path / "cache")
+        llm.on_kv_events = follower = Strict()
+        disk, seen = llm.engine.features.tiers.disk, set()
+        for _ in range(30):
+            prompts = [[*rng.choice(stems), *rng.choices(range(200), k=rng.randint(1, 9))] for _ in range(3)]
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+            if rng.random() < 0.15:
+                assert llm.reset_prefix_cache(reset_connector=rng.random() < 0.3)
+                assert not follower.blocks
+            seen |= {medium for medium, _ in follower.blocks}
+        disk.flush()
+        llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+        assert seen == {"GPU", "CPU", "DISK"}
+        there = {(store, name) for store, name in follower.blocks if store != "GPU"}
+        memory = llm.engine.features.tiers.memory
+        assert all((disk if store == "DISK" else memory).may_have(name) for store, name in there)
+        assert life == 0 or llm.stats()["tiers"]["disk"]["hit_tokens"] > 0
+        disk.close()
 
 
 def test_only_who_asks_is_told(llm, checkpoint):

@@ -8,6 +8,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.features.callers.output_kind import RequestOutputKind
 from tests.checkpoints import SMALL
 from tests.errors import expect
+from tests.faults import plant
 
 PROMPT = "the quick brown fox"
 
@@ -65,18 +66,14 @@ def test_deltas_of_steps_add_up(llm, options):
     assert joined([only]) == joined([whole]) and only.finished
 
 
-def test_a_step_that_fails_loses_nothing(llm):
+def test_a_step_that_fails_loses_nothing(llm, monkeypatch):
     [whole] = stepped(llm, params(RequestOutputKind.FINAL_ONLY, logprobs=0))["0"]
     llm.engine.add_request("x", PROMPT, params(RequestOutputKind.DELTA, logprobs=0))
     outputs = llm.engine.step() + llm.engine.step()
 
-    def fail(*step):
-        raise RuntimeError("planted")
-
-    llm.engine.on_step = fail
-    with pytest.raises(RuntimeError, match="planted"):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="planted"):
+        plant(patch, llm.engine, "process_outputs", {1}, RuntimeError("planted"), after=True)
         llm.engine.step()
-    llm.engine.on_step = None
     while llm.engine.has_unfinished_requests():
         outputs += llm.engine.step()
     assert joined(outputs) == joined([whole])

@@ -14,6 +14,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.config import VllmConfig
 from tests.checkpoints import SMALL
 from tests.errors import expect
+from tests.faults import plant
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -111,18 +112,14 @@ def test_who_asks_is_served_and_nobody_else(make):
     assert up == [10, 11, 12, 13, 14, 15] and down == [100, 99, 98, 97, 96, 95]
 
 
-def test_a_state_survives_preemption_and_a_failed_step(make):
+def test_a_state_survives_preemption_and_a_failed_step(make, monkeypatch):
     llm = make(Steps, num_gpu_blocks_override=8, block_size=4, max_model_len=24)
     expected = [[10, 11, 12, 13, 14, 15]] * 3
     assert tokens(llm.generate([PROMPT] * 3, params())) == expected
     growing = llm.stream(PROMPT, params())
     next(growing)
 
-    def fail(*step):
-        llm.engine.on_step = None
-        raise RuntimeError("planted")
-
-    llm.engine.on_step = fail
+    plant(monkeypatch, llm.engine, "process_outputs", {1}, RuntimeError("planted"), after=True)
     with pytest.raises(RuntimeError, match="planted"):
         next(growing)
     assert tokens(llm.generate([PROMPT] * 3, params())) == expected

@@ -3,12 +3,16 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
+from nanovllm.features.lora.adapter import Adapter
+from nanovllm.sampling_params import BeamSearchParams
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import SMALL, make_checkpoint
@@ -132,6 +136,111 @@ def test_with_asyncio(base, paths, answers):
         asyncio.run(asyncio.wait_for(ask(llm), 60))
 
 
+# -- beside requests --------------------------------------------------------------------------------------------------
+
+
+def meanwhile(monkeypatch, *changes):
+    """Let each of these happen while the files of an adapter are read, one at a time."""
+    todo, open_adapter = [*changes], Adapter.open
+
+    def opened(*given):
+        adapter = open_adapter(*given)
+        if todo:
+            todo.pop(0)()
+        return adapter
+
+    monkeypatch.setattr(Adapter, "open", opened)
+    return todo
+
+
+def answer_of(llm, adapter) -> list[int]:
+    return llm.generate([SHARED], GREEDY, lora_request=adapter)[0].outputs[0].token_ids
+
+
+@pytest.fixture
+def llm(base) -> LLM:
+    return LLM(str(base), dtype="float32", enable_lora=True, max_loras=1, **SMALL)
+
+
+def test_a_name_is_resolved_once(llm, paths, answers, folder):
+    """What was removed or replaced since stays what it was, and does not come back."""
+    known, in_place = llm.engine.features.known_adapters, LoRARequest("x", 1, str(folder), load_inplace=True)
+    llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder)))
+    old = known.resolve("x")
+    put(paths[1], folder)
+    llm.llm_engine.add_lora(in_place)
+    new = known.resolve("x")
+    assert answer_of(llm, old) == answers[0] and answer_of(llm, new) == answers[1]
+    llm.llm_engine.remove_lora(1)
+    assert answer_of(llm, new) == answers[1] and answer_of(llm, old) == answers[0]
+    assert known.resolve("x") is None and llm.llm_engine.list_loras() == set()
+
+
+def test_removed_while_it_is_read(llm, paths, answers, monkeypatch):
+    """The request that named it has its answer, and the adapter stays removed."""
+    remove, known = lambda: llm.llm_engine.remove_lora(1), llm.engine.features.known_adapters
+    todo = meanwhile(monkeypatch, remove)
+    assert answer_of(llm, LoRARequest("x", 1, paths[0])) == answers[0]
+    assert not todo and known.names == () and known.resolve("x") is None
+    llm.llm_engine.add_lora(LoRARequest("x", 1, paths[0]))
+    llm.llm_engine.add_lora(LoRARequest("y", 2, paths[1]))  # max_loras=1: x leaves the memory
+    todo = meanwhile(monkeypatch, remove)
+    assert known.resolve("x") is None and not todo
+    llm.llm_engine.add_lora(LoRARequest("x", 1, paths[0]))
+    llm.llm_engine.add_lora(LoRARequest("y", 2, paths[1]))
+    todo = meanwhile(monkeypatch, remove)
+    expect("no adapter has lora_int_id 1", llm.llm_engine.pin_lora, 1)
+    assert not todo and known.names == ("y",) and not known._pinned
+
+
+def test_replaced_while_it_is_read(llm, paths, answers, folder, monkeypatch):
+    """A name stands for what it stands for then; nobody is told of files that no longer count."""
+    known = llm.engine.features.known_adapters
+    llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder)))
+    llm.llm_engine.add_lora(LoRARequest("y", 2, paths[1]))
+    entered = []
+
+    def replace_it():
+        with known._lock:
+            entered.append(known._enter(other, True))
+
+    other = Adapter.open(LoRARequest("x", 1, paths[2]), known.model, known.config)
+    todo = meanwhile(monkeypatch, replace_it)
+    put(paths[1], folder)
+    assert answer_of(llm, known.resolve("x")) == answers[2] and not todo and entered
+
+
+def test_files_that_are_not_what_was_loaded(llm, paths, folder, caplog):
+    """The client hears of the name, the log of the path."""
+    known = llm.engine.features.known_adapters
+    for change in (lambda: put(paths[1], folder), lambda: shutil.rmtree(folder)):
+        llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder), load_inplace=True))
+        llm.llm_engine.add_lora(LoRARequest("y", 2, paths[2]))
+        change()
+        with pytest.raises(ValueError, match="files of adapter 'x' are not what was loaded") as raised:
+            known.resolve("x")
+        assert str(folder.parent) not in str(raised.value)
+    assert str(folder) in caplog.text
+
+
+def test_a_search_keeps_its_adapter(llm, paths, folder):
+    """Replaced between two of its steps."""
+    lora, params = LoRARequest("x", 1, str(folder)), BeamSearchParams(beam_width=2, max_tokens=6)
+    [expected] = llm.beam_search([SHARED], params, lora_request=lora)
+    llm.reset_prefix_cache()
+    put(paths[1], folder)
+
+    def change(*news):
+        llm.engine.on_step = None
+        llm.llm_engine.add_lora(replace(lora, load_inplace=True))
+
+    llm.engine.on_step = change
+    [found] = llm.beam_search([SHARED], params, lora_request=lora)
+    assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences]
+    [other] = llm.beam_search([SHARED], params, lora_request=lora)
+    assert [beam.tokens for beam in other.sequences] != [beam.tokens for beam in expected.sequences]
+
+
 # -- the server -------------------------------------------------------------------------------------------------------
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -209,3 +318,32 @@ def test_only_if_allowed(base, paths, monkeypatch, value):
         status, message = post(server, LOAD, lora_name="x", lora_path=paths[0])
         assert status == (200 if value == "true" else 404)
         assert status == 200 or "--allow-runtime-lora-updating" in message
+
+
+def test_replaced_and_unloaded_beside_requests(server, paths, folder):
+    """Requests end with 200, or 404 where there is no such adapter at that moment; no path is told, and what was
+    unloaded stays so until it is loaded."""
+    assert post(server, LOAD, lora_name="kept", lora_path=str(folder))[0] == 200
+    found, ends = [], threading.Event()
+
+    def ask(name):
+        while not ends.is_set():
+            body = {"model": name, "prompt": SHARED, "max_tokens": 2, "temperature": 0}
+            found.append((name, *post(server, "/v1/completions", **body)))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("kept", "comes") * 2]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(12):
+            put(paths[number % 3], folder)
+            assert post(server, LOAD, lora_name="kept", lora_path=str(folder), load_inplace=True)[0] == 200
+            assert post(server, LOAD, lora_name="comes", lora_path=paths[number % 2])[0] == 200
+            assert post(server, UNLOAD, lora_name="comes")[0] == 200
+            assert [model.id for model in server.client().models.list()] == ["tiny", "small", "kept"]
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    assert {(name, status) for name, status, _ in found} <= {("kept", 200), ("comes", 200), ("comes", 404)}
+    assert not any(str(folder.parent) in text for _, _, text in found) and len(found) > 20

@@ -2,11 +2,12 @@
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import textwrap
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,8 +22,9 @@ from nanovllm.features.tiers import directory as directory_module
 from nanovllm.features.tiers import index as index_module
 from nanovllm.features.tiers import rebuild as rebuild_module
 from nanovllm.features.tiers.directory import DAMAGED_INDEX, SLACK_BYTES, CacheDirectory
-from nanovllm.features.tiers.index import FILE, Index, NameSet, prepared
-from nanovllm.features.tiers.segment import Space
+from nanovllm.features.tiers.index import BUSY, FILE, Index, NameSet, prepared
+from nanovllm.features.tiers.segment import Segment, Space
+from nanovllm.tools.cli import main
 
 ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
 DATA = SPACE.data_bytes
@@ -78,6 +80,61 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
         prepared(tmp_path)
     with pytest.raises(ValueError, match="is a file"):
         prepared(tmp_path / "thesis.txt")
+
+
+@pytest.mark.parametrize("name", ["notes.seg", "index.sqlite", "index.sqlite.bak", "ab" * 16 + "-0.seg", "sub.seg/"])
+def test_files_of_others_with_names_as_ours(tmp_path, name, capsys):
+    """Refused by the engine's option and by the command, and left as they are."""
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(b"mine " * 2000)
+    with pytest.raises(ValueError, match=f"holds '{name.strip('/')}'; name a directory of its own"):
+        prepared(tmp_path)
+    assert main(["cache", str(tmp_path), "--clear"]) != 0
+    assert f"holds '{name.strip('/')}'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name.strip("/")]
+
+
+def test_files_of_others_that_come_later(tmp_path):
+    """Whatever is removed, rebuilt or cleared: they stay, and take nothing of the budget."""
+    directory, others = opened(tmp_path / "cache"), ["notes.seg", "index.sqlite.bak", "cd" * 16 + "-7.seg"]
+    for name in others:
+        (tmp_path / "cache" / name).write_bytes(b"mine " * 400)
+    outside = tmp_path / OTHER.file_name
+    outside.write_bytes(OTHER.header)
+    directory.index.add_space(OTHER)
+    directory.index._db.execute("UPDATE spaces SET file = ? WHERE file = ?", (f"../{outside.name}", OTHER.file_name))
+    directory.put(with_data(chain(1, 2)))
+    directory.rebuild()
+    assert check_read(directory, chain(1, 2)) == 2
+    directory.index.add_space(Space("ef" * 16, 0, 4, DATA))
+    directory.index._db.execute("UPDATE spaces SET file = ? WHERE file LIKE 'ef%'", (f"../{outside.name}",))
+    directory.prune(0)
+    directory.forget_own()
+    directory.clear()
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {*others} and outside.exists()
+
+
+@pytest.mark.parametrize("about", ["x" * 5000, "\U0001f600" * 2000, '"' * 3000])
+def test_a_header_fits_its_page(tmp_path, about):
+    space = Space("ab" * 16, 0, 4, DATA, about)
+    directory = opened(tmp_path / "cache", space=space)
+    directory.put(with_data(chain(1, 2)))
+    directory.close()
+    (tmp_path / "cache" / FILE).unlink()
+    found = Segment.space_of(tmp_path / "cache" / space.file_name)
+    assert found == space and about.startswith(found.about) and found.about
+    assert check_read(opened(tmp_path / "cache", space=space), chain(1, 2)) == 2
+
+
+def test_who_is_stored_and_removed_at_once_is_not_told_of(tmp_path):
+    """One put fills the budget twice: names, events and index agree."""
+    directory, told = opened(tmp_path / "cache"), set()
+    directory.on_stored = lambda records: told.update(record.name for record in records)
+    directory.on_removed = told.difference_update
+    directory.put([item for start in range(0, 600, 10) for item in with_data(chain(*range(start, start + 10)))])
+    assert told == kept(directory) and len(directory.names) == len(told)
 
 
 @pytest.mark.parametrize(
@@ -329,3 +386,48 @@ def test_reading_only(tmp_path):
     data[-1] ^= 1
     damage_slot.write_bytes(data)
     assert check_read(reader, chain(1, 2)) == 1
+
+
+LOCKER = """
+import sqlite3, sys
+index = sqlite3.connect(sys.argv[1], isolation_level=None)
+index.execute("BEGIN " + sys.argv[2])
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked_elsewhere(path: Path, kind: str):
+    """By another process. IMMEDIATE: others may read. EXCLUSIVE: they may not."""
+    command = [sys.executable, "-c", LOCKER, str(path / FILE), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield
+        process.stdin.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the locks of a handle")
+def test_locks_of_this_process_are_not_lost(tmp_path):
+    """POSIX drops them when any handle of the file is closed: so nothing but SQLite opens an index that is in use."""
+    directory = opened(tmp_path / "cache")
+    directory.put(with_data(chain(1)))
+    command = [
+        sys.executable,
+        "-c",
+        LOCKER.replace("connect(", "connect(timeout=0, database="),
+        str(directory.index.path),
+    ]
+    with directory.index.writing():
+        for is_writable in (False, True):
+            other = CacheDirectory(prepared(tmp_path / "cache"), ROOM, is_writable)
+            other.be(BUSY)
+            if is_writable:
+                with pytest.raises(sqlite3.OperationalError, match="locked"):
+                    other.sync()
+            other.close()
+        tried = subprocess.run([*command, "IMMEDIATE"], capture_output=True, text=True, input="")
+        assert "database is locked" in tried.stderr
+    directory.put(with_data(chain(2)))
+    directory.sync()
+    assert check_read(directory, chain(2)) == 1

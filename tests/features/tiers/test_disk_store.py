@@ -1,20 +1,23 @@
 """The store's thread: order, bounds, and what it does when the disk does not do what it should."""
 
+import itertools
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from examples.bench_tiers import chain, data_of
-from nanovllm.features.tiers import disk_store
-from nanovllm.features.tiers.directory import CacheDirectory
+from nanovllm.features.tiers import directory, disk_store, index
 from nanovllm.features.tiers.disk_store import DiskStore
-from nanovllm.features.tiers.index import FILE, prepared
+from nanovllm.features.tiers.index import FILE
 from nanovllm.features.tiers.memory_store import MemoryStore
-from tests.features.tiers.test_directory import DATA, ENV, ROOM, SPACE, opened
+from tests.features.tiers.test_directory import DATA, ENV, SPACE, opened
 from tests.processes import LIMIT_S
 
 
@@ -148,14 +151,139 @@ def test_an_index_that_breaks_while_it_is_open(store, caplog):
     assert "a new index" in caplog.text
 
 
-def test_another_process_that_writes_for_long(store):
-    """The batch is dropped: nobody waits for somebody else's transaction for ever."""
-    store.directory.index._db.execute("PRAGMA busy_timeout = 50")
-    other = CacheDirectory(prepared(store.directory.path), ROOM)
-    with other.index.writing():
+# -- another process has locked the index ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The store's clock, which stands still until a test moves it: clock.now += seconds."""
+    time = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(disk_store, "monotonic", lambda: time.now)
+    return time
+
+
+@contextmanager
+def locked(store, kind):
+    """IMMEDIATE: others may read. EXCLUSIVE: they may not."""
+    other = sqlite3.connect(store.directory.index.path, isolation_level=None)
+    other.execute(f"BEGIN {kind}")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+def count_calls(monkeypatch, owner, name) -> list:
+    calls, method = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: calls.append(args) or method(*args))
+    return calls
+
+
+def test_a_write_never_waits_and_is_not_lost(clock, store, monkeypatch):
+    """It stays in the queue, where it can be read; it is tried again after a pause that doubles."""
+    waits = []
+    store.directory.index._db.set_trace_callback(waits.append)
+    tries = count_calls(monkeypatch, store.directory, "put")
+    with locked(store, "IMMEDIATE"):
         put(store, chain(1))
         store.flush()
+        put(store, chain(1, 2))
+        store.touch([chain(1)[0].name])
+        assert read(store, chain(1, 2)) == 2 and len(tries) == 1
+        for pause in (0.05, 0.1, 0.2):
+            clock.now += pause
+            with store._wake:
+                store._wake.notify()
+            assert read(store, chain(1, 2)) == 2
+        store.flush()  # waits for none of it, but for the last try
+        assert store.counts()["num_dropped"] == 0 and store.may_have(chain(1, 2)[1].name)
+    assert 2 <= len(tries) <= 5
+    where = [number for number, statement in enumerate(waits) if statement == "BEGIN IMMEDIATE"]
+    assert where and all(waits[number - 1] == "PRAGMA busy_timeout = 0" for number in where)
+    store.flush()
+    assert not store._queue and read(store, chain(1, 2)) == 2
+
+
+def test_a_read_waits_once_and_then_leaves_the_disk_alone(clock, store, monkeypatch):
+    put(store, chain(1))
+    store.flush()
+    tries = count_calls(monkeypatch, store.directory, "read")
+    with locked(store, "EXCLUSIVE"):
+        assert [read(store, chain(1)) for _ in range(18)] == [0] * 18 and len(tries) == 1
+        clock.now += disk_store.ALONE_S
+        assert [read(store, chain(1)) for _ in range(18)] == [0] * 18 and len(tries) == 2
+    assert read(store, chain(1)) == 0
+    clock.now += disk_store.ALONE_S
+    assert read(store, chain(1)) == 1 and store._writes
+
+
+def test_a_write_that_fails_at_its_end_takes_no_room(clock, store):
+    """Another process reads the index: the change cannot be committed, time and again."""
+    put(store, chain(*range(5)))
+    store.flush()
+    other = sqlite3.connect(store.directory.index.path, isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM records").fetchone()
+    put(store, chain(7, 8))
+    for _ in range(5):
+        store.flush()
+        assert len(store._queue) == 2
+    other.execute("ROLLBACK")
+    other.close()
+    store.flush()
+    _, segment = store.directory._own[0]
+    assert not store._queue and read(store, chain(7, 8)) == 2 and segment.num_slots == 7
+
+
+def test_a_damaged_slot_is_found_while_another_process_writes(clock, store):
+    """Reading goes on: the slot is removed by who finds it later."""
+    put(store, chain(1))
     put(store, chain(2))
     store.flush()
-    assert read(store, chain(1)) == 0 and read(store, chain(2)) == 1
-    assert SPACE.file_name in {path.name for path in store.directory.path.iterdir()}
+    slot = store.directory.index.place_of(chain(1)[0].name).slot
+    with open(store.directory.path / SPACE.file_name, "r+b") as file:
+        file.seek(4096 + slot * SPACE.slot_bytes)
+        file.write(bytes(100))
+    with locked(store, "IMMEDIATE"):
+        assert read(store, chain(1)) == 0 and read(store, chain(2)) == 1
+    assert read(store, chain(1)) == 0 and not store.directory.index.has(chain(1)[0].name)
+
+
+def test_what_is_to_be_forgotten_is_not_read_meanwhile(clock, store):
+    put(store, chain(1))
+    store.flush()
+    with locked(store, "IMMEDIATE"):
+        store.reset()
+        store.flush()
+        assert not store.may_have(chain(1)[0].name)
+    store.flush()
+    assert not store.directory.index.has(chain(1)[0].name)
+
+
+def test_who_ends_while_the_index_is_locked_drops_what_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_store, "AT_LEISURE", disk_store.BUSY)
+    store = DiskStore(opened(tmp_path / "cache"))
+    with locked(store, "EXCLUSIVE"):
+        for token in range(40):
+            put(store, chain(token))
+        store.close()
+    assert store.counts()["num_dropped"] == 40
+
+
+def test_a_chain_is_used_as_a_whole(store, monkeypatch):
+    """However long it is: no part of it counts as used after what comes before it, so one is evicted at a time."""
+    monkeypatch.setattr(disk_store, "TOUCHED", 7)
+    times = itertools.count(index.now_us())
+    for module in (disk_store, directory, index):
+        monkeypatch.setattr(module, "now_us", lambda: next(times))
+    records = chain(*range(41))
+    put(store, records[:40])
+    store.touch([record.name for record in records[:40]])
+    store.flush()
+    used = dict(store.directory.index._db.execute("SELECT depth, used FROM records"))
+    assert len(used) == 40 and len({*used.values()}) == 1
+    put(store, chain(99))
+    store.flush()
+    left = [store.may_have(record.name) for record in records[:40]]
+    assert left == [True] * 39 + [False]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.tiers import directory, index, segment
+from nanovllm.features.tiers import directory, disk_store, index, segment
 from nanovllm.tools.cli import main
 from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
-from tests.features.tiers.test_directory import ENV, kept
+from tests.errors import expect
+from tests.features.tiers.test_directory import ENV, kept, locked_elsewhere
 
 PROMPTS = [[*range(5, 106)], [*range(5, 65), *range(200, 260)], [*range(5, 105)]]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
@@ -314,3 +315,47 @@ def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     assert main(["cache", str(tmp_path / "other"), "--clear"]) == 2
     assert (tmp_path / "other" / "thesis.txt").exists()
+
+
+def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_path, monkeypatch):
+    """With a clock that stands still: one look at the disk for all of them, and each is answered by computing."""
+    monkeypatch.setattr(disk_store, "monotonic", lambda: 1000.0)
+    llm = engine(checkpoint(), tmp_path / "cache")
+    reference = answers(llm)
+    llm.engine.features.tiers.disk.flush()
+    kept, looks = llm.engine.features.tiers.disk.directory, []
+    monkeypatch.setattr(kept, "read", lambda records, read=kept.read: looks.append(records) or read(records))
+    with locked_elsewhere(tmp_path / "cache", "EXCLUSIVE"):
+        for number in range(6):
+            llm.reset_prefix_cache()
+            assert answers(llm) == reference
+            answers(llm, [[number, *range(270, 300)]])
+        assert len(looks) == 1 and llm.stats()["tiers"]["disk"]["num_dropped"] == 0
+    monkeypatch.setattr(disk_store, "monotonic", lambda: 2000.0)
+    llm.engine.features.tiers.disk.flush()
+    llm.reset_prefix_cache()
+    before = llm.stats()["tiers"]["disk"]["num_read"]
+    assert answers(llm) == reference and llm.stats()["tiers"]["disk"]["num_read"] > before
+    end(llm)
+
+
+def test_an_engine_that_starts_while_the_index_is_locked(checkpoint, tmp_path, monkeypatch, caplog):
+    """It reads what it may read."""
+    monkeypatch.setattr(index.Index, "patience", index.BUSY)
+    llm = engine(checkpoint(), tmp_path / "cache")
+    reference = answers(llm)
+    end(llm)
+    with locked_elsewhere(tmp_path / "cache", "IMMEDIATE"):
+        again = engine(checkpoint(), tmp_path / "cache")
+        assert answers(again) == reference and again.stats()["tiers"]["disk"]["num_read"] >= 40
+        assert "is read, and not written: database is locked" in caplog.text
+        end(again)
+    with locked_elsewhere(tmp_path / "cache", "EXCLUSIVE"):
+        without = engine(checkpoint(), tmp_path / "cache")
+        assert answers(without) == reference and "cannot be used: database is locked" in caplog.text
+
+
+def test_a_folder_with_files_of_others_is_refused(checkpoint, tmp_path):
+    (tmp_path / "notes.seg").write_text("mine")
+    expect("holds 'notes.seg'; name a directory of its own", engine, checkpoint(), tmp_path)
+    assert (tmp_path / "notes.seg").read_text() == "mine"
