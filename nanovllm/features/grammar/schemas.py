@@ -18,7 +18,7 @@ from nanovllm.features.grammar.parts import Parts, alternatives_of, follow, is_r
 MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
 MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack would end the process: half of it
 # At one place between two tokens. A model that has lost its way writes blanks as long as it may.
-BLANKS = r"[ \t]{1,20}|(\r?\n){1,2}[ \t]{0,40}"
+BLANKS = r"[ \t\r\n]{1,40}"
 SAYS_TYPE = {"type", "enum", "const"}
 
 
