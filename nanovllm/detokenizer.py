@@ -33,10 +33,10 @@ class Detokenizer:
         """Begin anew with these tokens."""
         known = token_bytes(self.tokenizer)
         self._source: BytesText | WindowedText
-        if known is None:
-            self._source = WindowedText(self.tokenizer, self.params)
-        else:
+        if known.is_exact:
             self._source = BytesText(known, self.params.skip_special_tokens)
+        else:
+            self._source = WindowedText(self.tokenizer, self.params)
         self.token_ids: list[int] = []
         self._searched = 0  # no stop string ends before this character
         self.text = ""
@@ -88,10 +88,11 @@ class BytesText:
 
     def add(self, token_id: int) -> str:
         """The text that is there now, and was not before."""
-        piece = self._known.of(token_id, self._is_first)
-        if piece is None or token_id in self._skipped:
+        if token_id in self._skipped:
             return ""
-        self._is_first = False
+        piece = self._known.of(token_id, self._is_first)
+        if self._known.of(token_id):  # an id without a token begins no text
+            self._is_first = False
         return self._decoder.decode(piece)
 
 

@@ -21,10 +21,10 @@ from chapters.patching import replaced
 from chapters.sealed import solution_of
 from chapters.story import Story
 from nanovllm import SamplingParams
-from nanovllm.checks.requests import bad_word_ids
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar import masks
 from nanovllm.features.grammar.params import StructuredOutputsParams
+from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.worker import model_runner
 from nanovllm.worker.sampler import SamplingBatch, sample
 
@@ -100,11 +100,11 @@ def tell_masks(story: Story, world: World) -> None:
     shown.add_row(f"{len(others):,} others", "", f"{rest:.2%}", "-inf", f"{rest_masked:.2%}")
     story.show(shown)
     word = world.tokenizer.decode(world.best[:1]).strip()
-    bad_ids = bad_word_ids(world.tokenizer, [word], vocab_size)
+    bad_words = BadWords(world.tokenizer, [word], vocab_size)
     requests: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
         "a choice of three cities": (greedy, {"grammar": grammar}),
         "allowed_token_ids: their first": (replace(greedy, allowed_token_ids=firsts), {}),
-        f"bad_words: {word}": (replace(greedy, bad_words=[word]), {"bad_word_ids": bad_ids}),
+        f"bad_words: {word}": (replace(greedy, bad_words=[word]), {"bad_words": bad_words}),
         f"logit_bias:{CITIES[0]} +5": (replace(greedy, logit_bias={firsts[0]: 5.0}), {}),
     }
     story.say("Four requests. How many tokens are left, and which share of the probability had they before?")

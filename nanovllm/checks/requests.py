@@ -9,7 +9,6 @@ from nanovllm.checks.values import check_number, check_range, shorten
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.logits_processors.classes import check_classes
 from nanovllm.features.logits_processors.functions import CallersFunctions
-from nanovllm.files.tokenizer import tokenize
 from nanovllm.prompts import parse_prompt
 from nanovllm.sampling_params import SamplingParams
 
@@ -26,7 +25,7 @@ class CheckedRequest(NamedTuple):
     cache_salt: str | None
     adapter: Any
     priority: int
-    bad_word_ids: list[list[int]]
+    bad_words: Any
     processors: list[Any]
 
     @property
@@ -35,7 +34,7 @@ class CheckedRequest(NamedTuple):
 
     def add_to(self, seq: Sequence) -> None:
         """What a sequence carries for features."""
-        seq.bad_word_ids, seq.adapter, seq.priority = self.bad_word_ids, self.adapter, self.priority
+        seq.bad_words, seq.adapter, seq.priority = self.bad_words, self.adapter, self.priority
         if self.processors or self.params.logits_processors:
             of_engine = [make() for make in self.processors]
             seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])
@@ -55,7 +54,11 @@ def check_request(
         raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
     priority = check_priority(priority, engine.config.scheduling_policy)
     adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
-    bad_words = bad_word_ids(engine.tokenizer, params.bad_words, engine.model_config.vocab_size)
+    bad_words = None
+    if params.bad_words:
+        from nanovllm.features.logits_processors.bad_words import BadWords  # a table of all tokens' bytes
+
+        bad_words = BadWords(engine.tokenizer, list(params.bad_words), engine.model_config.vocab_size)
     processors = check_classes(engine, params)
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
 
@@ -110,18 +113,3 @@ def _check_some_token_is_left(params: SamplingParams, model: ModelConfig) -> Non
     allowed = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if stop_ids.issuperset(allowed):
         raise ValueError(f"before min_tokens={params.min_tokens}, so many stop_token_ids leave no token to choose")
-
-
-def bad_word_ids(tokenizer: Any, words: list[str], vocab_size: int) -> list[list[int]]:
-    """The tokens of words that must not be generated, alone and behind a space. Raises ValueError."""
-    found: list[list[int]] = []
-    for word in words:
-        alone = tokenize(tokenizer, word.lstrip(), add_special_tokens=False)
-        if not alone:
-            raise ValueError(f"bad_words: {word!r} has no tokens")
-        found.append(alone)
-        behind_space = tokenize(tokenizer, " " + word.lstrip(), add_special_tokens=False)
-        # As vLLM: only if the space joins the first token. Otherwise the word alone is found, space or not.
-        if behind_space and behind_space[0] != alone[0] and len(behind_space) == len(alone):
-            found.append(behind_space)
-    return [ids for ids in found if max(ids) < vocab_size]  # what the model has no token for it cannot say

@@ -31,7 +31,6 @@ POOLING_BODY: Table = {  # of /v1/embeddings, /rerank, /score and /pooling
     **asks("normalization by its old name (`use_activation`)", normalize=None, softmax=None, activation=None),
     **asks("numbers of another kind than float32", embed_dtype="float32", endianness=("native", "little")),
     **asks("a chat (write it as a text: POST /tokenize shows how its template would)", messages=[]),
-    **asks("a part of each text (ours: truncate_prompt_tokens)", max_tokens_per_query=0, max_tokens_per_doc=0),
 }
 TABLES = {
     "PoolingParams": POOLING,

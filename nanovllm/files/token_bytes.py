@@ -6,52 +6,66 @@ library makes replacement characters if any of them is broken, also of those tha
 
 import json
 import re
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-_made: "WeakKeyDictionary[Any, TokenBytes | None]" = WeakKeyDictionary()
+WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies
+_made: "WeakKeyDictionary[Any, TokenBytes]" = WeakKeyDictionary()
 
 
-def token_bytes(tokenizer: Any) -> "TokenBytes | None":
-    """Made once for each tokenizer. None where a token's text depends on its neighbours, as in BERT's vocabularies."""
+def token_bytes(tokenizer: Any) -> "TokenBytes":
+    """Made once for each tokenizer."""
     if tokenizer not in _made:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        steps = _steps(getattr(backend, "decoder", None))
-        _made[tokenizer] = TokenBytes(backend, steps) if _is_by_token(steps) else None
+        _made[tokenizer] = TokenBytes(tokenizer)
     return _made[tokenizer]
 
 
 class TokenBytes:
-    """special_ids: of the tokens that skip_special_tokens leaves out."""
+    """Of one tokenizer.
 
-    def __init__(self, backend: Any, steps: list[dict[str, Any]]) -> None:
-        """steps: those of the tokenizer's decoder, as tokenizer.json has them."""
-        self.special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        self._backend = backend
+    is_exact     False where a token's text depends on its neighbours, as in BERT's vocabularies
+    added_ids    of the tokens that no merges lead to: special ones, and others that stand for themselves
+    special_ids  of these, the ones that skip_special_tokens leaves out
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        steps = _steps(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
+        self.is_exact = _is_by_token(steps)
+        added = tokenizer.added_tokens_decoder
+        self.added_ids = set(added)
+        self.special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._convert, self._size = tokenizer.convert_ids_to_tokens, len(tokenizer)
         self._steps = {step["type"]: step for step in steps}
         self._replaced = [step for step in steps if step["type"] == "Replace"]
-        self._known: dict[int, bytes | None] = {}
+        self._known: dict[int, bytes] = {}
 
-    def of(self, token_id: int, is_first: bool = False) -> bytes | None:
-        """None: there is no such token. is_first: of its text, where SentencePiece's vocabularies drop a space."""
+    @cached_property
+    def all(self) -> list[bytes]:
+        return [self.of(token_id) for token_id in range(self._size)]
+
+    def of(self, token_id: int, is_first: bool = False) -> bytes:
+        """b"" for an id that no token has. is_first: of its text, where SentencePiece's vocabularies drop a space."""
         if is_first:
             return self._read(token_id, is_first=True)
         if token_id not in self._known:
             self._known[token_id] = self._read(token_id, is_first=False)
         return self._known[token_id]
 
-    def _read(self, token_id: int, is_first: bool) -> bytes | None:
-        text = self._backend.id_to_token(token_id)
-        if text is None:
-            return None
+    def _read(self, token_id: int, is_first: bool) -> bytes:
+        try:
+            text = self._convert(token_id)
+        except (IndexError, OverflowError):
+            return b""
+        if isinstance(text, bytes) or not text:
+            return text or b""
         for step in self._replaced:
             text = re.sub(_pattern(step), step["content"].replace("\\", r"\\"), text)
         if "ByteFallback" in self._steps and (byte := BYTE.fullmatch(text)):
             return bytes([int(byte[1], 16)])
         if "ByteLevel" in self._steps:
-            values = _byte_of_sign()
+            values = byte_of_sign()
             is_spelled = all(sign in values for sign in text)  # special tokens may be plain text
             return bytes(values[sign] for sign in text) if is_spelled else text.encode()
         if "Metaspace" in self._steps:
@@ -60,7 +74,11 @@ class TokenBytes:
             text = text.replace(metaspace["replacement"], "" if is_dropped else " ")
         if "Strip" in self._steps and is_first:
             text = text.removeprefix(" ")
-        return text.encode()
+        if "WordPiece" in self._steps and token_id not in self.added_ids:
+            text = text[2:] if text.startswith("##") else f" {text}"
+        if not self._steps:  # a tokenizer of transformers' own code
+            text = text.replace(WORD_BEGIN, " ")
+        return text.encode(errors="replace")
 
 
 def _steps(decoder: Any) -> list[dict[str, Any]]:
@@ -89,7 +107,7 @@ def _is_by_token(steps: list[dict[str, Any]]) -> bool:
 
 
 @cache
-def _byte_of_sign() -> dict[str, int]:
+def byte_of_sign() -> dict[str, int]:
     """Byte-level vocabularies have a visible sign for each byte: its own character, or one from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

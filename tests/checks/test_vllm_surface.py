@@ -8,11 +8,11 @@ import pytest
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.requests import bad_word_ids
 from nanovllm.compat.flexible_parser import FlexibleArgumentParser
 from nanovllm.compat.names import ANY, ENGINE, TABLES, accepted
 from nanovllm.compat.refused import METHODS
 from nanovllm.config import EngineConfig
+from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import edit
 from tests.errors import expect
@@ -285,8 +285,8 @@ def test_the_largest_bias_is_a_number(llm):
 
 def test_bad_words_that_are_no_words(llm):
     params = SamplingParams(bad_words=["\ud800"])
-    expect("prompts[0]: the prompt is not valid Unicode text", llm.generate, [PROMPT], params)
-    assert bad_word_ids(llm.get_tokenizer(), ["the"], vocab_size=5) == []
+    expect("prompts[0]: bad_words: '\\ud800' is not valid Unicode text", llm.generate, [PROMPT], params)
+    assert BadWords(llm.get_tokenizer(), ["the"], vocab_size=5).banned([]) == []
 
 
 def test_a_parser_of_ones_own():

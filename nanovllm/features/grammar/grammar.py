@@ -13,24 +13,18 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.confined import Confined, TooMuch
-from nanovllm.checks.values import shorten
 from nanovllm.features.grammar.after_reasoning import AfterReasoning
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.grammar.schemas import prepared_schema, with_prepared_schemas
 from nanovllm.features.grammar.tags import lark_of
+from nanovllm.features.grammar.trial import LIMITS, tried
 
 if TYPE_CHECKING:
     from nanovllm.request import Request
 
-# Each grammar is tried there before it is compiled here: what passes costs as much again, and not more.
-TRIAL = Confined(Path(__file__).with_name("confined_trial.py"), seconds=2, max_mb=32, niceness=5)
-# llguidance's own limits, for this process, too: an ordinary grammar needs a tenth.
-LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "step_max_items": 10_000, "max_lexer_states": 50_000}
 JSON = "start: %json "
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MAX_SIGNS = 2000  # llguidance follows rules by recursion, and a full stack would end the process: half of what it holds
@@ -91,7 +85,7 @@ class GrammarCompiler:
                 source = trial = llguidance.LLMatcher.grammar_from_json_schema(source.removeprefix(JSON))
             known, matcher = self._compiled
             if source != known or _first_error(matcher):  # copies share a lexer, and one that is exhausted stays so
-                _try("compile", trial)  # by a tokenizer that has no special tokens
+                tried("compile", trial)  # by a tokenizer that has no special tokens
                 limits = llguidance.LLParserLimits(**LIMITS)
                 matcher = llguidance.LLMatcher(self._llg_tokenizer, source, log_level=0, limits=limits)
                 if error := _first_error(matcher):
@@ -170,15 +164,6 @@ class Grammar:
         self._token_ids = list(token_ids)
 
 
-def _try(kind: str, text: str) -> str:
-    """See confined_trial.py. Raises ValueError."""
-    try:
-        return TRIAL.ask(kind, text, LIMITS)
-    except TooMuch as error:
-        remedy = "use smaller numbers (multipleOf, lengths, repetitions) or fewer parts"
-        raise ValueError(f"to compile it {error} ({len(text)} characters): {remedy}") from None
-
-
 def _first_error(matcher: Any) -> str:
     """Why there is no first token, or ""."""
     if error := matcher.get_error():
@@ -199,20 +184,16 @@ def _source(params: StructuredOutputsParams, token_ids: dict[str, int] | None = 
     if params.regex is not None:
         return json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"]
     if params.grammar is not None:
-        source = _try("convert", params.grammar).removeprefix("%llguidance {}")
+        source = tried("convert", params.grammar).removeprefix("%llguidance {}")
         if (num_signs := sum(map(source.count, ":([{"))) > MAX_SIGNS:
             raise ValueError(f"it has {num_signs} signs of rules and brackets (: ( [ {{), and {MAX_SIGNS} are taken")
-        return source
+        return with_prepared_schemas(source)
     if params.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in params.choice)
         return f"start: CHOICE\nCHOICE: {' | '.join(texts)}"  # one lexeme: as rules, 2,000 are too many
     options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
     if params.structural_tag is not None:
         return lark_of(params.structural_tag, params.disable_additional_properties, options, token_ids)
-    schema: Any = checked_schema(params.json) if params.json is not None else {"type": "object"}
-    if params.disable_additional_properties:
-        close(schema)
-    if not isinstance(own := schema.get("x-guidance", {}), dict):
-        raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
-    options |= own
-    return f"{JSON}{json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
+    given = params.json if params.json is not None else {"type": "object"}
+    schema = prepared_schema(given, params.disable_additional_properties, options)
+    return f"{JSON}{json.dumps(schema, ensure_ascii=False)}"

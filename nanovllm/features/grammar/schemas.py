@@ -1,17 +1,25 @@
-"""JSON schemas as llguidance may have them: checked before they reach its stack; objects that are closed."""
+"""JSON schemas as other people write them, as llguidance may have them.
+
+They are checked before they reach llguidance's stack, and rewritten where it would take them for something else:
+objects without a type, patterns of a few names, values that cannot end. Blanks between tokens have a bound.
+"""
 
 import json
+import re
+from contextlib import suppress
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.features.grammar.closing import close
+from nanovllm.features.grammar.endless import without_endless
+from nanovllm.features.grammar.name_patterns import name_finite_patterns
+from nanovllm.features.grammar.parts import Parts, alternatives_of, follow, is_reference, values_of
 
-# Where a schema has schemas; what else it holds, a const for example, is data.
-SUBSCHEMAS = set(
-    "items prefixItems contains additionalProperties propertyNames allOf anyOf oneOf not if then else".split()
-)
-MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 MAX_NESTING = 64  # of a schema, as in vLLM: what it is compiled to grows with it
 MAX_DEPTH = 1000  # llguidance follows references by recursion, and a full stack would end the process: half of it
+# At one place between two tokens. A model that has lost its way writes blanks as long as it may.
+BLANKS = r"[ \t\r\n]{1,40}"
+SAYS_TYPE = {"type", "enum", "const"}
 
 
 def checked_schema(given: Any) -> Any:
@@ -20,7 +28,7 @@ def checked_schema(given: Any) -> Any:
         schema = json.loads(given if isinstance(given, str) else json.dumps(given))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}; found {shorten(given)}") from error
-    parts = _parts(schema)
+    parts = _all_parts(schema)
     depths = _depths(parts)
     if not isinstance(schema, dict) or (depth := depths[id(schema)]) > MAX_NESTING:
         raise ValueError(f"a JSON schema is an object of at most {MAX_NESTING} levels, found {shorten(given)}")
@@ -31,7 +39,57 @@ def checked_schema(given: Any) -> Any:
     return schema
 
 
-def _parts(value: Any) -> list[Any]:
+def prepared_schema(given: Any, is_closed: bool = False, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A schema as it is compiled. Raises ValueError for one that is none, or that only an endless text could fit.
+
+    is_closed: objects have only the properties that their schemas name. options: of llguidance (its "x-guidance"),
+    unless the schema brings its own.
+    """
+    schema = checked_schema(given)
+    own = schema.pop("x-guidance", {})
+    if not isinstance(own, dict):
+        raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
+    parts = Parts(schema)
+    for value in values_of(schema):
+        _give_type(value, parts)
+    name_finite_patterns(schema)
+    if is_closed:
+        close(schema)
+    schema = without_endless(schema)
+    guidance = {"whitespace_flexible": True} | (options or {}) | own
+    if guidance["whitespace_flexible"]:
+        guidance.setdefault("whitespace_pattern", BLANKS)
+    return schema | {"x-guidance": guidance}
+
+
+def with_prepared_schemas(lark: str) -> str:
+    """A grammar in Lark's notation, its schemas (%json {...}) prepared as others are. Raises ValueError."""
+    pieces = re.split(r"(%json\s*)(?={)", lark)
+    for number in range(2, len(pieces), 2):
+        with suppress(json.JSONDecodeError, RecursionError):  # what is wrong with it is said by llguidance
+            schema, end = json.JSONDecoder().raw_decode(pieces[number])
+            prepared = json.dumps(prepared_schema(schema), ensure_ascii=False)
+            pieces[number] = prepared + pieces[number][end:]
+    return "".join(pieces)
+
+
+def _give_type(schema: Any, parts: Parts) -> None:
+    """What names properties and says nothing of its type is an object, what has items an array."""
+    if not isinstance(schema, dict) or any(SAYS_TYPE & part.keys() for part in parts.parts_of(schema)):
+        return
+    possible = parts.everything(schema)
+    if any(SAYS_TYPE & part.keys() for part in possible):  # an alternative does
+        for branch in (branch for group in alternatives_of([schema]) for branch in group if not is_reference(branch)):
+            _give_type(branch, parts)
+        return
+    keys = {key for part in possible for key in part}
+    kinds = {"object"} if keys & {"properties", "patternProperties"} else set()
+    kinds |= {"array"} if keys & {"items", "prefixItems"} else set()
+    if len(kinds) == 1 and not is_reference(schema):
+        schema["type"] = kinds.pop()
+
+
+def _all_parts(value: Any) -> list[Any]:
     """All objects and lists in it, itself among them."""
     parts = [value]
     for part in parts:
@@ -42,33 +100,17 @@ def _parts(value: Any) -> list[Any]:
 def _depths(parts: list[Any]) -> dict[int, int]:
     """Levels of objects and lists in each of a value's parts, by its id. Once for all: references may be many."""
     depths: dict[int, int] = {}
-    for part in reversed(parts):  # children come behind their parents
+    for part in reversed(parts):  # children come after their parents
         depths[id(part)] = 1 + max((depths[id(child)] for child in _children(part)), default=0)
     return depths
 
 
 def _target(schema: Any, name: str) -> Any:
     """What "#/$defs/name" means; the whole schema for what we cannot follow."""
-    found = schema
-    for key in name.removeprefix("#").split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    found = follow(schema, name)
     return schema if found is None else found
 
 
 def _children(value: Any) -> list[Any]:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inside if isinstance(child, dict | list)]
-
-
-def close(schema: Any) -> None:
-    """Let objects that name their properties have no others, unless they say so."""
-    for part in schema if isinstance(schema, list) else ():
-        close(part)
-    if isinstance(schema, dict):
-        for name in SUBSCHEMAS & schema.keys():
-            close(schema[name])
-        maps = [schema[name] for name in MAPS_OF_SCHEMAS & schema.keys() if isinstance(schema[name], dict)]
-        for part in (part for found in maps for part in found.values()):
-            close(part)
-        if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
-            schema.setdefault("additionalProperties", False)

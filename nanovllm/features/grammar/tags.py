@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.grammar.schemas import prepared_schema
 
 TEXT = "TAGS_TEXT: /(.|\\n)*/"
 MAX_PARTS = 2000  # of a structural tag: each is a rule
@@ -82,12 +82,8 @@ class Rules:
         return " ".join(_quoted(part) if token_id is None else f"<[{token_id}]>" for token_id, part in parts)
 
     def _json(self, given: Any) -> str:
-        schema = checked_schema({} if given is True else given)
-        if self.is_closed:
-            close(schema)
-        if not isinstance(own := schema.get("x-guidance", {}), dict):
-            raise ValueError(f"x-guidance must be an object, found {shorten(own)}")
-        return f"%json {json.dumps(schema | {'x-guidance': self.options | own}, ensure_ascii=False)}"
+        schema = prepared_schema({} if given is True else given, self.is_closed, self.options)
+        return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
     def _tag(self, form: dict[str, Any], begin: str) -> str:
         content = form.get("content")

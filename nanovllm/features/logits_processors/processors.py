@@ -71,8 +71,8 @@ class LogitsProcessors:
                 grammars.append((seq.grammar, seq.generated_token_ids))
             if p.allowed_token_ids is not None:
                 made.allowed.append((row, torch.tensor(p.allowed_token_ids)))
-            if p.bad_words and (last := _last_tokens(seq)):
-                made.banned.append((row, torch.tensor(last)))
+            if seq.bad_words is not None and (banned := seq.bad_words.banned(seq.generated_token_ids)):
+                made.banned.append((row, torch.tensor(banned)))
             if p.logit_bias:
                 bias[row] = torch.tensor(list(p.logit_bias)), torch.tensor(list(p.logit_bias.values()))
             if seq.functions is not None:
@@ -133,9 +133,3 @@ class LogitsProcessors:
         if self.generated is not None:
             rows, token_ids, amounts = self.generated
             logits[rows, token_ids] -= amounts
-
-
-def _last_tokens(seq: Sequence) -> list[int]:
-    """The tokens that would complete one of the sequence's bad words now."""
-    generated = [None, *seq.generated_token_ids]  # None: a word may be longer than the output
-    return [word[-1] for word in seq.bad_word_ids if generated[len(generated) - len(word) + 1 :] == word[:-1]]

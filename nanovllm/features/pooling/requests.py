@@ -61,15 +61,21 @@ class Truncation:
             raise ValueError(f"add_special_tokens must be true or false, found {shorten(found.add_special_tokens)}")
         return found
 
-    def apply(self, engine: "LLMEngine", prompt: Any) -> tuple[list[int], str | None]:
-        """(token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
-        limit, num, tokenizer = engine.scheduler.max_model_len, self.truncate_prompt_tokens, engine.tokenizer
+    def num_kept(self, engine: "LLMEngine") -> int | None:
+        """The most tokens that a prompt keeps; None: none is cut. Raises ValueError."""
+        limit, num = engine.scheduler.max_model_len, self.truncate_prompt_tokens
         if num is not None and num > limit:
             raise ValueError(f"truncate_prompt_tokens={num} is more than max_model_len={limit}")
-        side = self.truncation_side or getattr(tokenizer, "truncation_side", "right")
+        return limit if num == -1 else num
+
+    def side(self, engine: "LLMEngine") -> str:
+        return str(self.truncation_side or getattr(engine.tokenizer, "truncation_side", "right"))
+
+    def apply(self, engine: "LLMEngine", prompt: Any) -> tuple[list[int], str | None]:
+        """(token ids, cache salt) of a prompt in any of its forms. Raises ValueError."""
+        tokenizer, num_kept, side = engine.tokenizer, self.num_kept(engine), self.side(engine)
         special = partial(tokenizer, add_special_tokens=self.add_special_tokens)
-        text, token_ids, salt = parse_prompt(special, prompt, *([engine.check_length] if num is None else []))
-        num_kept = limit if num == -1 else num
+        text, token_ids, salt = parse_prompt(special, prompt, *([engine.check_length] if num_kept is None else []))
         if num_kept is None or len(token_ids) <= num_kept:
             return token_ids, salt
         # As the tokenizers' own truncation, which is a setting that threads would share: special tokens stay.

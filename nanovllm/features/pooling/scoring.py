@@ -5,12 +5,13 @@ cross-encoder reads both texts as one prompt and has a head for the score: slowe
 has found. All prompts of one query begin alike, and the prefix cache computes that once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import make_all, shorten
 from nanovllm.features.chat_template.render import RENDERER
+from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
@@ -62,20 +63,23 @@ class Pairs:
         instruction: str | None = None,
         salt: str | None = None,
         request_id: str | None = None,
+        max_tokens_per_query: int = 0,
+        max_tokens_per_doc: int = 0,
     ) -> list[PoolingRequest]:
         """Of a bi-encoder, for the queries and then for the documents; else for each pair. Raises ValueError.
 
         lora_requests: one for each of them. chat_template: of a pair, messages of the roles query and document.
-        instruction: what the template may say of the task.
+        instruction: what the template may say of the task. max_tokens_...: each text is cut to so many; 0: none is.
         """
         pooling = pooling_of(engine, "a score")
         if pooling.task == "classify" and pooling.num_labels != 1:
             raise ValueError(f"a score is one number, and this classifier has {pooling.num_labels} labels: classify()")
-        prompts: list[Any] = self.queries + self.documents
+        queries = _cut_all(engine, self.queries, max_tokens_per_query, truncation)
+        documents = _cut_all(engine, self.documents, max_tokens_per_doc, truncation)
+        prompts: list[Any] = queries + documents
         if pooling.task == "classify":
-            queries = self.queries * (len(self.documents) if len(self.queries) == 1 else 1)
-            pairs = list(zip(queries, self.documents, strict=True))
-            how = chat_template, instruction, truncation.truncate_prompt_tokens is not None
+            pairs = list(zip(queries * (len(documents) if len(queries) == 1 else 1), documents, strict=True))
+            how = chat_template, instruction, truncation
             prompts = make_all("pairs", pairs, lambda pair: pair_prompt(engine, pair, *how))
         elif chat_template is not None or instruction is not None:
             raise ValueError(
@@ -105,6 +109,12 @@ class Pairs:
         return [cosine(*pair, between) for pair in zip(queries, documents, strict=True)]
 
 
+def _cut_all(engine: "LLMEngine", texts: list[str], num_tokens: int, truncation: Truncation) -> list[str]:
+    if not num_tokens:
+        return texts
+    return make_all("texts", texts, lambda text: Cut(engine.tokenizer, text, truncation.side(engine)).keep(num_tokens))
+
+
 def cosine(query: PoolingRequestOutput, document: PoolingRequestOutput, between: list[int]) -> ScoringRequestOutput:
     """The score of two embeddings, whatever their lengths."""
     import torch
@@ -125,27 +135,72 @@ def cosine(query: PoolingRequestOutput, document: PoolingRequestOutput, between:
 
 
 def pair_prompt(
-    engine: "LLMEngine", pair: tuple[str, str], chat_template: str | None, instruction: str | None, is_cut: bool
+    engine: "LLMEngine",
+    pair: tuple[str, str],
+    chat_template: str | None,
+    instruction: str | None,
+    truncation: Truncation,
 ) -> dict[str, Any]:
     """One prompt of two texts. Without a template that of Qwen3-Reranker, unless the query brings it; else no template.
 
-    is_cut: make_request() will cut what is too long. Raises ValueError.
+    Where the prompt would be too long, the document is cut before the two are joined: the score is read from the
+    template's end, or from the separator at the end. Raises ValueError.
     """
-    pooling, tokenizer, (query, document) = engine.model_config.pooling, engine.tokenizer, pair
+    query, document = pair
+    make = _joined(engine, query, document, chat_template, instruction)
+    num_kept = truncation.num_kept(engine)
+    prompt = make(document)
+    if num_kept is None:
+        engine.check_length(prompt if isinstance(prompt, str) else query + document)
+    token_ids = _token_ids(engine, prompt, truncation)
+    if num_kept is None or len(token_ids) <= num_kept:
+        return {"prompt_token_ids": token_ids}
+    cut = Cut(engine.tokenizer, document, truncation.side(engine))
+    num_tokens = cut.num_tokens
+    while len(token_ids) > num_kept:  # what is cut may be tokenized otherwise
+        num_tokens -= len(token_ids) - num_kept
+        if num_tokens <= 0:
+            without = len(_token_ids(engine, make(""), truncation))
+            raise ValueError(
+                f"{num_kept} tokens leave none for the document: the query and what joins them take {without}"
+            )
+        token_ids = _token_ids(engine, make(cut.keep(num_tokens)), truncation)
+    return {"prompt_token_ids": token_ids}
+
+
+Joined = str | tuple[str, str]  # a prompt, or two texts that the tokenizer joins
+
+
+def _joined(
+    engine: "LLMEngine", query: str, document: str, chat_template: str | None, instruction: str | None
+) -> Callable[[str], Joined]:
+    """How the query is joined with a document. Raises ValueError."""
+    pooling, tokenizer = engine.model_config.pooling, engine.tokenizer
     if chat_template is not None:
-        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         options = {**tokenizer.special_tokens_map} | ({} if instruction is None else {"instruction": instruction})
-        try:
-            return {"prompt": RENDERER.ask(chat_template, messages, options)}
-        except ValueError as error:
-            raise ValueError(f"the template does not take a query and a document: {error}") from error
+
+        def rendered(document: str) -> str:
+            messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            try:
+                return RENDERER.ask(chat_template, messages, options)
+            except ValueError as error:
+                raise ValueError(f"the template does not take a query and a document: {error}") from error
+
+        return rendered
     if pooling.is_reranker and not query.startswith("<|im_start|>"):
         said = instruction or INSTRUCTION
-        return {"prompt": QWEN3_RERANKER.format(instruction=said, query=query, document=document)}
+        return lambda document: QWEN3_RERANKER.format(instruction=said, query=query, document=document)
     if instruction is not None:
         raise ValueError("an instruction is a template's, and this LLM has none for pairs; write it into the query")
+    if pooling.is_reranker:
+        end = document[found:] if (found := document.rfind("<|im_end|>")) >= 0 else ""
+        return lambda document: f"{query}{document.removesuffix(end)}{end}"
     if pooling.joins_texts:
-        return {"prompt": query + document}
-    if not is_cut:
-        engine.check_length(query + document)
-    return {"prompt_token_ids": tokenize(tokenizer, query, text_pair=document)}
+        return lambda document: query + document
+    return lambda document: (query, document)
+
+
+def _token_ids(engine: "LLMEngine", prompt: Joined, truncation: Truncation) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenize(engine.tokenizer, prompt, add_special_tokens=truncation.add_special_tokens)
+    return tokenize(engine.tokenizer, prompt[0], text_pair=prompt[1])

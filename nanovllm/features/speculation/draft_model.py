@@ -150,7 +150,7 @@ class DraftModel:
         if draft is None:
             params = replace(seq.sampling_params, logprobs=None, prompt_logprobs=None)
             draft = Sequence(seq.tokens[: seq.num_prompt_tokens], params, cache_salt=seq.cache_salt)
-            draft.seed, draft.sample_index, draft.bad_word_ids = seq.seed, seq.sample_index, seq.bad_word_ids
+            draft.seed, draft.sample_index, draft.bad_words = seq.seed, seq.sample_index, seq.bad_words
             draft.grammar = seq.grammar
         same = min(draft.num_computed_tokens, len(seq.tokens) - 1)
         while draft.tokens[:same] != seq.tokens[:same]:

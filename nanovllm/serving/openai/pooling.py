@@ -25,7 +25,8 @@ RERANK, SCORE = ("/rerank", "/v1/rerank", "/v2/rerank"), ("/score", "/v1/score")
 URLS = (EMBEDDINGS, *RERANK, *SCORE, POOLING)
 COMMON = {"model", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "use_activation", "cache_salt"}
 OF_TEXTS = COMMON | {"input", "dimensions", "encoding_format"}
-OF_PAIRS = COMMON - {"add_special_tokens"} | {"instruction", "chat_template_kwargs"}
+LENGTHS = ("max_tokens_per_query", "max_tokens_per_doc")
+OF_PAIRS = COMMON - {"add_special_tokens"} | {"instruction", "chat_template_kwargs", *LENGTHS}
 NAMES = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))  # of /score
 KNOWN_BY_URL = {EMBEDDINGS: OF_TEXTS, POOLING: OF_TEXTS | {"task"}}
 KNOWN_BY_URL |= dict.fromkeys(RERANK, OF_PAIRS | {"query", "documents", "top_n", "return_documents"})
@@ -110,10 +111,13 @@ class _Asked:
         said = options.get("instruction", body.get("instruction"))
         if not isinstance(said, str | None):
             raise ValueError(f"instruction must be a text, found {shorten(said)}")
+        lengths = {name: check_number(name, body.get(name, 0), Integral, 0) for name in LENGTHS}
         is_pair = self.llm.engine.model_config.pooling.task == "classify"
         num = len(pairs.documents) + (0 if is_pair else len(pairs.queries))
         given = None, said, self.salt or None, self.request_id or None
-        return pairs, pairs.make_requests(self.llm.engine, self.params, [self.adapter] * num, self.truncation, *given)
+        adapters = [self.adapter] * num
+        requests = pairs.make_requests(self.llm.engine, self.params, adapters, self.truncation, *given, **lengths)
+        return pairs, requests
 
     def scored(self, body: dict[str, Any]) -> PoolingJob:
         if (names := next((names for names in NAMES if all(name in body for name in names)), None)) is None:

@@ -5,7 +5,6 @@ A text is scored by a completion with echo, logprobs and max_tokens 0: it answer
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from numbers import Integral
 from typing import Any
 
@@ -13,7 +12,9 @@ from nanovllm import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.features.chat_template.render import plain_messages
 from nanovllm.features.logprobs.entries import decoded_token
+from nanovllm.files.token_bytes import token_bytes
 from nanovllm.request import Request
+from nanovllm.serving.openai.offsets import byte_name, is_text, text_offsets
 from nanovllm.serving.openai.reading import PLAIN, Reading
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -194,25 +195,36 @@ class Shown:
         if url == CHAT:
             return {"content": [self._entry_of_chat(*row) for row in rows[num_sent or 0 :]]}
         first = num_sent or 0
+        known = token_bytes(self.tokenizer)
+        before = self.before_text(output)
+        is_whole = sample.finish_reason is not None
+        offsets = [len(before) + at for at in text_offsets(known, sample.token_ids, sample.text, is_whole)]
         if self.echo:
             rows = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)) + rows
+            offsets = text_offsets(known, output.prompt_token_ids, before, is_whole=True) + offsets
             first = 0 if num_sent is None else len(output.prompt_token_ids) + num_sent
-        # OpenAI's text_offset counts characters: those of the tokens' own texts, special tokens included.
-        offsets = list(accumulate((len(self._text(*row)) for row in rows), initial=0))[first:-1]
-        rows = rows[first:]
+        rows, offsets = rows[first:], offsets[first:]
         return {
-            "tokens": [self._name(*row) for row in rows],
+            "tokens": [self._key(*row) for row in rows],
             "token_logprobs": [entries and entries[token_id].logprob for token_id, entries in rows],
             "top_logprobs": [entries and self._named_logprobs(token_id, entries) for token_id, entries in rows],
             "text_offset": offsets,
         }
 
     def _named_logprobs(self, token_id: int, entries: dict[int, Logprob]) -> dict[str, float]:
-        """The chosen token first. Of tokens that look alike (pieces of a character) the first stays."""
+        """The chosen token first. Each has a key of its own, also where two look alike."""
         named: dict[str, float] = {}
-        for other, entry in ((token_id, entries[token_id]), *self._beside(entries)):
-            named.setdefault(self._name(other, {other: entry}), entry.logprob)
+        for other, entry in {token_id: entries[token_id], **dict(self._beside(entries))}.items():
+            name = self._key(other, {other: entry})
+            named[f"token_id:{other}" if name in named else name] = entry.logprob
         return named
+
+    def _key(self, token_id: int, entries: dict[int, Logprob] | None) -> str:
+        """A token's text; of a part of a character, and of a token without text, its bytes or its id."""
+        name, own = self._name(token_id, entries), token_bytes(self.tokenizer).of(token_id)
+        if self.ids_as_tokens or (name and is_text(own)):
+            return name
+        return byte_name(own) if own else f"token_id:{token_id}"
 
     def _entry_of_chat(self, token_id: int, entries: dict[int, Logprob] | None) -> dict[str, Any]:
         assert entries is not None  # only a prompt's first token has none
@@ -221,8 +233,8 @@ class Shown:
 
     def _entry(self, token_id: int, entry: Logprob) -> dict[str, Any]:
         alone = {token_id: entry}
-        text = self._text(token_id, alone)
-        return {"token": self._name(token_id, alone), "logprob": entry.logprob, "bytes": list(text.encode())}
+        own = token_bytes(self.tokenizer).of(token_id)
+        return {"token": self._name(token_id, alone), "logprob": entry.logprob, "bytes": list(own)}
 
     def _beside(self, entries: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
         """The likeliest, or those that were named, in their order."""

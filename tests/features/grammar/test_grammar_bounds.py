@@ -19,7 +19,7 @@ from nanovllm.checks import confined
 from nanovllm.checks.confined import Confined, TooMuch
 from nanovllm.features.grammar import grammar as structured_outputs
 from nanovllm.features.grammar import schemas
-from nanovllm.features.grammar.grammar import LIMITS, TRIAL
+from nanovllm.features.grammar.trial import LIMITS, TRIAL
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import NUM_PREPARING_THREADS, AsyncLLM
 from tests.errors import expect
@@ -134,7 +134,7 @@ def test_it_ends_with_its_parent():
     """Of a script that is read from stdin, without a __main__ guard. It has the script's stderr: run() waits for it."""
     script = """
 import os, signal
-from nanovllm.features.grammar.grammar import LIMITS, TRIAL
+from nanovllm.features.grammar.trial import LIMITS, TRIAL
 TRIAL.ask("compile", 'start: "a"', LIMITS)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,5 +1,7 @@
 """LogitsProcessors: against plain Python."""
 
+from types import SimpleNamespace
+
 import torch
 
 from nanovllm import SamplingParams
@@ -17,14 +19,13 @@ def test_masks_against_a_loop():
             temperature=0,
             allowed_token_ids=allowed if seed % 2 else None,
             logit_bias={allowed[0]: 3.0, 39: -2.0},
-            bad_words=["unused: the ids below"],
             min_tokens=4,
             stop_token_ids=[allowed[1]],
             repetition_penalty=1.7,
         )
         seq = Sequence([3, 4], params)
         seq.tokens += [5, allowed[2]]
-        seq.bad_word_ids = [[allowed[3]], [5, 6], [allowed[2], allowed[4]], [9, 9, 9, 9, 9]]
+        seq.bad_words = SimpleNamespace(banned=lambda generated, ids=(allowed[3], allowed[4]): list(ids))
         row = logits[0].tolist()
         if seed % 2:
             row = [x if i in allowed else -torch.inf for i, x in enumerate(row)]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import copy
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from nanovllm import LLM, LoRARequest, PoolingParams, SamplingParams
 from nanovllm.config import EngineConfig, PoolerConfig  # type: ignore[attr-defined]
+from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput
 from nanovllm.features.pooling.scoring import INSTRUCTION, QWEN3_RERANKER
 from tests.checkpoints import SMALL, edit, make_tokenizer, reference_model
@@ -315,6 +317,74 @@ def test_reranker(yes_no):
     )
     ranks = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600, quantization="int8")
     assert 0 < ranks.score("a", "b")[0].outputs.score < 1
+
+
+def test_a_long_document_is_cut_before_the_template(yes_no):
+    """The score is read behind the template's end, whatever the cut."""
+    llm = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600)
+    tokenizer, document = llm.get_tokenizer(), "two gulls 😀 and a red boat, " * 60
+    before, behind = QWEN3_RERANKER.format(instruction=INSTRUCTION, query="gulls?", document="|").split("|<|im_end|>")
+    behind = "<|im_end|>" + behind
+    least = len(tokenizer(before + behind).input_ids)
+    for num in (-1, 500, 470, least + 1):
+        for side in ("right", "left"):
+            options = {"truncate_prompt_tokens": num, "tokenization_kwargs": {"truncation_side": side}}
+            [output] = llm.score("gulls?", document, **options)
+            text, limit = tokenizer.decode(output.prompt_token_ids), 512 if num == -1 else num
+            assert limit - 4 <= len(output.prompt_token_ids) <= limit
+            assert text.startswith(before) and text.endswith(behind)
+            kept = text[len(before) : -len(behind)]
+            assert document.startswith(kept) if side == "right" else document.endswith(kept)
+            [same] = llm.score("gulls?", kept)
+            assert same.outputs.score == output.outputs.score
+    expect(f"{least} tokens leave none for the document", llm.score, "gulls?", document, truncate_prompt_tokens=least)
+    expect("truncate_prompt_tokens=-1 cuts it", llm.score, "gulls?", document)
+    written = before + "two gulls ", "and a red boat " * 60 + behind
+    [own] = llm.score(*written, truncate_prompt_tokens=400)
+    assert tokenizer.decode(own.prompt_token_ids).endswith(behind), "so does a template that the caller has written"
+    template = "Q {{ messages[0]['content'] }} D {{ messages[1]['content'] }} END"
+    [output] = llm.score("a", document, truncate_prompt_tokens=60, chat_template=template)
+    assert tokenizer.decode(output.prompt_token_ids).startswith("Q a D two")
+    assert tokenizer.decode(output.prompt_token_ids).endswith(" END")
+
+
+def test_a_long_document_is_cut_before_the_separator(classifier, tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    folder, _ = classifier(1)
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|eos|>", pair="$A <|eos|> $B <|eos|>", special_tokens=[("<|eos|>", 1)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    llm = LLM(str(folder), tokenizer=str(tmp_path), **SMALL)
+    query, document = ([text] * 9 for text in ("two gulls", "the lazy dog"))
+    whole = llm.score("".join(query), "".join(document))[0].prompt_token_ids
+    num_query = whole.index(1)
+    [cut] = llm.score("".join(query), "".join(document), truncate_prompt_tokens=num_query + 9)
+    assert cut.prompt_token_ids == [*whole[: num_query + 8], 1]
+    left = {"truncate_prompt_tokens": num_query + 9, "truncation_side": "left"}
+    [cut] = llm.score("".join(query), "".join(document), tokenization_kwargs=left)
+    assert cut.prompt_token_ids == [*whole[: num_query + 1], *whole[-8:]]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_cutting_a_text(side, monkeypatch):
+    """A piece of it, of no more tokens; by places or, where the tokenizer knows none, by counting."""
+    tokenizer, text = make_tokenizer(), "two gulls é😀 你好 <|eos|> the quick  fox\n" * 3
+    without = copy(tokenizer)
+    monkeypatch.setattr(without, "__class__", type("Slow", (type(tokenizer),), {"__call__": without_places}))
+    for num in range(0, len(tokenizer(text).input_ids) + 2):
+        for asked in (tokenizer, without):
+            kept = Cut(asked, text, side).keep(num)
+            assert text.startswith(kept) if side == "right" else text.endswith(kept)
+            assert num - 4 <= len(tokenizer(kept).input_ids) <= num or kept == text
+
+
+def without_places(self, *args, return_offsets_mapping=False, **options):
+    if return_offsets_mapping:
+        raise NotImplementedError
+    return super(type(self), self).__call__(*args, **options)
 
 
 def test_scores_of_embeddings(llm):

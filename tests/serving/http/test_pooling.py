@@ -191,3 +191,16 @@ def test_a_classifier(checkpoint):
         status, answer = post(server, "/rerank", **body)
         assert status == 200 and all(0 < result["relevance_score"] < 1 for result in answer["results"])
         assert post(server, "/rerank", **body, chat_template_kwargs={"x": 1})[0] == 400
+        long = {"query": "who?", "documents": [text * 90 for text in TEXTS]}
+        assert "truncate_prompt_tokens=-1 cuts it" in post(server, "/rerank", **long)[1]["error"]["message"]
+        lengths = []
+        for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 5, "max_tokens_per_query": 1}):
+            status, answer = post(server, "/rerank", **long, **more)
+            assert status == 200 and all(0 < result["relevance_score"] < 1 for result in answer["results"])
+            lengths.append(answer["usage"]["prompt_tokens"])
+        assert 3 * 500 < lengths[0] <= 3 * 512 and lengths[1] < lengths[0]
+        short = {"query": "w", "documents": ["two gulls"]}
+        same = {"query": "w", "documents": ["two gulls circled"], "max_tokens_per_doc": 2}
+        scores = [post(server, "/v1/rerank", **each)[1]["results"][0]["relevance_score"] for each in (short, same)]
+        assert scores[0] == scores[1]
+        assert post(server, "/rerank", **short, max_tokens_per_doc=-1)[0] == 400

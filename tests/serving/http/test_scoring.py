@@ -8,8 +8,10 @@ import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from nanovllm.files.token_bytes import token_bytes
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
+from nanovllm.serving.openai.offsets import is_text
 from tests.checkpoints import reference_logits
 from tests.servers import serving
 
@@ -112,6 +114,58 @@ def test_prompt_logprobs(client, checkpoint, tokenizer):
     both = dict(prompt=FOX, echo=True, logprobs=2, max_tokens=1, extra_body={"prompt_logprobs": 1})
     [choice] = client.completions.create(**both, **GREEDY).choices
     assert max(len(row) for row in choice.prompt_logprobs[1:]) == 2 < max(map(len, choice.logprobs.top_logprobs[1:]))
+
+
+PIECES = dict(prompt="two é😀 你", seed=4, temperature=1.5, max_tokens=24, n=4, extra_body={"ignore_eos": True})
+
+
+def test_each_token_beside_has_its_key(client, tokenizer):
+    """Pieces of characters, too; the likeliest is among them, so is_greedy can be told."""
+    given = PIECES | {"logprobs": 5, "echo": True}
+    by_text = client.completions.create(model="tiny", **given)
+    ids = {"return_tokens_as_token_ids": True}
+    by_id = client.completions.create(model="tiny", **given | {"extra_body": PIECES["extra_body"] | ids})
+    num_pieces = 0
+    for named, numbered in zip(by_text.choices, by_id.choices, strict=True):
+        rows = zip(named.logprobs.tokens, numbered.logprobs.tokens, strict=True)
+        tops = zip(named.logprobs.top_logprobs, numbered.logprobs.top_logprobs, strict=True)
+        for (name, number), (top, top_of_ids) in zip(rows, tops, strict=True):
+            own = token_bytes(tokenizer).of(int(number.removeprefix("token_id:")))
+            text = own.decode() if is_text(own) else "bytes:" + "".join(f"\\x{b:02x}" for b in own)
+            assert name == (text or number)
+            num_pieces += not is_text(own)
+            if top is not None:
+                assert list(top.values()) == list(top_of_ids.values()) and next(iter(top)) == name
+                is_greedy = max(top, key=top.get) == name
+                assert is_greedy == (max(top_of_ids, key=top_of_ids.get) == number)
+    assert num_pieces > 20
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": ["e"]}, {"extra_body": {"skip_special_tokens": False}}], ids=str)
+def test_offsets_point_into_the_text(client, tokenizer, more):
+    given = PIECES | {"logprobs": 1} | more
+    for echo in (True, False):
+        whole = client.completions.create(model="tiny", echo=echo, **given)
+        for choice in whole.choices:
+            offsets = choice.logprobs.text_offset
+            assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] <= len(choice.text)
+            held = [name.startswith("bytes:") or choice.text.startswith(name, at) for at, name in _offsets(choice)]
+            assert sum(held) >= len(held) - 2, "a stop string and special tokens are not in the text"
+        parts: dict[int, list] = {index: [] for index in range(4)}
+        for chunk in client.completions.create(model="tiny", echo=echo, stream=True, **given):
+            for choice in chunk.choices:
+                parts[choice.index] += choice.logprobs.text_offset if choice.logprobs else []
+        assert [parts[choice.index] for choice in whole.choices] == [c.logprobs.text_offset for c in whole.choices]
+
+
+def test_bytes_of_a_chat(client, tokenizer):
+    """Each token's own: together they are the text."""
+    given = dict(messages=USER, logprobs=True, top_logprobs=2, seed=4, temperature=1.5, max_tokens=40, model="tiny")
+    ids = {"return_tokens_as_token_ids": True, "ignore_eos": True}
+    [choice] = client.chat.completions.create(extra_body=ids, **given).choices
+    for row in choice.logprobs.content:
+        for entry in (row, *row.top_logprobs):
+            assert bytes(entry.bytes) == token_bytes(tokenizer).of(int(entry.token.removeprefix("token_id:")))
 
 
 def test_logprobs_of_chosen_tokens(client, tokenizer):

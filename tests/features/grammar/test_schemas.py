@@ -1,0 +1,339 @@
+"""Schemas as other people write them: inheritance, patterns of names, what has no end, blanks. jsonschema judges."""
+
+import json
+import random
+from copy import deepcopy
+
+import jsonschema
+import openai
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.features.grammar.closing import close
+from nanovllm.features.grammar.grammar import GrammarCompiler
+from nanovllm.features.grammar.schemas import prepared_schema
+from nanovllm.features.tool_calls.forced import must_call
+from nanovllm.sampling_params import StructuredOutputsParams
+from nanovllm.serving.http.options import ServeOptions
+from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.errors import expect
+from tests.servers import serving
+
+EOS = 1
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(str(checkpoint("llama")), dtype="float32", max_num_seqs=64)
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    tokenizer = make_tokenizer()
+    return GrammarCompiler(tokenizer, len(tokenizer), {EOS})
+
+
+def takes(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def walk(compiler: GrammarCompiler, params: StructuredOutputsParams, seed: int) -> str:
+    """A text by chance, with a liking for what closes. No state is without a way on."""
+    grammar, rng, tokens = compiler.compile(params), random.Random(seed), list[int]()
+    bits = torch.zeros(-(-compiler.vocab_size // 32), dtype=torch.int32)
+    closing = [compiler.tokenizer.convert_tokens_to_ids(c) for c in '"}],:0']
+    while not grammar.is_complete(tokens):
+        assert len(tokens) < 1500
+        grammar.write_mask(tokens, bits.data_ptr(), bits.nbytes)
+        words = bits.tolist()  # a number of a tensor costs microseconds
+        allowed = [t for t in range(compiler.vocab_size) if words[t // 32] >> t % 32 & 1]
+        if EOS in allowed and rng.random() < 0.5:
+            break
+        allowed = [t for t in allowed if t != EOS] or allowed
+        liked = [t for t in closing if t in allowed]
+        tokens.append(rng.choice(liked if liked and rng.random() < 0.7 else allowed))
+    assert not grammar.error, grammar.error
+    return compiler.tokenizer.decode(tokens)
+
+
+ANIMAL = takes(["name"], name={"enum": ["Tom", "Rex"]}, age=DIGIT)
+DEFINED = {"$defs": {"Animal": ANIMAL}}
+REFERENCE = {"$ref": "#/$defs/Animal"}
+INHERITING = {
+    "allOf": {"allOf": [ANIMAL, takes(["lives"], lives=DIGIT)]},
+    "allOf of optional properties": {"allOf": [takes(age=DIGIT), takes(lives=DIGIT)]},
+    "OpenAPI": DEFINED | {"allOf": [REFERENCE, takes(["lives"], lives=DIGIT)]},
+    "beside a $ref": DEFINED | REFERENCE | takes(["lives"], lives=DIGIT),
+    "beside anyOf": takes(["name"], name={"enum": ["Tom"]})
+    | {"anyOf": [takes(["lives"], lives=DIGIT), takes(["age"], age=DIGIT)]},
+    "anyOf of what is required": takes(age=DIGIT, lives=DIGIT)
+    | {"anyOf": [{"required": ["age"]}, {"required": ["lives"]}]},
+    "two alternatives": {
+        "allOf": [{"anyOf": [ANIMAL, takes(["id"], id=DIGIT)]}, {"oneOf": [takes(["lives"], lives=DIGIT)]}]
+    },
+    "alternatives behind a $ref": {"$defs": {"Any": {"anyOf": [ANIMAL, takes(["id"], id=DIGIT)]}}}
+    | {"allOf": [{"$ref": "#/$defs/Any"}, takes(["lives"], lives=DIGIT)]},
+    "in properties and items": takes(
+        ["cats"], cats={"type": "array", "items": {"allOf": [ANIMAL, takes(lives=DIGIT)]}}
+    ),
+    "three levels": {
+        "$defs": {
+            "Animal": ANIMAL,
+            "Tail": takes(tail=DIGIT),
+            "Cat": {"allOf": [REFERENCE, takes(["lives"], lives=DIGIT)]},
+        },
+        "allOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Tail"}, {"required": ["tail"]}],
+    },
+    "of itself": {
+        "$defs": DEFINED["$defs"]
+        | {"Cat": {"allOf": [REFERENCE, takes(kittens={"type": "array", "items": {"$ref": "#/$defs/Cat"}})]}},
+        "$ref": "#/$defs/Cat",
+    },
+    "patterns": {"allOf": [takes(["age"], age=DIGIT), {"type": "object", "patternProperties": {"^x-": DIGIT}}]},
+}
+
+
+@pytest.mark.parametrize("name", INHERITING)
+def test_one_object_in_several_places(compiler, name):
+    """It is closed as a whole: every answer fits, has no unnamed property, and any named one may come."""
+    schema = INHERITING[name]
+    params = StructuredOutputsParams(json=schema, disable_additional_properties=True, disable_any_whitespace=True)
+    texts, named = [walk(compiler, params, seed) for seed in range(16)], set()
+    for text in texts:
+        value = json.loads(text)
+        jsonschema.validate(value, schema)
+        objects = [*value.get("cats", []), value]
+        named |= {key for each in objects for key in each}
+    expected = {
+        key for key in ("name", "age", "lives", "id", "tail", "cats", "kittens") if f'"{key}"' in json.dumps(schema)
+    }
+    assert {key for key in named if not key.startswith("x-")} == expected
+    assert any(key.startswith("x-") for key in named) == (name == "patterns")
+    closed = deepcopy(schema)
+    close(closed)
+    again = deepcopy(closed)
+    close(again)
+    for text in texts:
+        jsonschema.validate(json.loads(text), closed)
+        jsonschema.validate(json.loads(text), again)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(json.loads(text) | {"unnamed": 1}, closed)
+
+
+def test_what_says_that_it_is_open_stays_open():
+    for schema in (
+        {"allOf": [takes(a=DIGIT) | {"additionalProperties": True}, takes(b=DIGIT)]},
+        takes(a=DIGIT) | {"additionalProperties": True, "anyOf": [takes(b=DIGIT), takes(c=DIGIT)]},
+        {"$defs": {"A": takes(a=DIGIT)}, "additionalProperties": DIGIT, "anyOf": [{"$ref": "#/$defs/A"}]},
+        {"type": "object"},
+        {"const": takes(a=DIGIT)},
+    ):
+        closed = deepcopy(schema)
+        close(closed)
+        value = schema.get("const", {"a": 1, "z": 1})
+        jsonschema.validate(value, closed)
+    nothing = {"type": "object", "properties": {}}
+    close(nothing)
+    assert nothing["additionalProperties"] is False
+
+
+NAMES = st.sampled_from("abcdefgh")
+OBJECTS = st.lists(NAMES, max_size=3, unique=True).map(lambda names: takes(names[:1], **dict.fromkeys(names, DIGIT)))
+COMBINED = st.recursive(
+    OBJECTS,
+    lambda inner: st.builds(
+        lambda own, kind, others, ref: own | {kind: others} | ({"$ref": f"#/$defs/{ref}"} if ref else {}),
+        OBJECTS,
+        st.sampled_from(["allOf", "anyOf"]),
+        st.lists(inner, min_size=1, max_size=3),
+        st.sampled_from(["", "", "A", "B"]),
+    ),
+    max_leaves=6,
+)
+
+
+def one_of_all(schema, definitions, rng) -> set[str]:
+    """The names of an object that fits, with one of each anyOf."""
+    names = set(schema.get("properties", {}))
+    for member in [*schema.get("allOf", ()), *([rng.choice(schema["anyOf"])] if "anyOf" in schema else [])]:
+        names |= one_of_all(member, definitions, rng)
+    if "$ref" in schema:
+        names |= one_of_all(definitions[schema["$ref"][-1]], definitions, rng)
+    return names
+
+
+@settings(max_examples=60, deadline=None)
+@given(COMBINED, OBJECTS, COMBINED, st.randoms(use_true_random=False))
+def test_closing_any_combination(schema, a, b, rng):
+    """What one choice of the alternatives names is taken, and nothing else. B may refer to itself."""
+    b = json.loads(json.dumps(b).replace("#/$defs/B", "#/$defs/A"))
+    schema = schema | {"$defs": {"A": a, "B": b}}
+    closed = deepcopy(schema)
+    close(closed)
+    value = dict.fromkeys(one_of_all(schema, schema["$defs"], rng), 1)
+    jsonschema.validate(value, schema)
+    jsonschema.validate(value, closed)
+    assert not jsonschema.Draft202012Validator(closed).is_valid(value | {"unnamed": 1})
+    prepared_schema(closed, True)
+
+
+def test_a_forced_call_takes_what_it_inherits(compiler):
+    """Not {} alone, and no error."""
+    for parameters in (INHERITING["OpenAPI"], INHERITING["allOf of optional properties"], INHERITING["beside a $ref"]):
+        form = must_call("hermes", {"pet": parameters})
+        params = StructuredOutputsParams(structural_tag={"format": form})
+        texts = [walk(compiler, params, seed) for seed in range(12)]
+        assert any('"lives": ' in text for text in texts) and not any("unnamed" in text for text in texts)
+
+
+PATTERNS = [
+    {"^a$": DIGIT},
+    {"^(a|b)$": DIGIT, "[^\\s\\S]": DIGIT},
+    {"^x-[0-9]$": DIGIT},
+    {'^é\\n"$': DIGIT},
+    {"^[ab]{0,3}$": {"minimum": 3}},
+]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("patterns", PATTERNS, ids=lambda patterns: next(iter(patterns)))
+def test_patterns_of_names_beside_names(compiler, patterns, is_closed):
+    """A comma is written only where a name can follow."""
+    for more in ({}, {"additionalProperties": False}, {"additionalProperties": DIGIT}):
+        schema = takes(["a"], a=DIGIT, b=DIGIT) | {"patternProperties": patterns} | more
+        params = StructuredOutputsParams(json=schema, disable_additional_properties=is_closed)
+        for seed in range(6):
+            jsonschema.validate(json.loads(walk(compiler, params, seed)), schema)
+
+
+def test_patterns_of_a_few_names_are_names():
+    schema = prepared_schema(
+        {"type": "object", "patternProperties": {'^(é|"b)$': DIGIT, "^x": DIGIT, "^y{300}$": DIGIT}}
+    )
+    assert schema["properties"] == {"é": DIGIT, '"b': DIGIT}
+    assert set(schema["patternProperties"]) == {"^x", "^y{300}$"}
+
+
+NODE = takes(["next"], next={"$ref": "#/$defs/Node"})
+ENDLESS = {
+    "a node that must have a next": {"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"},
+    "items": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    "tuples": {"type": "array", "prefixItems": [True, {"$ref": "#"}], "minItems": 2},
+    "two of each other": {
+        "$defs": {"A": takes(["b"], b={"$ref": "#/$defs/B"}), "B": takes(["a"], a={"$ref": "#/$defs/A"})},
+        "anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+    },
+    "required elsewhere": takes(next={"$ref": "#"}) | {"anyOf": [{"required": ["next"]}]},
+    "a reference to itself": {"$defs": {"A": {"$ref": "#/$defs/A"}}, "$ref": "#/$defs/A"},
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_schema_without_a_finite_text(llm, name):
+    asked = [SamplingParams(structured_outputs=StructuredOutputsParams(json=ENDLESS[name])), SamplingParams()]
+    expect("json cannot be used: no finite text fits it", llm.generate, [[5], [6]], asked)
+
+
+def test_a_way_that_has_no_end_is_not_taken(compiler):
+    for schema in (
+        {"$defs": {"Node": NODE}, "anyOf": [{"$ref": "#/$defs/Node"}, takes(["a"], a=DIGIT)]},
+        {"$defs": {"Node": NODE}} | takes(["a"], a=DIGIT, node={"$ref": "#/$defs/Node"}),
+        {"$defs": {"Node": NODE}, "type": "array", "items": {"$ref": "#/$defs/Node"}},
+        {"$defs": {"Node": takes(["next"], next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})}}
+        | {"$ref": "#/$defs/Node"},
+        takes(["a"], a=DIGIT, next={"$ref": "#"}),
+    ):
+        params = StructuredOutputsParams(json=schema, disable_additional_properties=True)
+        for seed in range(6):
+            jsonschema.validate(json.loads(walk(compiler, params, seed)), schema)
+
+
+def test_a_long_chain_of_definitions():
+    """Each is asked as often as needed, and no stack is filled."""
+    num = 150
+    for names in (range(num), range(num - 1, -1, -1)):
+        definitions = {
+            f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{n + 1}"}, takes([f"p{n}"], **{f"p{n}": DIGIT})]} for n in names
+        }
+        last = {f"D{num}": takes(["end"], end=DIGIT)}
+        schema = prepared_schema({"$defs": definitions | last, "$ref": "#/$defs/D0"}, is_closed=True)
+        assert len(schema["$defs"]["D0"]["properties"]) == num + 1
+
+
+def test_what_names_properties_is_an_object(compiler):
+    """And what has items is an array, where nothing else is said; data is data."""
+    objects = {"properties": {"a": {"items": {"properties": {"b": DIGIT}}}}, "required": ["a"]}
+    for seed in range(8):
+        value = json.loads(
+            walk(compiler, StructuredOutputsParams(json=objects, disable_additional_properties=True), seed)
+        )
+        assert isinstance(value["a"], list) and all(isinstance(each, dict) for each in value["a"])
+    for kept in ({"enum": [5], "properties": {}}, {"type": ["object", "null"], "properties": {}}, {"const": objects}):
+        assert prepared_schema(kept).items() >= kept.items()
+    nullable = {"anyOf": [{"properties": {"a": DIGIT}}, {"type": "null"}]}
+    assert prepared_schema(nullable)["anyOf"][0]["type"] == "object" and "type" not in prepared_schema(nullable)
+
+
+A_DIGIT = takes(["a"], a=DIGIT) | {"additionalProperties": False}
+TWO = takes(["a", "b"], a=DIGIT, b={"type": "array", "items": DIGIT, "minItems": 1, "maxItems": 2})
+TWO |= {"additionalProperties": False}
+TAG = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": A_DIGIT}, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        dict(json=TWO),
+        dict(json=A_DIGIT | {"x-guidance": {"whitespace_flexible": True}}),
+        dict(structural_tag={"format": {"type": "tag"} | TAG}),
+        dict(grammar=f"start: %json {json.dumps(A_DIGIT)}"),
+    ],
+    ids=lambda kinds: next(iter(kinds)),
+)
+def test_blanks_have_a_bound(llm, kinds):
+    """Of a model that writes nothing else if it may."""
+    tokenizer = llm.get_tokenizer()
+    blanks = [t for t in range(320) if tokenizer.decode([t]) and not tokenizer.decode([t]).strip(" \t\r\n")]
+    asked = SamplingParams(
+        max_tokens=500,
+        temperature=0,
+        logit_bias=dict.fromkeys(blanks, 100.0),
+        structured_outputs=StructuredOutputsParams(**kinds),
+    )
+    [output] = llm.generate([[5]], asked)
+    [completion] = output.outputs
+    assert completion.finish_reason == "stop" and any(c in completion.text for c in " \t\r\n")
+    text = completion.text.removeprefix("<f>").removesuffix("</f>")
+    assert json.loads(text).keys() >= {"a"}
+
+
+def test_any_object_has_bounded_blanks():
+    schema = prepared_schema({"type": "object"})
+    assert schema["x-guidance"]["whitespace_pattern"]
+    compact = prepared_schema({"type": "object"}, options={"whitespace_flexible": False})
+    assert "whitespace_pattern" not in compact["x-guidance"]
+
+
+def test_over_http(tmp_path):
+    """A call that is required, of a function whose parameters inherit; a schema that no text fits is a 400."""
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=2048)
+    with serving(model, ServeOptions(), block_size=16, max_model_len=2048, num_gpu_blocks_override=512) as server:
+        client = server.client()
+        given = dict(model="tiny", messages=[{"role": "user", "content": "a cat"}], max_tokens=300, temperature=0)
+        cat = {"$defs": {"Pet": takes(["name"], name={"enum": ["Tom"]})}, "$ref": "#/$defs/Pet"} | takes(["b"], b=DIGIT)
+        function = {"name": "pet", "parameters": cat}
+        answer = client.chat.completions.create(
+            tools=[{"type": "function", "function": function}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            **given,
+        )
+        [call] = answer.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments).keys() == {"name", "b"}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": ENDLESS["items"], "strict": True}}
+        with pytest.raises(openai.BadRequestError, match="no finite text fits it"):
+            client.chat.completions.create(response_format=form, **given)

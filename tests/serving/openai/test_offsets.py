@@ -1,0 +1,60 @@
+"""text_offset: where tokens begin in a text, whatever bytes they are."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanovllm.files.token_bytes import token_bytes
+from nanovllm.serving.openai.offsets import byte_name, is_text, text_offsets
+from tests.checkpoints import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+KNOWN = token_bytes(TOKENIZER)
+TEXTS = st.text(st.sampled_from("ab é😀你 \n<|") | st.characters(), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.randoms(use_true_random=False))
+def test_of_a_text(text, rng):
+    """Every tokenization of it, here and there a special token that is not shown."""
+    token_ids = []
+    for byte in text.encode():
+        token_ids += [rng.choice([0, 1, 2])] if rng.random() < 0.1 else []
+        token_ids.append(KNOWN.all.index(bytes([byte])))
+    for ids in (token_ids, TOKENIZER(text, add_special_tokens=False).input_ids):
+        for is_whole in (True, False):
+            offsets = text_offsets(KNOWN, ids, text, is_whole)
+            assert offsets == sorted(offsets)
+            for token_id, at in zip(ids, offsets, strict=True):
+                own = KNOWN.of(token_id)
+                if token_id not in KNOWN.added_ids:
+                    assert own in text[at:].encode() and (not is_text(own) or text.startswith(own.decode(), at))
+        if KNOWN.added_ids.isdisjoint(ids):
+            shown = text[: len(text) // 2]
+            assert text_offsets(KNOWN, ids, shown, is_whole=False) == text_offsets(KNOWN, ids, text, is_whole=True)
+
+
+def test_of_bytes_that_are_no_character():
+    rng = random.Random(0)
+    for _ in range(200):
+        ids = [rng.randrange(4, 260) for _ in range(12)] + TOKENIZER("the end").input_ids
+        text = TOKENIZER.decode(ids)
+        offsets = text_offsets(KNOWN, ids, text, is_whole=True)
+        assert offsets == sorted(offsets) and all(0 <= at <= len(text) for at in offsets)
+        assert text.startswith("the", offsets[12]) and text[offsets[12] :] == "the end"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("two gulls", [0, 3]), ("two gul", [0, 3]), ("two", [0, 3]), ("tw", [0, 2]), ("", [0, 0])]
+)
+def test_of_a_text_that_was_cut(text, expected):
+    ids = TOKENIZER("two").input_ids[:1], TOKENIZER(" gulls").input_ids[:1]
+    assert [KNOWN.of(i) for (i,) in ids] == [b"two", b" gulls"]
+    assert text_offsets(KNOWN, [ids[0][0], ids[1][0]], text, is_whole=True) == expected
+
+
+def test_names():
+    assert byte_name(b"\xf0\x9f") == "bytes:\\xf0\\x9f"
+    assert is_text("\ufffd".encode()) and is_text(b"") and not is_text(b"\x80")
