@@ -25,8 +25,8 @@ REPEATED = "\ufdd0"  # no text has this character
 NAMED_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # where the file does not say
 NOT_HONOURED = ("add_sep_token", "remove_extra_whitespaces", "normalizer.lowercase", "normalizer.strip_accents")
-LOOKS_SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
-IS_SPECIAL = re.compile(r"<[|｜]\S+[|｜]>")  # whatever kind the file says: some converters have it wrong
+LOOKS_SPECIAL = re.compile(r"<[|｜]\S+[|｜]>")
+LOOKS_SPECIAL_IF_NAMED = re.compile(r"<\S+>|\[\S+\]")  # if the file names it as its EOS or the like
 
 
 class Kind(IntEnum):
@@ -38,6 +38,9 @@ class Kind(IntEnum):
     USER_DEFINED = 4  # a piece of text that is always this one token
     UNUSED = 5
     BYTE = 6
+
+
+FOUND_FIRST = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)  # a text is searched for these before it is cut
 
 
 def gguf_tokenizer(path: Path) -> Any:
@@ -72,16 +75,12 @@ class GGUFVocabulary:
         if self.model not in (SENTENCEPIECE, BYTE_LEVEL, PLAIN_BPE):
             known = f"{KEY}model must be {SENTENCEPIECE}, {BYTE_LEVEL} or {PLAIN_BPE}"
             raise ValueError(f"{known}, found {shorten(self.model)}; name another tokenizer (the option `tokenizer`)")
-        self.texts = self._list("tokens", str)
+        self.texts = list(self._list("tokens", str))
         if not self.texts:
             raise ValueError(f"there is no {KEY}tokens; name another tokenizer (the option `tokenizer`)")
-        num_tokens = len(self.texts)
-        kinds = self._list("token_type", int, num_tokens) or [Kind.NORMAL] * num_tokens
-        self.kinds = [
-            Kind.CONTROL if kind in (Kind.NORMAL, Kind.UNUSED) and IS_SPECIAL.fullmatch(text) else kind
-            for text, kind in zip(self.texts, kinds, strict=False)
-        ]
-        self.scores = self._list("scores", (int, float), num_tokens) or [0.0] * num_tokens
+        self.scores = self._list("scores", (int, float), len(self.texts)) or [0.0] * len(self.texts)
+        self.named_ids = self._named_ids()
+        self.kinds = self._kinds()
         self.ids = {text: token_id for token_id, text in enumerate(self.texts)}
         # A text leads to one id: of tokens with the same text, all but the last get a mark, which decoding drops.
         self.repeated = [i for i, text in enumerate(self.texts) if self.ids[text] != i]
@@ -108,19 +107,12 @@ class GGUFVocabulary:
         Files name BOS and EOS that are ordinary words, too, where a model's config.json has the defaults of some other
         model. A word stays a word, unless each text begins with it.
         """
-        defaults = SENTENCEPIECE_IDS if self.model == SENTENCEPIECE else {}
         named = {}
         for name, key in NAMED_IDS.items():
-            token_id = self.get(f"{key}_token_id", int, defaults.get(key))
-            if token_id is None:
+            token_id = self.named_ids.get(key)
+            if token_id is None or (self.kinds[token_id] not in FOUND_FIRST and not (key == "bos" and self.adds_bos)):
                 continue
-            if not 0 <= token_id < len(self.texts):
-                logger.warning("%s: %s%s_token_id is %d, and there is no such token", self.path, KEY, key, token_id)
-                continue
-            text, kind = self.texts[token_id], self.kinds[token_id]
-            is_special = kind in (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED) or LOOKS_SPECIAL.fullmatch(text)
-            if is_special or (name == "bos_token" and self.adds_bos):
-                named[name] = text
+            named[name] = self.texts[token_id]
         return named
 
     def chat_template(self) -> str | dict[str, str] | None:
@@ -159,15 +151,37 @@ class GGUFVocabulary:
         if cuts:
             backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
         backend.decoder = decoders.Sequence(steps) if len(steps) > 1 else steps[0]
-        found_first = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
         backend.add_tokens(
             [
                 AddedToken(text, normalized=False, special=kind != Kind.USER_DEFINED)
                 for text, kind in zip(self.texts, self.kinds, strict=False)
-                if kind in found_first and text and REPEATED not in text
+                if kind in FOUND_FIRST and text and REPEATED not in text
             ]
         )
         return backend
+
+    def _named_ids(self) -> dict[str, int]:
+        """{the file's name, as bos: id}, of tokens that are there."""
+        defaults = SENTENCEPIECE_IDS if self.model == SENTENCEPIECE else {}
+        named = {}
+        for key in (*NAMED_IDS.values(), "eot", "eom"):
+            token_id = self.get(f"{key}_token_id", int, defaults.get(key))
+            if token_id is not None and not 0 <= token_id < len(self.texts):
+                logger.warning("%s: %s%s_token_id is %d, and there is no such token", self.path, KEY, key, token_id)
+            elif token_id is not None:
+                named[key] = token_id
+        return named
+
+    def _kinds(self) -> list[int]:
+        """Special tokens are control tokens: some converters have it wrong, and old ones have no kinds at all."""
+        kinds = self._list("token_type", int, len(self.texts)) or [Kind.NORMAL] * len(self.texts)
+        named = set(self.named_ids.values())
+        found = []
+        for token_id, (text, kind) in enumerate(zip(self.texts, kinds, strict=False)):
+            looks_special = LOOKS_SPECIAL_IF_NAMED if token_id in named else LOOKS_SPECIAL
+            is_wrong = kind in (Kind.NORMAL, Kind.UNUSED) and looks_special.fullmatch(text)
+            found.append(Kind.CONTROL if is_wrong else kind)
+        return found
 
     def _rules(self) -> PreTokenizer:
         """Those that the file names. A warning says so if it names none, or none that are known."""
