@@ -18,6 +18,7 @@ from nanovllm.features.grammar.parts import (
     is_reference,
     list_in,
     map_in,
+    values_of,
 )
 
 NAMING = ("properties", "patternProperties")
@@ -55,12 +56,31 @@ def close(schema: dict[str, Any]) -> None:
 
     Raises ValueError for one that would become too large.
     """
+    _merge_closed_parts(schema)
     closing = Closing(schema)
     closed = closing.closed(schema)
     if opened := closing.opened():
         closed["$defs"] = map_in(closed, "$defs") | opened
     schema.clear()
     schema.update(closed)
+
+
+def _merge_closed_parts(schema: dict[str, Any]) -> None:
+    """Let parts of one object that forbid what another part requires forbid it no more: the whole is closed instead.
+
+    Clients close each part by itself; taken by the letter, nothing would fit.
+    """
+    parts = Parts(schema)
+    contradicted: list[dict[str, Any]] = []
+    for value in values_of(schema):
+        several = parts.parts_of(value)
+        required = {name for part in several for name in list_in(part, "required") if isinstance(name, str)}
+        closed = [part for part in several if part.get("additionalProperties") is False]
+        plain = [part for part in closed if "patternProperties" not in part]
+        if len(several) > 1 and any(required - map_in(part, "properties").keys() for part in plain):
+            contradicted += closed
+    for part in contradicted:
+        part.pop("additionalProperties", None)
 
 
 class Closing:

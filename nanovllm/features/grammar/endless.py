@@ -98,4 +98,4 @@ def _required(parts: list[dict[str, Any]]) -> list[Any]:
             found += first[:least]
             if len(first) < least and isinstance(part.get("items"), dict):
                 found.append(part["items"])
-    return found
+    return [value for value in found if value is not False]  # llguidance says what is wrong with that

@@ -57,8 +57,8 @@ def prepared_schema(given: Any, is_closed: bool = False, options: dict[str, Any]
         close(schema)
     schema = without_endless(schema)
     guidance = {"whitespace_flexible": True} | (options or {}) | own
-    if guidance["whitespace_flexible"]:
-        guidance.setdefault("whitespace_pattern", BLANKS)
+    if guidance["whitespace_flexible"] and guidance.get("whitespace_pattern") is None:
+        guidance["whitespace_pattern"] = BLANKS
     return schema | {"x-guidance": guidance}
 
 

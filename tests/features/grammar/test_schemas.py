@@ -124,6 +124,30 @@ def test_one_object_in_several_places(compiler, name):
             jsonschema.validate(json.loads(text) | {"unnamed": 1}, closed)
 
 
+def shut(schema):
+    return schema | {"additionalProperties": False}
+
+
+def test_parts_that_their_author_has_closed(compiler):
+    """As OpenAI's client closes inheritance: nothing would fit by the letter. Otherwise the letter counts."""
+    for schema in (
+        {"allOf": [shut(ANIMAL), shut(takes(["lives"], lives=DIGIT))]},
+        {"$defs": {"Animal": shut(ANIMAL)}, **REFERENCE, **shut(takes(["lives"], lives=DIGIT))},
+    ):
+        params = StructuredOutputsParams(json=schema, disable_additional_properties=True, disable_any_whitespace=True)
+        found = [json.loads(walk(compiler, params, seed)).keys() for seed in range(8)]
+        assert all({"name", "lives"} <= keys <= {"name", "lives", "age"} for keys in found)
+    by_the_letter = {"allOf": [shut(takes(a=DIGIT)), shut(takes(a=DIGIT, b=DIGIT))]}
+    params = StructuredOutputsParams(json=by_the_letter, disable_additional_properties=True)
+    for seed in range(8):
+        jsonschema.validate(json.loads(walk(compiler, params, seed)), by_the_letter)
+
+
+def test_a_required_property_that_may_not_be(compiler):
+    schema = takes(["a"], a=False)
+    expect("required property 'a' is unsatisfiable", compiler.compile, StructuredOutputsParams(json=schema))
+
+
 def test_what_says_that_it_is_open_stays_open():
     for schema in (
         {"allOf": [takes(a=DIGIT) | {"additionalProperties": True}, takes(b=DIGIT)]},
