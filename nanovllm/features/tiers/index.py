@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from nanovllm.checks.values import shorten
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.segment import NAME, Space, is_blank, is_segment, segments_in
+from nanovllm.features.tiers.segment import NAME, Space, head_of, is_blank, is_segment, segments_in
 from nanovllm.files.system import open_for_owner
 
 FILE = "index.sqlite"
@@ -66,7 +66,7 @@ def prepared(path: str | os.PathLike) -> Path:
     files = [*directory.iterdir()]
     has_ours = any(map(is_segment, files)) or any(map(_is_index, files))  # an index that is in use has segments
     for file in files:
-        named = file.is_file() and (file.name in FILES or NAME.fullmatch(file.name))
+        named = (file.name in FILES or NAME.fullmatch(file.name)) and not file.is_dir()
         if not named or not (has_ours or file.name in FILES[1:] or is_blank(file)):
             found = f"{shorten(str(path))} holds {shorten(file.name)}"
             raise ValueError(f"prefix_cache_dir: {found}; name a directory of its own")
@@ -78,8 +78,7 @@ def prepared(path: str | os.PathLike) -> Path:
 def _is_index(path: Path) -> bool:
     if path.name != FILE or not path.is_file():
         return False
-    with open(path, "rb") as file:
-        return SIGN in file.read(1 << 16)
+    return SIGN in head_of(path, 1 << 16)
 
 
 class Place(NamedTuple):

@@ -176,15 +176,20 @@ def is_segment(path: Path) -> bool:
     name = NAME.fullmatch(path.name)
     if name is None or not path.is_file():
         return False
-    with open(path, "rb") as file:
-        head = file.read(HEADER_BYTES + len(MAGIC))
+    head = head_of(path, HEADER_BYTES + len(MAGIC))
     return head.startswith(f'{{"fingerprint": "{name[1]}"'.encode()) or head[HEADER_BYTES:] == MAGIC
 
 
 def is_blank(path: Path) -> bool:
     """Is nothing in it, or zeros? So a process may leave a file that it has made and not written."""
-    with open(path, "rb") as file:
-        return not any(file.read(HEADER_BYTES + len(MAGIC)))
+    return not any(head_of(path, HEADER_BYTES + len(MAGIC)))
+
+
+def head_of(path: Path, num_bytes: int) -> bytes:
+    """The beginning of a file, nothing of one that another process has just removed."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read(num_bytes)
+    return b""
 
 
 def remove_segment(path: Path) -> None:
