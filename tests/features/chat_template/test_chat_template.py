@@ -117,7 +117,7 @@ def test_a_template_that_reads_texts(llm):
     assert shown(llm, parts, OF_TEXTS.replace("m.role + ':' + m.content", "m.role ~ ':' ~ m.content")) == (
         "user:two\ngulls|"
     )
-    assert shown(llm, parts[:1] + [USER], OF_BOTH) == "user:two\ngulls|user:hi|", "it drops the second part"
+    assert shown(llm, [*parts[:1], USER], OF_BOTH) == "user:two\ngulls|user:hi|", "it drops the second part"
     assert shown(llm, [{"role": "user", "content": TWO_PARTS[:1]}], OF_BOTH) == "user:two+|"
 
 
