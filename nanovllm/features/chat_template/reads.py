@@ -107,6 +107,30 @@ def _found(template: str, options: str) -> Reads | None:
     )
 
 
+def written_call(template: str, special: dict[str, Any], call: dict[str, Any]) -> str | None:
+    """What a template makes of a call, and what comes with it. None if it shows no calls. Raises TooMuch."""
+    reads = reads_of(template, special, {})
+    if not reads.calls:
+        return None
+    arguments = call["arguments"] if OBJECT in reads.arguments else json.dumps(call["arguments"])
+    properties = {name: {"type": "string", "description": "x"} for name in call["arguments"]}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    tool = {"type": "function", "function": {"name": call["name"], "description": "x", "parameters": schema}}
+    made = {"id": ID, "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+    question, words = (_in_form(text, reads.forms(role)) for text, role in ((FIRST, "user"), ("", "assistant")))
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": words, "tool_calls": [made]}]
+    try:
+        return RENDERER.ask(template, chat, special | {"tools": [tool]}).rpartition(FIRST)[2]
+    except TooMuch:
+        raise
+    except ValueError:
+        return None
+
+
+def _in_form(text: str, forms: frozenset[str]) -> Any:
+    return text if STRING in forms or not forms else as_parts(text)
+
+
 class _Trial:
     """Short chats for one template.
 

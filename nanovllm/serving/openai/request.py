@@ -107,7 +107,9 @@ def _chat(
     prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)
     tokenizer = llm.get_tokenizer()
     template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
-    format_name = parsers.tool_call or format_of(template)
+    format_name = parsers.tool_call or "hermes"
+    if tools.given and not parsers.tool_call:
+        format_name = format_of(template, tokenizer.special_tokens_map)
     reasoning = Reasoning.of(parsers.reasoning, template, prompt.begun)
     asked = given["structured_outputs"]
     fitting = tools.fit(format_name, asked)
