@@ -76,7 +76,7 @@ def reads_of(template: str, special: dict[str, Any], kwargs: dict[str, Any]) -> 
         return Reads()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _found(template: str, options: str) -> Reads | None:
     """None for a template that takes none of these chats: it asks for something else by name."""
     trial = _Trial(template, json.loads(options))
