@@ -96,6 +96,28 @@ def arguments_as_object(arguments: Any, index: int) -> dict[str, Any]:
     return {}
 
 
+def one_call_at_a_time(messages: list[Message]) -> list[Message]:
+    """Calls that were made together, each followed by its own result: for a template that shows one of a message."""
+    shown: list[Message] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        calls = message.get("tool_calls", [])
+        results = messages[place + 1 : place + 1 + len(calls)]
+        place += 1
+        if len(calls) < 2 or [result["role"] for result in results] != ["tool"] * len(calls):
+            shown.append(message)
+            continue
+        by_id = {result.get("tool_call_id"): result for result in results}
+        for number, call in enumerate(calls):
+            silent = {"role": message["role"], "content": "", "index": message["index"]}
+            told = silent if number else message
+            result = by_id.get(call.get("id")) if len(by_id) == len(calls) else None
+            shown += [told | {"tool_calls": [call]}, result or results[number]]
+        place += len(calls)
+    return shown
+
+
 def _checked_content(content: Any, index: int) -> Any:
     if content is None or isinstance(content, str):
         return content

@@ -22,6 +22,7 @@ from nanovllm.features.chat_template.messages import (
     developer_as_system,
     fitting_call,
     fitting_content,
+    one_call_at_a_time,
 )
 from nanovllm.features.chat_template.reads import Reads, reads_of
 from nanovllm.features.chat_template.renderer import RENDERER
@@ -31,18 +32,15 @@ from nanovllm.files.tokenizer import tokenize
 logger = logging.getLogger("nanovllm")
 
 FORMS = {"string": frozenset([STRING]), "openai": frozenset([PARTS])}  # vLLM's names
-
-
-# What is text that a template might have shown -> what is said of it, in the log and in an error.
-AS_TEXT = {
+# What is told otherwise than it came -> what is said of it, in the log and in an error.
+TOLD = {
+    "in turn": "it shows one call of a message, so calls that were made together follow one another",
     "calls": "it does not show all calls and their results, so those of this chat are text, the way Hermes' are",
     "system": "it shows no tools, so they are described in the system message, the way Hermes' are; "
     "a template that shows them would work better",
     "user": "it shows neither tools nor system messages, so the tools are described in the first user message, the way "
     "Hermes' are; a template that shows them would work better",
 }
-
-
 LEAVES_TOOLS_OUT = "the chat template leaves the tools out of the prompt; a template that shows them would work"
 
 
@@ -91,6 +89,8 @@ def render_chat(
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
     checked = checked_messages(messages)
+    if continue_final_message and checked[-1]["content"] is None:
+        checked[-1]["content"] = ""  # transformers goes on with no other
     template = tokenizer.get_chat_template(chat_template, tools)
     special, kwargs = tokenizer.special_tokens_map, chat_template_kwargs or {}
     prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
@@ -112,13 +112,13 @@ def render_chat(
 class _Attempt:
     """A conversation as the template gets it. indices: of the messages that it was made of; None: of the tools alone.
 
-    tools: for the template. as_text: where tools are told that it is not given, or "".
+    tools: for the template. told: what is told otherwise than it came (a key of TOLD), or "".
     """
 
     conversation: list[Message]
     indices: list[int | None]
     tools: list[dict[str, Any]] | None
-    as_text: str
+    told: str
 
 
 def _attempts(
@@ -130,15 +130,15 @@ def _attempts(
         told = developer_as_system(told)
     ways = _ways_to_tell_tools(told, tools, reads)
     for name in (content_format,) if content_format != "auto" else FORMATS_OF_CONTENT:
-        for conversation, shown_tools, as_text in ways:
+        for conversation, shown_tools, how in ways:
             fitted = [_fitted(message, reads, name) for message in conversation]
-            yield _Attempt(fitted, [message["index"] for message in conversation], shown_tools, as_text)
+            yield _Attempt(fitted, [message["index"] for message in conversation], shown_tools, how)
 
 
 def _ways_to_tell_tools(
     messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads
 ) -> list[tuple[list[Message], list[dict[str, Any]] | None, str]]:
-    """(messages, tools for the template, what is text that a template might have shown: a key of AS_TEXT, or "")."""
+    """(messages, tools for the template, what is told otherwise than it came: a key of TOLD, or "")."""
     calls = any(message.get("tool_calls") for message in messages)
     results = any(message["role"] == "tool" for message in messages)
     is_native = (messages, tools, "")
@@ -154,7 +154,9 @@ def _ways_to_tell_tools(
         return [all_as_text]
     if (calls and not reads.calls) or (results and not reads.results):
         return [calls_as_text, all_as_text]
-    return [is_native, calls_as_text, all_as_text]
+    several = any(len(message.get("tool_calls", [])) > 1 for message in messages)
+    in_turn = [(one_call_at_a_time(messages), tools, "in turn")] if several else []
+    return [is_native, *in_turn, calls_as_text, all_as_text]
 
 
 def _fitted(message: Message, reads: Reads, content_format: str) -> Message:
@@ -199,7 +201,7 @@ def _rendered(
     except TooMuch:
         raise
     except ValueError as error:  # whatever the checkpoint's template raises
-        about = f" ({AS_TEXT[attempt.as_text]})" if attempt.as_text else ""
+        about = f" ({TOLD[attempt.told]})" if attempt.told else ""
         raise ValueError(f"the chat template does not take these messages{about}: {error}") from error
     check(text)
     for kind, index in twin.left_out(attempt.conversation, text, twins_text):
@@ -209,8 +211,8 @@ def _rendered(
             )
         else:
             raise LeftOut(_what_is_left_out(kind, index, attempt))
-    if attempt.as_text:
-        warn_once(template, f"the chat template: {AS_TEXT[attempt.as_text]}")
+    if attempt.told:
+        warn_once(template, f"the chat template: {TOLD[attempt.told]}")
     is_continued = options["continue_final_message"]
     if not options["add_generation_prompt"] and not is_continued:
         return text, ""

@@ -91,7 +91,7 @@ def _marked(text: str, message: Message, twin: Twin, index: int) -> str:
     """With a mark in the middle of what is told: its beginning and its end stay, for a template that looks at them."""
     if message["role"] != "assistant":
         text = TAG.sub("", text)  # in the twin's prompt, those that are left are the model's own
-    after = told(text, message["role"])
+    *_, after = TAG.split(text)
     if not after.strip():
         return text
     start = len(text) - len(after.lstrip())

@@ -228,6 +228,16 @@ def test_calls_that_a_template_leaves_out(llm, caplog):
     assert prompt.startswith("[{") and "tool:noon" in prompt
     assert 'assistant:Wait.\n<tool_call>\n{"name": "now", "arguments": {"where": "here"}}\n</tool_call>' in prompt
     assert "does not show all calls" in caplog.text
+    # gpt-oss's shows the first call of a message.
+    first = CALLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]").replace(
+        "ARGUMENTS", "{{ c.id }}{{ c.function.arguments | tojson }}"
+    )
+    calls = [{**call, "id": f"id{n}", "function": {"name": "now", "arguments": {"n": n}}} for n in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"id{n}", "content": f"noon{n}"} for n in (1, 0)]
+    prompt = shown(llm, [USER, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, USER], first)
+    assert prompt == (
+        'user:hi|assistant:Wait.[now id0{"n": 0}]|tool:noon0|assistant:[now id1{"n": 1}]|tool:noon1|user:hi|'
+    )
     # Llama 3's shows nothing but the call.
     mute = CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}").replace(
         "{{ m.content }}", "{{ m.content if not m.tool_calls }}"

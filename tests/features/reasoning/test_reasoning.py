@@ -67,6 +67,7 @@ BEGUN = {  # what a template, and a message that is continued, have begun -> is 
     "words after the end": (ANSWERS + "<think></think>\n\nAnswer:{% endif %}", [USER], {}, None),
     "an answer before": (ANSWERS + "{% endif %}", [{"role": "user", "content": "hi"}, THOUGHT, USER], {}, False),
     "an open message": (TURNS, [USER, {"role": "assistant", "content": "<think>\nLet me"}], CONTINUED, True),
+    "an open message without words": (TURNS, [USER, {"role": "assistant", "content": "<think>\n"}], CONTINUED, True),
     "an open answer": (TURNS, [USER, THOUGHT], CONTINUED, None),
     "a system prompt about it": ("Write <think> first. " + ANSWERS + "{% endif %}", [USER], {}, False),
 }
