@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
+    from nanovllm.features.chat_template.render import ChatPrompt
     from nanovllm.features.lora.request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
     )
 
 Message = dict[str, Any]
-CHAT_OPTIONS = ("continue_final_message", "chat_template", "chat_template_kwargs", "tools")
+CHAT_OPTIONS = (
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "chat_template_content_format",
+    "tools",
+)
 
 
 class LLM:
@@ -90,7 +97,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of {"role", "content"}, with the chat template.
 
-        options: continue_final_message, chat_template, chat_template_kwargs and tools (render.py).
+        options: continue_final_message, chat_template, chat_template_kwargs, chat_template_content_format and tools
+        (render.py).
         """
         several = isinstance(messages, list) and bool(messages) and all(isinstance(m, list) for m in messages)
         conversations: list[Any] = messages if several else [messages]
@@ -103,14 +111,16 @@ class LLM:
 
     def chat_prompt(
         self, messages: list[Message], add_generation_prompt: bool = True, cache_salt: str | None = None, **options: Any
-    ) -> dict[str, Any]:
+    ) -> "ChatPrompt":
         """One conversation as a prompt for generate() or stream(). Raises ValueError if the template refuses it."""
         from nanovllm.features.chat_template.render import render_chat
 
         options = known_names(options, CHAT_OPTIONS, "chat")
         check = self.engine.check_length
         prompt = render_chat(self.get_tokenizer(), messages, add_generation_prompt, check=check, **options)
-        return prompt if cache_salt is None else prompt | {"cache_salt": cache_salt}
+        if cache_salt is not None:
+            prompt["cache_salt"] = cache_salt
+        return prompt
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: "LoRARequest | None" = None

@@ -122,7 +122,7 @@ ASYNC: Table = {
     **_any("usage_context client_addresses client_count client_index"),
     **_asks("statistics of yours (ours: stats(), do_log_stats())", stat_loggers=[]),
 }
-CHAT: Table = CALL | _asks("parts of content for the template", chat_template_content_format=("auto", "string"))
+CHAT: Table = CALL
 BODY: Table = SAMPLING | {  # of a request in OpenAI's API
     **_any("user metadata service_tier safety_identifier prompt_cache_key parallel_tool_calls store verbosity"),
     **_any(

@@ -117,7 +117,6 @@ FLAGS: Table = {  # of `vllm serve`, beside an engine's options
     **asks("comments in a stream that is silent", sse_keep_alive_interval=0),
     **asks("chat templates from whoever sends a request", trust_request_chat_template=False),
     **asks("input that is not text", trust_request_mm_kwargs=False),
-    **asks("parts of content for the template", chat_template_content_format=("auto", "string")),
     **asks("another role than the assistant's", response_role="assistant"),
     **asks("tools that run on the server", tool_server=None),
     **switches("enable_auto_tool_choice"),

@@ -18,7 +18,9 @@ from rich.text import Text
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.features.chat_template.render import RENDERER, shows_tools
+from nanovllm.features.chat_template.messages import STRING, as_parts
+from nanovllm.features.chat_template.reads import Reads, reads_of
+from nanovllm.features.chat_template.renderer import RENDERER
 from nanovllm.features.reasoning.think import Reasoning
 from nanovllm.features.tool_calls.parse import format_of
 from nanovllm.files.end_tokens import described
@@ -28,7 +30,6 @@ from nanovllm.tools.screen import Screen
 
 Rows = list[tuple[str, str]]
 NAME_WIDTH = 15
-WORDS = "Seven gulls"  # of a message: are they in the prompt?
 UNREADABLE = (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError)
 
 
@@ -196,51 +197,33 @@ def template_rows(tokenizer: Any, warnings: list[str]) -> Rows:
     """
     if not tokenizer.chat_template:
         return [("chat template", "none: chats need chat_template")]
-    template = tokenizer.get_chat_template(None, None)
-    prompt = rendered(tokenizer, template, [user(WORDS)])
-    form, takes_system = content_form(tokenizer, template), shows_system(tokenizer, template)
-    if form is None:
+    template, special = tokenizer.get_chat_template(None, None), tokenizer.special_tokens_map
+    reads = reads_of(template, special, {})
+    if not reads.content.get("user"):
         warnings.append("the chat template shows nothing of a user's words, whether they are a text or parts of one")
-    if not takes_system:
+    if not reads.content.get("system"):
         warnings.append("the chat template does not show system messages")
-    ids = tokenize(tokenizer, prompt or "", add_special_tokens=False)
+    prompt = rendered(template, special, reads)
+    ids = tokenize(tokenizer, prompt, add_special_tokens=False)
     num_bos = next((i for i, token_id in enumerate(ids) if token_id != tokenizer.bos_token_id), len(ids))
     if num_bos > 1:
         warnings.append(f"the chat template writes {num_bos} BOS")
     return [
         ("chat template", "begins with a BOS" if num_bos else "writes no BOS"),
-        ("  content", form or "not shown"),
-        ("  system", "shown" if takes_system else "not shown"),
-        ("  tools", "shown" if shows_tools(template) else "not shown; described in the system message, as Hermes' are"),
-        ("  tool format", format_of(template)),
-        ("  reasoning", reasoning_of(template, prompt or "")),
+        *((f"  {name}", value) for name, value in reads.describe().items()),
+        ("  tool format", format_of(template, special)),
+        ("  reasoning", reasoning_of(template, prompt)),
     ]
 
 
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def rendered(tokenizer: Any, template: str, messages: list[dict[str, Any]]) -> str | None:
-    """The prompt; None where the template does not take these messages."""
-    options = {**tokenizer.special_tokens_map, "tools": None, "add_generation_prompt": True}
+def rendered(template: str, special: dict[str, Any], reads: Reads) -> str:
+    """The prompt of a chat of one word; "" where the template does not take it."""
+    content: Any = "x" if STRING in reads.forms("user") else as_parts("x")
     try:
-        return RENDERER.ask(template, messages, options)
+        options = special | {"tools": None, "add_generation_prompt": True}
+        return RENDERER.ask(template, [{"role": "user", "content": content}], options)
     except ValueError:
-        return None
-
-
-def content_form(tokenizer: Any, template: str) -> str | None:
-    """What a message's content has to be; None: nothing of it is shown."""
-    parts = [{"type": "text", "text": WORDS}]
-    of_text, of_parts = (rendered(tokenizer, template, [user(content)]) or "" for content in (WORDS, parts))
-    forms = ["a text"] * (WORDS in of_text) + ["parts"] * (WORDS in of_parts and "'type'" not in of_parts)
-    return " or ".join(forms) or None
-
-
-def shows_system(tokenizer: Any, template: str) -> bool:
-    messages = [{"role": "system", "content": WORDS}, user("x")]
-    return WORDS in (rendered(tokenizer, template, messages) or "")
+        return ""
 
 
 def reasoning_of(template: str, prompt: str) -> str:

@@ -162,7 +162,7 @@ def parse_request(line: Any, tokenizer: Any) -> tuple[list[int], str | None]:
         raise ValueError(f"a request is a JSON object, found {type(body).__name__}")
     salt = {} if body.get("cache_salt") is None else {"cache_salt": body["cache_salt"]}
     if "messages" in body:
-        prompt = render_chat(tokenizer, body["messages"])
+        prompt: dict[str, Any] = render_chat(tokenizer, body["messages"])
     elif "prompt_token_ids" in body or isinstance(body.get("prompt"), list):
         prompt = {"prompt_token_ids": body.get("prompt_token_ids", body.get("prompt"))}
     elif "prompt" in body:

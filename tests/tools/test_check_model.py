@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nanovllm.tools.check_model import NAME_WIDTH, content_form, shortened
+from nanovllm.tools.check_model import NAME_WIDTH, shortened
 from nanovllm.tools.cli import main
 from tests.checkpoints import edit, make_tokenizer
 from tests.gguf_files import write_gguf
@@ -46,7 +46,8 @@ def test_a_checkpoint(checkpoint, capsys):
     assert found["end tokens"] == (
         "1 '<|eos|>' (config.json, generation_config.json, the tokenizer) 3 '<|im_end|>' (generation_config.json)"
     )
-    assert (found["content"], found["system"], found["tool format"]) == ("a text", "shown", "hermes")
+    assert found["content"] == "user: text, system: text, assistant: text, tool: not shown"
+    assert found["tool format"] == "hermes" and found["developer"] == "told as system"
     assert found["tools"].startswith("not shown") and found["reasoning"] == "none is looked for in an answer"
 
 
@@ -55,7 +56,7 @@ def test_a_gguf_file(checkpoint, tmp_path, capsys):
     assert main(["check-model", str(path)]) == 0
     found = rows_of(capsys)
     assert found["tokenizer"].endswith("from model.gguf")
-    assert found["pre-tokenizer"].startswith("default (tokenizer.ggml.pre, of a gpt2 vocabulary): ")
+    assert found["pre-tokenizer"].startswith("gpt-2 (tokenizer.ggml.pre, of a gpt2 vocabulary): ")
     assert "3 '<|im_end|>' (tokenizer.ggml.eot_token_id, its text)" in found["end tokens"]
 
 
@@ -69,7 +70,7 @@ def test_what_cannot_be_used_is_an_error_and_the_rest_is_read_all_the_same(model
     make_tokenizer().save_pretrained(model)
     assert main(["check-model", str(model)]) == 1
     found = rows_of(capsys)
-    assert "missing: model.layers.2" in found["error"] and found["content"] == "a text"
+    assert "missing: model.layers.2" in found["error"] and found["content"].startswith("user: text")
     assert main(["check-model", str(model / "nowhere")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
@@ -84,7 +85,7 @@ def test_warnings(checkpoint, tmp_path, capsys):
     found = rows_of(capsys)
     assert "two that differ: both are used" in found["warning"]
     assert "shows nothing of a user's words" in found["warning"] and found["content"] == "not shown"
-    assert "does not show system messages" in found["warning"] and found["system"] == "not shown"
+    assert "does not show system messages" in found["warning"]
     with_template(model, "{{ bos_token }}{{ bos_token }}" + WORDS_OF.replace("{}", "{{ m.content }}"))
     main(["check-model", str(model)])
     assert "the chat template writes 2 BOS" in rows_of(capsys)["warning"]
@@ -104,18 +105,19 @@ def test_another_tokenizer_and_overrides(checkpoint, model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{{ m.content }}", "a text"),
-        ("{{ m.content[0].text }}", "parts"),
-        ("{% for part in m.content %}{{ part.text }}{% endfor %}", "parts"),
+        ("{{ m.content }}", "text"),
+        ("{{ m.content[0].text }}", "one part"),
+        ("{% for part in m.content %}{{ part.text }}{% endfor %}", "parts or one part"),
         (
             "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0]['text'] }}{% endif %}",
-            "a text or parts",
+            "text or one part",
         ),
-        ("", None),
     ],
 )
-def test_what_content_has_to_be(content, expected):
-    assert content_form(make_tokenizer(), WORDS_OF.replace("{}", content)) == expected
+def test_what_content_has_to_be(model, capsys, content, expected):
+    with_template(model, WORDS_OF.replace("{}", content))
+    assert main(["check-model", str(model)]) == 0
+    assert rows_of(capsys)["content"].startswith(f"user: {expected}, system: {expected}")
 
 
 def test_steps_of_a_tokenizer():

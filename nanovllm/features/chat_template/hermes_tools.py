@@ -1,4 +1,4 @@
-"""Tools for a chat template that knows none: described in the system message, the way Hermes' models were taught.
+"""Tools for a chat template that knows none: described in a message, the way Hermes' models were taught.
 
 Such a model was not trained to call. A grammar can make it (tool_choice "required"), and then it has to have read what
 there is to call, and what was answered: a template that leaves tools out would hide both. Qwen's templates, among many,
@@ -8,7 +8,9 @@ have the same words in them (NousResearch/Hermes-Function-Calling).
 import json
 from typing import Any
 
-SYSTEM = (
+from nanovllm.features.chat_template.messages import Message, arguments_as_object, text_of
+
+ABOUT = (
     "You may call one or more functions to help with the user's request.\n\n"
     "The functions and their signatures are within <tools></tools> tags:\n<tools>\n{tools}\n</tools>\n\n"
     "For each call, write a JSON object with the function's name and arguments within <tool_call></tool_call> tags:\n"
@@ -16,33 +18,50 @@ SYSTEM = (
 )
 
 
-def with_tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Messages (plain_messages) in which tools, calls and what the tools have answered are text."""
-    shown: list[dict[str, Any]] = []
-    for message in messages:
-        role, text = message["role"], message["content"]
-        if role == "tool":
-            answer = f"<tool_response>\n{text}\n</tool_response>"
+def with_calls_as_text(messages: list[Message], calls: bool = True, results: bool = True) -> list[Message]:
+    """Checked messages in which calls, and what the tools have answered, are text."""
+    shown: list[Message] = []
+    for index, message in enumerate(messages):
+        if results and message["role"] == "tool":
+            answer = f"<tool_response>\n{text_of(message['content'])}\n</tool_response>"
             if shown and shown[-1].get("is_answer"):  # of calls that were made together
                 shown[-1]["content"] += f"\n{answer}"
             else:
-                shown.append({"role": "user", "content": answer, "is_answer": True})
+                shown.append({"role": "user", "content": answer, "is_answer": True, "index": message["index"]})
             continue
-        calls = [f"<tool_call>\n{_json(_called(call))}\n</tool_call>" for call in message.get("tool_calls", ())]
-        kept = {name: value for name, value in message.items() if name != "tool_calls"}
-        shown.append(kept | {"content": "\n".join([text] * bool(text or not calls) + calls)})
+        if calls and (called := message.get("tool_calls")):
+            texts = [f"<tool_call>\n{_json(_called(call, index))}\n</tool_call>" for call in called]
+            words = text_of(message["content"])
+            message = message | {"content": "\n".join([words] * bool(words) + texts)}
+            del message["tool_calls"]
+        shown.append(message)
     for message in shown:
         message.pop("is_answer", None)
-    if not tools:
-        return shown
-    about = SYSTEM.format(tools="\n".join(map(_json, tools)))
-    has_system = bool(shown) and shown[0]["role"] == "system"
-    before = f"{shown[0]['content']}\n\n" if has_system else ""
-    return [{"role": "system", "content": before + about}, *shown[has_system:]]
+    return shown
 
 
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    return {name: call["function"].get(name) for name in ("name", "arguments")}
+def with_description(messages: list[Message], tools: list[dict[str, Any]], role: str) -> list[Message]:
+    """Checked messages that describe the tools.
+
+    role: "system", or "user" for a template that shows no system message: the first message of that role does it.
+    """
+    about = ABOUT.format(tools="\n".join(map(_json, tools)))
+    if role == "system":
+        has_system = messages[0]["role"] == "system"
+        before = f"{text_of(messages[0]['content'])}\n\n" if has_system else ""
+        described = {"role": "system", "content": before + about, "index": 0 if has_system else None}
+        return [described, *messages[has_system:]]
+    first = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": about, "index": None}, *messages]
+    question = messages[first]
+    with_tools = question | {"content": f"{about}\n\n{text_of(question['content'])}"}
+    return [*messages[:first], with_tools, *messages[first + 1 :]]
+
+
+def _called(call: dict[str, Any], index: int) -> dict[str, Any]:
+    function = call["function"]
+    return {"name": function.get("name"), "arguments": arguments_as_object(function.get("arguments") or {}, index)}
 
 
 def _json(value: Any) -> str:

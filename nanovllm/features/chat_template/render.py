@@ -1,28 +1,57 @@
 """A conversation as a prompt: one translation for chat(), batch jobs and whatever serves.
 
-Messages may look as OpenAI's API allows; chat templates expect less. What happens between is vLLM's, so that the same
-messages make the same prompt.
+Messages may look as OpenAI's API allows; chat templates expect less, and each its own. What a template reads is found
+out by rendering (reads.py), and what it has left out, too (twin.py): then the conversation is refused.
 """
 
-import json
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from nanovllm.checks.confined import Confined, TooMuch
-from nanovllm.checks.values import shorten
-from nanovllm.features.chat_template.hermes_tools import with_tools_as_text
+from nanovllm.checks.confined import TooMuch
+from nanovllm.checks.values import check_choice, shorten
+from nanovllm.features.chat_template.hermes_tools import with_calls_as_text, with_description
+from nanovllm.features.chat_template.messages import (
+    FORMATS_OF_CONTENT,
+    PARTS,
+    STRING,
+    Message,
+    checked_messages,
+    developer_as_system,
+    fitting_call,
+    fitting_content,
+    one_call_at_a_time,
+)
+from nanovllm.features.chat_template.reads import Reads, reads_of
+from nanovllm.features.chat_template.renderer import RENDERER
+from nanovllm.features.chat_template.twin import CALL, TOOL, WORDS, twin_of
 from nanovllm.files.tokenizer import tokenize
 
 logger = logging.getLogger("nanovllm")
 
-# Chat templates run there: they are programs of the checkpoint. An ordinary one takes a millisecond.
-RENDERER = Confined(Path(__file__).with_name("confined_render.py"), seconds=2, max_mb=128, lanes=2)
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its key
-KEPT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
+FORMS = {"string": frozenset([STRING]), "openai": frozenset([PARTS])}  # vLLM's names
+# What is told otherwise than it came -> what is said of it, in the log and in an error.
+TOLD = {
+    "in turn": "it shows one call of a message, so calls that were made together follow one another",
+    "calls": "it does not show all calls and their results, so those of this chat are text, the way Hermes' are",
+    "system": "it shows no tools, so they are described in the system message, the way Hermes' are; "
+    "a template that shows them would work better",
+    "user": "it shows neither tools nor system messages, so the tools are described in the first user message, the way "
+    "Hermes' are; a template that shows them would work better",
+}
+LEAVES_TOOLS_OUT = "the chat template leaves the tools out of the prompt; a template that shows them would work"
+
+
+class ChatPrompt(dict[str, Any]):
+    """A prompt's dict. begun: the part of the prompt that belongs to the answer's message, such as "<think>"."""
+
+    begun: str = ""
+
+
+class LeftOut(ValueError):
+    """The template does not show all of the conversation."""
 
 
 def render_chat(
@@ -33,15 +62,19 @@ def render_chat(
     continue_final_message: bool = False,
     chat_template: str | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_content_format: str = "auto",
     tools: list[dict[str, Any]] | None = None,
     check: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """One conversation as a prompt, by a chat template. Raises ValueError if it does not take the messages.
+) -> ChatPrompt:
+    """One conversation as a prompt, by a chat template.
 
     continue_final_message: the last message is open, the answer goes on with it; not with add_generation_prompt.
     chat_template: instead of the checkpoint's. chat_template_kwargs: what the template asks for by name, such as
-    enable_thinking of Qwen3's. tools: functions that the model may call, as OpenAI's API describes them. check: of the
-    text before it is tokenized.
+    enable_thinking of Qwen3's. chat_template_content_format: "string" hands all contents over as texts, "openai" as
+    lists of parts; "auto": as the template reads them. tools: functions that the model may call, as OpenAI's API
+    describes them. check: of the text before it is tokenized.
+
+    Raises ValueError if the template does not take the messages, or leaves something of them out of the prompt.
     """
     template = chat_template or tokenizer.chat_template
     if not template:
@@ -52,108 +85,151 @@ def render_chat(
         raise ValueError(f"chat_template must be a template's text, found {shorten(chat_template)}")
     if not isinstance(chat_template_kwargs, dict | None):
         raise ValueError(f"chat_template_kwargs must be a dict, found {shorten(chat_template_kwargs)}")
+    check_choice("chat_template_content_format", chat_template_content_format, FORMATS_OF_CONTENT)
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"tools must be a list of dicts, found {shorten(tools)}")
-    conversation = plain_messages(messages, knows_developer=bool(re.search("['\"]developer['\"]", str(template))))
-    options = {
-        **tokenizer.special_tokens_map,
-        **(chat_template_kwargs or {}),
-        "tools": tools or None,
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-    }
-    template, as_text = tokenizer.get_chat_template(chat_template, tools), ""
-    has_tools = tools or any(message["role"] == "tool" or message.get("tool_calls") for message in conversation)
-    if has_tools and not shows_tools(template):
-        conversation = with_tools_as_text(conversation, tools)
-        as_text = " (it shows no tools, so they are in the system message; a template that shows them would work)"
+    checked = checked_messages(messages)
+    if continue_final_message and checked[-1]["content"] is None:
+        checked[-1]["content"] = ""  # transformers goes on with no other
+    template = tokenizer.get_chat_template(chat_template, tools)
+    special, kwargs = tokenizer.special_tokens_map, chat_template_kwargs or {}
+    prompting = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    options = {**special, **kwargs, **prompting}
     try:
-        text = RENDERER.ask(template, conversation, options)
+        reads = reads_of(template, special, kwargs)
+        text, begun = _first_that_fits(
+            template, _attempts(checked, tools or None, reads, chat_template_content_format), options, check
+        )
     except TooMuch as error:
         raise ValueError(f"the chat template {error}") from None
-    except ValueError as error:  # whatever the checkpoint's template raises
-        raise ValueError(f"the chat template does not take these messages{as_text}: {error}") from error
-    check(text)
     # The template has written the special tokens already.
-    return {"prompt": text, "prompt_token_ids": tokenize(tokenizer, text, add_special_tokens=False)}
+    prompt = ChatPrompt(prompt=text, prompt_token_ids=tokenize(tokenizer, text, add_special_tokens=False))
+    prompt.begun = begun
+    return prompt
 
 
-@lru_cache(maxsize=16)
-def shows_tools(template: str) -> bool:
-    """Does a template say anything of tools? What it makes of a short chat is another text then. Said once if not."""
-    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
-    chat = [{"role": "user", "content": "x"}]
-    try:
-        with_tools, without = (RENDERER.ask(template, chat, {"tools": tools}) for tools in ([tool], None))
-    except ValueError:  # it asks for more than this chat has
-        return "tools" in template
-    if with_tools == without:
-        logger.warning(
-            "this chat template shows no tools; they are described in the system message, the way Hermes' are"
-        )
-    return with_tools != without
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A conversation as the template gets it. indices: of the messages that it was made of; None: of the tools alone.
+
+    tools: for the template. told: what is told otherwise than it came (a key of TOLD), or "".
+    """
+
+    conversation: list[Message]
+    indices: list[int | None]
+    tools: list[dict[str, Any]] | None
+    told: str
 
 
-def plain_messages(messages: Any, knows_developer: bool = False) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: content is text, the arguments of calls are dicts. Raises ValueError."""
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"a conversation is a list of messages, not empty; found {shorten(messages)}")
-    plain = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            known = "a dict with strings 'role' and 'content'"
-            raise ValueError(f"message {index} must be {known}, found {shorten(message)}")
-        kept = {name: message[name] for name in KEPT if message.get(name) is not None}
-        if not isinstance(kept.get("tool_calls", []), list):
-            raise ValueError(f"message {index}: tool_calls must be a list, found {shorten(kept['tool_calls'])}")
-        if message.get("tool_calls"):
-            kept["tool_calls"] = [_plain_call(call, index) for call in message["tool_calls"]]
-        else:
-            kept.pop("tool_calls", None)
-        if "reasoning" in kept:
-            kept["reasoning_content"] = kept["reasoning"]
-        plain.append({"role": message["role"], "content": _plain_content(message.get("content"), index), **kept})
-    if not knows_developer and any(message["role"] == "developer" for message in plain):
-        return _developer_as_system(plain)
-    return plain
+def _attempts(
+    messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads, content_format: str
+) -> Iterator[_Attempt]:
+    """The best first: what the template reads, as far as that could be found out."""
+    told = [message | {"index": index} for index, message in enumerate(messages)]
+    if not reads.developer and any(message["role"] == "developer" for message in told):
+        told = developer_as_system(told)
+    ways = _ways_to_tell_tools(told, tools, reads)
+    for name in (content_format,) if content_format != "auto" else FORMATS_OF_CONTENT:
+        for conversation, shown_tools, how in ways:
+            fitted = [_fitted(message, reads, name) for message in conversation]
+            yield _Attempt(fitted, [message["index"] for message in conversation], shown_tools, how)
 
 
-def _plain_content(content: Any, index: int) -> str:
-    """A text, a list of texts and of parts with a text, or None. Raises ValueError for anything else."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, dict) and isinstance(part.get("type", "text"), str):
-            part = part.get(TEXT_PARTS.get(part.get("type", "text"), ""), part)
-        if not isinstance(part, str):
-            known = "a string or a list of strings and of parts of type text (this engine reads no other)"
-            raise ValueError(f"message {index}: content must be {known}, found {shorten(content)}")
-        texts.append(part)
-    return "\n".join(texts)
+def _ways_to_tell_tools(
+    messages: list[Message], tools: list[dict[str, Any]] | None, reads: Reads
+) -> list[tuple[list[Message], list[dict[str, Any]] | None, str]]:
+    """(messages, tools for the template, what is told otherwise than it came: a key of TOLD, or "")."""
+    calls = any(message.get("tool_calls") for message in messages)
+    results = any(message["role"] == "tool" for message in messages)
+    is_native = (messages, tools, "")
+    if not (tools or calls or results):
+        return [is_native]
+    role = "system" if reads.content.get("system") or not reads.content else "user"
+    texts = with_calls_as_text(messages)
+    all_as_text = (with_description(texts, tools, role) if tools else texts), None, role
+    calls_as_text = with_calls_as_text(messages, results=not reads.results), tools, "calls"
+    if not reads.content:  # nothing could be found out
+        return [is_native, all_as_text]
+    if not reads.tools and (tools or not reads.calls):
+        return [all_as_text]
+    if (calls and not reads.calls) or (results and not reads.results):
+        return [calls_as_text, all_as_text]
+    several = any(len(message.get("tool_calls", [])) > 1 for message in messages)
+    in_turn = [(one_call_at_a_time(messages), tools, "in turn")] if several else []
+    return [is_native, *in_turn, calls_as_text, all_as_text]
 
 
-def _plain_call(call: Any, index: int) -> dict[str, Any]:
-    """A tool call whose arguments are a dict. Broken ones become empty, as in vLLM: a model wrote them, no user."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
-        known = "of type 'function' with a 'function'"
-        raise ValueError(f"message {index}: a tool call must be {known}, found {shorten(call)}")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
+def _fitted(message: Message, reads: Reads, content_format: str) -> Message:
+    """A checked message in the form in which the template gets it."""
+    role, content, calls = message["role"], message["content"], message.get("tool_calls", [])
+    forms = FORMS.get(content_format) or reads.forms(role)
+    if content is not None or role != "assistant" or bool(calls) not in reads.none:
+        content = fitting_content(content, forms)
+    fitted = {name: value for name, value in message.items() if name != "index"} | {"content": content}
+    if calls:
+        fitted["tool_calls"] = [fitting_call(call, reads.arguments, message["index"]) for call in calls]
+    return fitted
+
+
+def _first_that_fits(
+    template: str, attempts: Iterator[_Attempt], options: dict[str, Any], check: Callable[[str], None]
+) -> tuple[str, str]:
+    """The prompt, and its part that belongs to the answer's message. ValueError: what is wrong with the first."""
+    problem: ValueError | None = None
+    for attempt in attempts:
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, dict):
-        logger.warning("message %d: the arguments of a tool call are not a JSON object; none are shown", index)
-        arguments = {}
-    return call | {"function": function | {"arguments": arguments}}
+            return _rendered(template, attempt, options, check)
+        except TooMuch:
+            raise
+        except ValueError as error:
+            if problem is not None and str(problem) == LEAVES_TOOLS_OUT:  # and this is what became of them as text
+                problem = LeftOut(f"{problem}. {error}")
+            problem = problem or error
+            if not isinstance(problem, LeftOut):
+                break
+    assert problem is not None
+    raise problem
 
 
-def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a template that does not know the role: all system messages in one, at the beginning."""
-    roles = ("system", "developer")
-    texts = [message["content"] for message in messages if message["role"] in roles and message["content"]]
-    others = [message for message in messages if message["role"] not in roles]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+def _rendered(
+    template: str, attempt: _Attempt, options: dict[str, Any], check: Callable[[str], None]
+) -> tuple[str, str]:
+    twin = twin_of(attempt.conversation, attempt.tools)
+    given = options | {"tools": attempt.tools}
+    try:
+        text, twins_text = RENDERER.ask(template, attempt.conversation, given, twin.messages, {"tools": twin.tools})
+    except TooMuch:
+        raise
+    except ValueError as error:  # whatever the checkpoint's template raises
+        about = f" ({TOLD[attempt.told]})" if attempt.told else ""
+        raise ValueError(f"the chat template does not take these messages{about}: {error}") from error
+    check(text)
+    for kind, index in twin.left_out(attempt.conversation, text, twins_text):
+        if kind == WORDS:
+            warn_once(
+                template, "the chat template: it shows nothing of what an assistant's message says beside its calls"
+            )
+        else:
+            raise LeftOut(_what_is_left_out(kind, index, attempt))
+    if attempt.told:
+        warn_once(template, f"the chat template: {TOLD[attempt.told]}")
+    is_continued = options["continue_final_message"]
+    if not options["add_generation_prompt"] and not is_continued:
+        return text, ""
+    return text, twin.begun(text if twins_text is None else twins_text, is_continued)
+
+
+def _what_is_left_out(kind: str, index: int, attempt: _Attempt) -> str:
+    place = None if kind == TOOL else attempt.indices[index]
+    if place is None:
+        return LEAVES_TOOLS_OUT
+    role = attempt.conversation[index]["role"]
+    what = "a call" if kind == CALL else "the text"
+    remedy = "put it into the first user message" if role == "system" else "another template may show it"
+    return f"message {place} (role {role}): the chat template leaves {what} out of the prompt; {remedy}"
+
+
+@lru_cache(maxsize=64)
+def warn_once(template: str, text: str) -> None:
+    """Of each template."""
+    logger.warning(text)

@@ -4,8 +4,6 @@ import ctypes
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.features.reasoning.think import end_of_reasoning
-
 if TYPE_CHECKING:
     from nanovllm.features.grammar.grammar import Grammar
 
@@ -14,7 +12,8 @@ class AfterReasoning:
     """Asked as a Grammar is. Nothing of it is known before the reasoning has ended.
 
     opening, closing   texts around the reasoning; opening is "" where the prompt has opened it
-    A model that may open it itself does so with its first token, or not at all.
+    A model that may open it itself does so with its first token, or not at all. What the token that ends the closing
+    text carries beyond it (`>{"`) is the grammar's: such a token is possible only if the grammar can begin like that.
     """
 
     def __init__(self, grammar: "Grammar", tokenizer: Any, opening: str, closing: str) -> None:
@@ -22,7 +21,10 @@ class AfterReasoning:
         self.vocab_size, self.eos_token_ids = grammar.vocab_size, grammar.eos_token_ids
         opens = tokenizer.encode(opening, add_special_tokens=False) if opening else []
         self._opening_id = opens[0] if len(opens) == 1 else None
-        self._known: tuple[list[int], int | None] = [], None  # tokens that were looked at, and how many are reasoning
+        self._closing = closing.encode()
+        self._endings = grammar.vocabulary.endings_of(self._closing)
+        # Tokens that were looked at, and those that the grammar has to take in; None: they are reasoning.
+        self._known: tuple[list[int], list[int] | None] = [], None
 
     def __copy__(self) -> "AfterReasoning":
         return AfterReasoning(copy(self.grammar), self.tokenizer, self.opening, self.closing)
@@ -32,38 +34,59 @@ class AfterReasoning:
         return self.grammar.error
 
     def is_complete(self, token_ids: list[int]) -> bool:
-        begins = self._begins(token_ids)
-        return begins is not None and self.grammar.is_complete(token_ids[begins:])
+        part = self._part(token_ids)
+        return part is not None and self.grammar.is_complete(part)
 
     def write_mask(self, token_ids: list[int], address: int, num_bytes: int) -> None:
-        if (begins := self._begins(token_ids)) is None:
-            ctypes.memset(address, 0xFF, num_bytes)
-            for token in self.eos_token_ids:  # the answer would end without what it has to have
-                _byte_of(token, address).value &= ~(1 << token % 8)
+        if (part := self._part(token_ids)) is not None:
+            self.grammar.write_mask(part, address, num_bytes)
+            if not token_ids and self._opening_id is not None:
+                _byte_of(self._opening_id, address).value |= 1 << self._opening_id % 8
             return
-        self.grammar.write_mask(token_ids[begins:], address, num_bytes)
-        if not token_ids and self._opening_id is not None:
-            _byte_of(self._opening_id, address).value |= 1 << self._opening_id % 8
+        ctypes.memset(address, 0xFF, num_bytes)
+        # With EOS, the answer would end without what it has to have.
+        for token in (*self.eos_token_ids, *self._wrong_endings(token_ids)):
+            _byte_of(token, address).value &= ~(1 << token % 8)
 
     def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
-        for n in range(len(guesses)):
-            if (begins := self._begins(token_ids + guesses[:n])) is not None:
-                before = (token_ids + guesses[:n])[begins:]
-                return guesses[:n] + self.grammar.possible(before, guesses[n:])
+        for n, guess in enumerate(guesses):
+            before = token_ids + guesses[:n]
+            if not before and self.opening and guess == self._opening_id:
+                continue
+            if (part := self._part(before)) is not None:
+                return guesses[:n] + self.grammar.possible(part, guesses[n:])
+            if guess in self._wrong_endings(before):
+                return guesses[:n]
         return guesses
 
-    def _begins(self, token_ids: list[int]) -> int | None:
-        """How many tokens are reasoning; None while it goes on."""
+    def _part(self, token_ids: list[int]) -> list[int] | None:
+        """What the grammar has to take in; None while the reasoning goes on."""
+        vocabulary = self.grammar.vocabulary
         if self.opening and (not token_ids or token_ids[0] != self._opening_id):
-            return 0
-        known, begins = self._known
-        num = len(known)
-        if token_ids[:num] != known:
-            num, begins = 0, None
-        if begins is None:
-            begins = end_of_reasoning(self.tokenizer, token_ids, self.closing, num)
-        self._known = token_ids[:begins], begins
-        return begins
+            return token_ids
+        known, part = self._known
+        if part is not None and token_ids[: len(known)] == known:
+            return part + token_ids[len(known) :]
+        start = len(known) if part is None and token_ids[: len(known)] == known else 0
+        most = len(self._closing)  # tokens that it may come in
+        for end in range(start + 1, len(token_ids) + 1):
+            _, closed, carried = vocabulary.decode(token_ids[max(0, end - most) : end]).partition(self._closing)
+            if closed:
+                part = vocabulary.encode(carried)
+                self._known = token_ids[:end], part
+                return part + token_ids[end:]
+        self._known = list(token_ids), None
+        return None
+
+    def _wrong_endings(self, token_ids: list[int]) -> list[int]:
+        """Tokens that would end the reasoning and carry what the grammar cannot begin with."""
+        tail = self.grammar.vocabulary.decode(token_ids[-len(self._closing) :])
+        endings = [e for num, those in self._endings.items() if tail.endswith(self._closing[:num]) for e in those]
+        return [token for token, carried in endings if not self._fits(self.grammar.vocabulary.encode(carried))]
+
+    def _fits(self, token_ids: list[int]) -> bool:
+        """Can the grammar begin like that?"""
+        return self.grammar.possible([], token_ids) == token_ids
 
 
 def _byte_of(token: int, address: int) -> ctypes.c_ubyte:

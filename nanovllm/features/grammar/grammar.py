@@ -21,6 +21,7 @@ from nanovllm.features.grammar.params import StructuredOutputsParams
 from nanovllm.features.grammar.schemas import prepared_schema, with_prepared_schemas
 from nanovllm.features.grammar.tags import lark_of
 from nanovllm.features.grammar.trial import LIMITS, tried
+from nanovllm.features.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from nanovllm.request import Request
@@ -53,6 +54,10 @@ class GrammarCompiler:
             return llguidance.hf.from_tokenizer(self.tokenizer, self.vocab_size, eos_token=self.eos_token_ids)
         except Exception as error:
             raise ValueError(f"this checkpoint's tokenizer does not suit llguidance: {error}") from error
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._llg_tokenizer)
 
     def compile_for(self, requests: list["Request"]) -> None:
         """Give every sample of these requests its grammar, compiled once for those that share it. Raises ValueError."""
@@ -94,7 +99,7 @@ class GrammarCompiler:
         except ValueError as problem:
             kind = next(f.name for f in fields(params) if getattr(params, f.name) not in (None, False))
             raise ValueError(f"structured outputs: {kind} cannot be used: {str(problem).strip()[:2000]}") from None
-        return Grammar(matcher, self.vocab_size, self.eos_token_ids)
+        return Grammar(matcher, self.vocab_size, self.eos_token_ids, self._vocabulary)
 
 
 class Grammar:
@@ -103,15 +108,16 @@ class Grammar:
     error: why llguidance has given up (a grammar can grow beyond its limits), or "". No token can follow then, either.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: list[int], vocabulary: Vocabulary) -> None:
         self.vocab_size, self.eos_token_ids, self.error = vocab_size, eos_token_ids, ""
+        self.vocabulary = vocabulary
         self._beginning, self._matcher, self._lock = matcher, matcher.deep_copy(), Lock()
         self._token_ids: list[int] | None = []  # that the matcher has taken in; None: not known
         self._spent_s = 0.0  # of the asking threads' own time
 
     def __copy__(self) -> "Grammar":
         """Another one, at its beginning."""
-        return Grammar(self._beginning, self.vocab_size, self.eos_token_ids)
+        return Grammar(self._beginning, self.vocab_size, self.eos_token_ids, self.vocabulary)
 
     def is_complete(self, token_ids: list[int]) -> bool:
         """Can nothing but EOS follow these tokens, the whole output so far?"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checks.values import make_all, shorten
-from nanovllm.features.chat_template.render import RENDERER
+from nanovllm.features.chat_template.renderer import RENDERER
 from nanovllm.features.pooling.cutting import Cut
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from nanovllm.features.pooling.params import PoolingParams

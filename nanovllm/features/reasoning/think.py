@@ -3,6 +3,7 @@
 parse_reasoning("<think>Two gulls.</think>Two.")
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ THINK, MISTRAL = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 TAGS = {"qwen3": THINK, "deepseek_r1": THINK, "deepseek_v3": THINK, "mistral": MISTRAL}
 OFF = "none"
 CALL, FUNCTION = "<tool_call>", "<function="  # Qwen3.5 may call while it thinks, and that ends it
-LONGEST = 16  # tokens that a closing text may come in
+LONGEST = 16  # tokens that an opening text may come in
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,22 @@ class Reasoning:
     is_open: bool
 
     @classmethod
-    def of(cls, parser: str | None, template: Any, prompt: str) -> "Reasoning | None":
-        """What to look for in the answer to a prompt. parser: one of TAGS, OFF, or None: what the template has."""
+    def of(cls, parser: str | None, template: Any, begun: str) -> "Reasoning | None":
+        """What to look for in an answer; None: it has no reasoning.
+
+        parser: one of TAGS, OFF, or None: what the template has. begun: the part of the prompt that belongs to the
+        answer's message: the last tag there says whether reasoning is open.
+        """
         if parser in (None, ""):
-            parser = next((name for name in ("qwen3", "mistral") if TAGS[name][0] in str(template)), OFF)
-        end = prompt.rstrip()
-        if parser == OFF or parser is None or end.endswith(TAGS[parser][1]):
+            known = (name for name in ("qwen3", "mistral") if any(tag in str(template) for tag in TAGS[name]))
+            parser = next(known, OFF)
+        if parser == OFF or parser is None:
             return None
-        return cls(*TAGS[parser], end.endswith(TAGS[parser][0]) or parser == "deepseek_r1")
+        opening, closing = TAGS[parser]
+        opened, closed = begun.rfind(opening), begun.rfind(closing)
+        if closed > opened:
+            return None
+        return cls(opening, closing, is_open=opened >= 0 or parser == "deepseek_r1")
 
     def read(self, source: Source) -> Reading[None]:
         """Events "reasoning", then "text"."""
@@ -69,13 +78,13 @@ class Reasoning:
         return len(token_ids) if end is None else end
 
 
-def end_of_reasoning(tokenizer: Any, token_ids: list[int], closing: str, start: int = 0) -> int | None:
-    """How many tokens there are up to the first closing text; None if it has not come. start: where to look from."""
-    alone = tokenizer.encode(closing, add_special_tokens=False)
-    if len(alone) == 1:
-        return token_ids.index(alone[0], start) + 1 if alone[0] in token_ids[start:] else None
-    windows = ((end, token_ids[max(0, end - LONGEST) : end]) for end in range(start + 1, len(token_ids) + 1))
-    return next((end for end, window in windows if closing in tokenizer.decode(window)), None)
+def end_of_reasoning(tokenizer: Any, token_ids: list[int], closing: str) -> int | None:
+    """How many tokens there are up to the first closing text, and with it; None if it has not come."""
+
+    def has_come(num: int) -> bool:
+        return closing in tokenizer.decode(token_ids[:num])
+
+    return bisect_left(range(len(token_ids)), True, key=has_come) if has_come(len(token_ids)) else None
 
 
 def parse_reasoning(text: str, parser: str = "qwen3", is_open: bool = False) -> tuple[str | None, str | None]:

@@ -3,17 +3,24 @@
 parse_tool_calls('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
 """
 
+import json
+import logging
 import secrets
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nanovllm.checks.values import check_choice
+from nanovllm.features.chat_template.reads import written_call
 from nanovllm.features.tool_calls.json_formats import hermes, json_list, llama3_json, mistral
 from nanovllm.features.tool_calls.pythonic import pythonic
 from nanovllm.features.tool_calls.qwen3_coder import qwen3_coder
 from nanovllm.features.tool_calls.source import Event, Reading, Source
+
+logger = logging.getLogger("nanovllm")
 
 # vLLM's names, and those of ours that stand for no family.
 FORMATS: dict[str, Callable[[Source], Reading[None]]] = {
@@ -45,6 +52,7 @@ MARKERS = {
     "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
 }
+EXAMPLE: dict[str, Any] = {"name": "get_time", "arguments": {"place": "Oslo"}}
 IDS = string.ascii_letters + string.digits
 
 
@@ -63,9 +71,35 @@ class Parsed:
     tool_calls: list[ToolCall]
 
 
-def format_of(template: Any) -> str:
-    """The format of the model that this chat template belongs to."""
-    return next((name for sign, name in SIGNS if sign in str(template)), "hermes")
+def format_of(template: Any, special: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The format of the model that this chat template belongs to: the one in which the template itself writes a call.
+
+    special: the tokenizer's special tokens, by their names. Without calls in the template, SIGNS have to do. The log
+    names the format once, and says so if there is none.
+    """
+    return _format_of(str(template), json.dumps(dict(special), default=str))
+
+
+@lru_cache(maxsize=64)
+def _format_of(template: str, special: str) -> str:
+    try:
+        written = written_call(template, json.loads(special), EXAMPLE)
+    except ValueError:  # it takes too much
+        written = None
+    signs = [name for sign, name in SIGNS if sign in template]
+    found = signs if written is None else [name for name in (*signs, *FORMATS) if _reads(name, written)]
+    if found:
+        logger.info("calls of tools are read in the format %r, which is the chat template's", found[0])
+        return found[0]
+    how = "says nothing of how calls are written" if written is None else f"writes calls as no format here: {written!r}"
+    logger.warning("the chat template %s; they are read in the format 'hermes' (or say which: --tool-call-parser)", how)
+    return "hermes"
+
+
+def _reads(format_name: str, written: str) -> bool:
+    """Does a format's reader find the example in what a template has made of it?"""
+    calls = parse_tool_calls(written, format_name).tool_calls
+    return [call.name for call in calls] == [EXAMPLE["name"]] and json.loads(calls[0].arguments) == EXAMPLE["arguments"]
 
 
 def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any] = ()) -> Parsed:

@@ -86,7 +86,7 @@ class Operation:
         if "messages" in body:
             if "chat_template" in body:
                 raise ValueError("chat_template is a program, and a request may not bring one; leave it out")
-            chat = chat_options(body, self.options.parsers.template_kwargs)
+            chat = chat_options(body, self.options.parsers)
             prompt = render_chat(tokenizer, body["messages"], body.get("add_generation_prompt", True), **chat)
             text, is_special = prompt["prompt"], body.get("add_special_tokens", False)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanovllm.checks.names import option
 from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
+from nanovllm.features.chat_template.messages import FORMATS_OF_CONTENT
 from nanovllm.features.reasoning.think import OFF, TAGS
 from nanovllm.features.tool_calls.parse import FORMATS
 from nanovllm.serving.openai.reading import Parsers
@@ -25,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "names": ("served_model_name", "lora_modules", "allow_runtime_lora_updating"),
     "limits": ("max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes", "max_logprobs"),
     "calls of tools, and reasoning": ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
-    "the chat template": ("default_chat_template_kwargs",),
+    "the chat template": ("default_chat_template_kwargs", "chat_template_content_format"),
     "answers": ("return_tokens_as_token_ids", "enable_force_include_usage", "enable_tokenizer_info_endpoint"),
     "the log and the page": ("disable_log_requests", "disable_log_stats", "classroom"),
 }
@@ -74,6 +75,9 @@ class ServeOptions:
     default_chat_template_kwargs: dict[str, Any] | None = option(
         None, 'what the chat template asks for by name, such as {"enable_thinking": false}; a request may say otherwise'
     )
+    chat_template_content_format: str = option(
+        "auto", "contents for the chat template: string, openai (lists of parts), or auto: as the template reads them"
+    )
     return_tokens_as_token_ids: bool = option(False, "tokens beside logprobs are shown as token_id:17, not as text")
     enable_force_include_usage: bool = option(False, "every chunk of a stream has usage, asked for or not")
     enable_tokenizer_info_endpoint: bool = option(False, "/tokenizer_info shows the tokenizer and the chat template")
@@ -92,14 +96,20 @@ class ServeOptions:
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
         if not isinstance(kwargs := self.default_chat_template_kwargs, dict | None):
             raise ValueError(f"--default-chat-template-kwargs must be a JSON object, found {shorten(kwargs)}")
+        check_choice("--chat-template-content-format", self.chat_template_content_format, FORMATS_OF_CONTENT)
         for name, known in (("tool_call_parser", FORMATS), ("reasoning_parser", (*TAGS, OFF))):
             if getattr(self, name):  # vLLM's reasoning parser is "" by default
                 check_choice(f"--{name.replace('_', '-')}", getattr(self, name), known)
 
     @property
     def parsers(self) -> Parsers:
-        kwargs = self.default_chat_template_kwargs or {}
-        return Parsers(self.tool_call_parser, self.reasoning_parser, self.exclude_tools_when_tool_choice_none, kwargs)
+        return Parsers(
+            tool_call=self.tool_call_parser,
+            reasoning=self.reasoning_parser,
+            exclude_tools_when_none=self.exclude_tools_when_tool_choice_none,
+            template_kwargs=self.default_chat_template_kwargs or {},
+            content_format=self.chat_template_content_format,
+        )
 
 
 def _origins(text: str) -> list[str]:

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.features.chat_template.render import RENDERER
+from nanovllm.features.chat_template.renderer import RENDERER
 from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.request import Request as EngineRequest
 from nanovllm.serving.async_llm import AsyncLLM

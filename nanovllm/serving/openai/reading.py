@@ -17,12 +17,14 @@ class Parsers:
 
     exclude_tools_when_none: with tool_choice "none" the model is not shown the tools.
     template_kwargs: for the chat template, where a body's own chat_template_kwargs does not say otherwise.
+    content_format: of messages, for the chat template ("auto", "string" or "openai").
     """
 
     tool_call: str | None = None
     reasoning: str | None = None
     exclude_tools_when_none: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    content_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

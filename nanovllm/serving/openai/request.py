@@ -28,7 +28,8 @@ PASSED_ON = {f.name for f in fields(SamplingParams)} - READ_HERE - NOT_OVER_HTTP
 KNOWN = {*PASSED_ON, *READ_HERE, *SWITCHES, "model", "cache_salt", "response_format", "priority"}
 OF_CHATS = {"messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt", "tool_choice"}
 OF_CHATS |= {"parallel_tool_calls", "reasoning_effort", "include_reasoning"}
-KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(CHAT_OPTIONS), COMPLETIONS: KNOWN | {"prompt"}}
+OPTIONS_OF_BODY = [name for name in CHAT_OPTIONS if name != "chat_template_content_format"]  # which is the server's
+KNOWN_BY_URL = {CHAT: KNOWN | OF_CHATS | set(OPTIONS_OF_BODY), COMPLETIONS: KNOWN | {"prompt"}}
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_SAMPLES = 1024  # of one request, which must not eat the memory of all
 # How much a body may bring of what it may repeat. Words and ids are looked for at every token.
@@ -101,15 +102,17 @@ def _chat(
     if not isinstance(shows_reasoning := body.get("include_reasoning", True), bool):
         raise ValueError(f"include_reasoning must be true or false, found {shorten(shows_reasoning)}")
     tools = Tools.of(body)
-    options = chat_options(body, parsers.template_kwargs)
+    options = chat_options(body, parsers)
     if tools.choice == "none" and parsers.exclude_tools_when_none:
         options.pop("tools", None)
     messages: Any = body.get("messages")
     prompt = llm.chat_prompt(messages, add_generation_prompt, body.get("cache_salt"), **options)
     tokenizer = llm.get_tokenizer()
     template = tokenizer.get_chat_template(body.get("chat_template"), tools.given or None)
-    format_name = parsers.tool_call or format_of(template)
-    reasoning = Reasoning.of(parsers.reasoning, template, prompt["prompt"])
+    format_name = parsers.tool_call or "hermes"
+    if tools.given and not parsers.tool_call:
+        format_name = format_of(template, tokenizer.special_tokens_map)
+    reasoning = Reasoning.of(parsers.reasoning, template, prompt.begun)
     asked = given["structured_outputs"]
     fitting = tools.fit(format_name, asked)
     form = tools.format(format_name, is_ours=fitting is not asked)
@@ -125,10 +128,11 @@ def _chat(
     )
 
 
-def chat_options(body: dict[str, Any], template_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A body's options of a chat. template_kwargs: the server's, which yield to reasoning_effort and the body's own."""
-    options = {name: body[name] for name in CHAT_OPTIONS if name in body}
-    kwargs, own = template_kwargs | _thinking(body), body.get("chat_template_kwargs", {})
+def chat_options(body: dict[str, Any], parsers: Parsers) -> dict[str, Any]:
+    """A body's options of a chat. The server's template_kwargs yield to reasoning_effort and the body's own."""
+    options = {name: body[name] for name in OPTIONS_OF_BODY if name in body}
+    options["chat_template_content_format"] = parsers.content_format
+    kwargs, own = parsers.template_kwargs | _thinking(body), body.get("chat_template_kwargs", {})
     if kwargs and isinstance(own, dict):  # otherwise the template's check says what is wrong
         options["chat_template_kwargs"] = kwargs | own
     return options

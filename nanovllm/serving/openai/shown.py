@@ -10,7 +10,7 @@ from typing import Any
 
 from nanovllm import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from nanovllm.checks.values import check_number, shorten
-from nanovllm.features.chat_template.render import plain_messages
+from nanovllm.features.chat_template.messages import plain_messages
 from nanovllm.features.logprobs.entries import decoded_token
 from nanovllm.files.token_bytes import token_bytes
 from nanovllm.request import Request

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nanovllm.checks.confined import end
-from nanovllm.features.chat_template.render import RENDERER
+from nanovllm.features.chat_template.renderer import RENDERER
 from tests.errors import expect
 from tests.test_llm import sampled
 
@@ -73,3 +73,175 @@ def test_a_template_that_takes_too_much_is_ended(llm, monkeypatch, template):
     assert RENDERER.ask("{{ messages[0].content }}", user, {}) == "hi"
     for process in RENDERER.idle:
         end(process)
+
+
+# Templates that read a content as a list of parts, each in its own way.
+OF_PARTS = {
+    "a loop": "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %}|{% endfor %}",
+    "an index": "{% for m in messages %}{{ m.role }}:{{ m.content[0].text }}|{% endfor %}",
+    "a variable": "{% for m in messages %}{% set parts = m['content'] %}{{ m.role }}:{% for p in parts %}"
+    "{{ p['text'] }}{% endfor %}|{% endfor %}",
+    "a macro": "{% macro told(c) %}{% for p in c %}{{ p.get('text', '') if p is mapping }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ m.role }}:{{ told(m.content) }}|{% endfor %}",
+    "a filter": "{% for m in messages %}{{ m.role }}:{{ m.content | selectattr('type', 'equalto', 'text') | "
+    "map(attribute='text') | join }}|{% endfor %}",
+}
+OF_TEXTS = "{% for m in messages %}{{ m.role + ':' + m.content }}|{% endfor %}"
+OF_BOTH = OF_TEXTS.replace("m.content }}", "(m.content if m.content is string else m.content[0].text + '+') }}")
+USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "be kind"}
+TWO_PARTS = [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]
+
+
+def shown(llm, messages, template, **options) -> str:
+    return llm.chat_prompt(messages, chat_template=template, **options)["prompt"]
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_a_template_that_reads_parts(llm, name):
+    """It gets parts, whatever the messages have: their words are in the prompt."""
+    template = OF_PARTS[name]
+    assert shown(llm, [SYSTEM, USER], template) == "system:be kind|user:hi|"
+    assert shown(llm, [{"role": "user", "content": TWO_PARTS[:1]}], template) == "user:two|"
+    both = "two\ngulls" if name == "an index" else "twogulls"
+    assert shown(llm, [{"role": "user", "content": TWO_PARTS}], template) == f"user:{both}|"
+    [output] = llm.chat([USER], sampled(), chat_template=template)
+    assert output.prompt == "user:hi|"
+
+
+def test_a_template_that_reads_texts(llm):
+    """Parts are joined as vLLM joins them."""
+    parts = [{"role": "user", "content": TWO_PARTS}]
+    assert shown(llm, parts, OF_TEXTS) == "user:two\ngulls|"
+    # Python's own writing of a list would be in the prompt, and the words, too.
+    assert shown(llm, parts, OF_TEXTS.replace("m.role + ':' + m.content", "m.role ~ ':' ~ m.content")) == (
+        "user:two\ngulls|"
+    )
+    assert shown(llm, [*parts[:1], USER], OF_BOTH) == "user:two\ngulls|user:hi|", "it drops the second part"
+    assert shown(llm, [{"role": "user", "content": TWO_PARTS[:1]}], OF_BOTH) == "user:two+|"
+
+
+def test_the_form_of_content_can_be_said(llm):
+    one, tell = {"role": "user", "content": TWO_PARTS[:1]}, "chat_template_content_format"
+    assert shown(llm, [USER, one], OF_BOTH, **{tell: "string"}) == "user:hi|user:two|"
+    assert shown(llm, [USER, one], OF_BOTH, **{tell: "openai"}) == "user:hi+|user:two+|"
+    expect(
+        "message 0 (role user): the chat template leaves the text out",
+        shown,
+        llm,
+        [USER],
+        OF_PARTS["a loop"],
+        **{tell: "string"},
+    )
+    expect("chat_template_content_format must be one of auto, string, openai", shown, llm, [USER], OF_BOTH, **{tell: 1})
+
+
+LAST_ONLY = "This template shows {{ messages[-1].content }}"
+LOSES = {
+    "a system message": (OF_TEXTS.replace("m in messages", "m in messages if m.role != 'system'"), [SYSTEM, USER], 0),
+    "a short one": ("This shows {{ messages[-1].content }}", [USER, USER], 0),
+    "all but the last": (LAST_ONLY, [USER, {"role": "assistant", "content": "yes"}, USER], 0),
+    "the end of one": ("{{ messages[0].content[:12] }}", [{"role": "user", "content": "How many gulls are there?"}], 0),
+    "the assistant's": (
+        OF_TEXTS.replace("m in messages", "m in messages if m.role != 'assistant'"),
+        [USER, {"role": "assistant", "content": "<think>no</think>yes"}, USER],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_words_that_a_template_leaves_out(llm, name):
+    """Never without a word: the conversation is refused, and the message is named."""
+    template, messages, index = LOSES[name]
+    role = messages[index]["role"]
+    error = f"message {index} (role {role}): the chat template leaves the text out of the prompt"
+    expect(error, llm.chat, messages, chat_template=template)
+
+
+def test_words_that_a_template_may_change(llm):
+    thought = {"role": "assistant", "content": "<think>\nno, two\n</think>\n\nyes"}
+    past = OF_TEXTS.replace("m.content }}", "m.content.split('</think>')[-1].strip() }}")
+    assert shown(llm, [USER, thought, USER], past) == "user:hi|assistant:yes|user:hi|"
+    assert (
+        shown(llm, [{"role": "user", "content": ' a\n"b" '}], "{{ messages[0].content | tojson }}") == '" a\\n\\"b\\" "'
+    )
+    switch = OF_TEXTS.replace("m.content }}", "m.content.replace('/no_think', '') }}")
+    assert shown(llm, [{"role": "user", "content": "hi /no_think"}], switch) == "user:hi |"
+    assert shown(llm, [{"role": "user", "content": ""}], OF_TEXTS) == "user:|"
+    assert shown(llm, [USER, {"role": "assistant", "content": None, "refusal": "No."}], OF_TEXTS) == (
+        "user:hi|assistant:No.|"
+    )
+
+
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} ARGUMENTS]{% endfor %}|{% endfor %}"
+)
+# How a template writes arguments -> what it makes of {"a": "é"} and of '{"a":"é"}'.
+WAYS = {
+    "{{ c.function.arguments }}": ('{"a": "é"}', '{"a":"é"}'),  # functionary's
+    "{{ c.function.arguments | tojson }}": ('{"a": "é"}', '{"a": "é"}'),
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}": ("a=é", "a=é"),
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}": (
+        '{"a": "é"}',
+        '{"a":"é"}',
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_as_the_template_needs_them(llm, way):
+    template = CALLS.replace("ARGUMENTS", way)
+    for arguments, told in zip(({"a": "é"}, '{"a":"é"}'), WAYS[way], strict=True):
+        call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        prompt = shown(llm, [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], template)
+        assert prompt == f"user:hi|assistant:[f {told}]|"
+
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + OF_TEXTS
+DROPS_SYSTEM = LOSES["a system message"][0]
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
+def test_tools_without_a_system_message(llm, template, caplog):
+    """They are told all the same, and the log says where; a system message of the user's is not theirs to take."""
+    prompt = shown(llm, [USER], template, tools=[TOOL])
+    assert prompt.startswith("user:You may call") and '"name": "now"' in prompt and prompt.endswith("\n\nhi|")
+    assert "neither tools nor system messages" in caplog.text
+    call = {"type": "function", "function": {"name": "now", "arguments": "{}"}}
+    chat = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    prompt = shown(llm, chat, template, tools=[TOOL])
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in prompt
+    assert "user:<tool_response>\nnoon\n</tool_response>" in prompt
+    problem = "no system" if template is NO_SYSTEM else "message 0 (role system)"
+    expect(problem, shown, llm, [SYSTEM, USER], template, tools=[TOOL])
+
+
+def test_calls_that_a_template_leaves_out(llm, caplog):
+    """Its own tools stay as they are; calls that it does not show are text."""
+    call = {"type": "function", "function": {"name": "now", "arguments": {"where": "here"}}}
+    chat = [USER, {"role": "assistant", "content": "Wait.", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    silent = CALLS.partition("{% for c in")[0] + "|{% endfor %}"
+    prompt = shown(llm, chat, silent, tools=[TOOL])
+    assert prompt.startswith("[{") and "tool:noon" in prompt
+    assert 'assistant:Wait.\n<tool_call>\n{"name": "now", "arguments": {"where": "here"}}\n</tool_call>' in prompt
+    assert "does not show all calls" in caplog.text
+    # gpt-oss's shows the first call of a message.
+    first = CALLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]").replace(
+        "ARGUMENTS", "{{ c.id }}{{ c.function.arguments | tojson }}"
+    )
+    calls = [{**call, "id": f"id{n}", "function": {"name": "now", "arguments": {"n": n}}} for n in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"id{n}", "content": f"noon{n}"} for n in (1, 0)]
+    prompt = shown(llm, [USER, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, USER], first)
+    assert prompt == (
+        'user:hi|assistant:Wait.[now id0{"n": 0}]|tool:noon0|assistant:[now id1{"n": 1}]|tool:noon1|user:hi|'
+    )
+    # Llama 3's shows nothing but the call.
+    mute = CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}").replace(
+        "{{ m.content }}", "{{ m.content if not m.tool_calls }}"
+    )
+    prompt = shown(llm, chat, mute, tools=[TOOL])
+    assert 'assistant:[now {"where": "here"}]' in prompt and "Wait." not in prompt
+    assert "nothing of what an assistant's message says beside its calls" in caplog.text

@@ -51,6 +51,36 @@ def test_parsers():
     assert Reasoning.of("none", "... <think> ...", "assistant\n<think>") is None
     assert Reasoning.of(None, "[THINK]", "").closing == "[/THINK]"
     assert Reasoning.of("deepseek_r1", "", "").is_open
+    assert not Reasoning.of(None, "{{ content.split('</think>')[-1] }}", "").is_open  # DeepSeek R1's has no other tag
+
+
+USER = {"role": "user", "content": "What does <think> do? And </think>?"}
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ANSWERS = TURNS + "{% if add_generation_prompt %}assistant: "
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
+THOUGHT = {"role": "assistant", "content": "<think>a</think>b"}
+BEGUN = {  # what a template, and a message that is continued, have begun -> is reasoning open? None: it is over
+    "nothing": (ANSWERS + "{% if x %}<think>{% endif %}{% endif %}", [USER], {}, False),
+    "the tag": (ANSWERS + "<think>\n{% endif %}", [USER], {}, True),
+    "words after it": (ANSWERS + "<think>\nOkay,{% endif %}", [USER], {}, True),
+    "an end": (ANSWERS + "<think>\n\n</think>\n\n{% endif %}", [USER], {}, None),
+    "words after the end": (ANSWERS + "<think></think>\n\nAnswer:{% endif %}", [USER], {}, None),
+    "an answer before": (ANSWERS + "{% endif %}", [{"role": "user", "content": "hi"}, THOUGHT, USER], {}, False),
+    "an open message": (TURNS, [USER, {"role": "assistant", "content": "<think>\nLet me"}], CONTINUED, True),
+    "an open message without words": (TURNS, [USER, {"role": "assistant", "content": "<think>\n"}], CONTINUED, True),
+    "an open answer": (TURNS, [USER, THOUGHT], CONTINUED, None),
+    "a system prompt about it": ("Write <think> first. " + ANSWERS + "{% endif %}", [USER], {}, False),
+}
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_whether_reasoning_is_open(llm, name):
+    """The last tag in the answer's own part of the prompt says so, not a user's words."""
+    template, messages, options, expected = BEGUN[name]
+    prompt = llm.chat_prompt(messages, chat_template=template, **options)
+    assert USER["content"] in prompt["prompt"]
+    reasoning = Reasoning.of("qwen3", template, prompt.begun)
+    assert (reasoning and reasoning.is_open) is expected
 
 
 TEXTS = [text for text, *_ in CASES]
@@ -133,4 +163,28 @@ def test_structured_outputs_with_reasoning(llm):
     [output] = llm.generate(["two gulls"], params, use_tqdm=False)
     text = output.outputs[0].text
     assert output.outputs[0].finish_reason == "stop" and len(text) > 5, text
-    assert re.fullmatch(".*e[0-9]{3}x", text, re.DOTALL), text
+    assert re.fullmatch("[^e]*e[0-9]{3}x", text), text
+
+
+def test_what_a_closing_token_carries_is_the_grammars():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([">5", ">x", "k>7x", "z</think>"])
+    vocab_size, pieces = len(tokenizer), tokenizer.encode("</think", add_special_tokens=False)
+    five, x, carries, wrong, whole, plain = tokenizer.convert_tokens_to_ids(["5", "x", ">5", ">x", "k>7x", "z</think>"])
+    grammar = GrammarCompiler(tokenizer, vocab_size, {1}).compile(StructuredOutputsParams(regex="[0-9]x"))
+    after = AfterReasoning(grammar, tokenizer, "", "</think>")
+    assert {carries, wrong, whole} <= {*allowed(after, [x], vocab_size)}, "they close nothing yet"
+    assert wrong not in (now := allowed(after, pieces, vocab_size)) and carries in now
+    assert allowed(after, [*pieces, carries], vocab_size) == [x]
+    assert after.is_complete([*pieces, carries, x]) and not after.is_complete([*pieces, carries])
+    assert after.possible(pieces, [carries, x, x]) == [carries, x]
+    assert after.possible(pieces, [wrong]) == []
+    assert allowed(after, [x, plain], vocab_size) == allowed(grammar, [], vocab_size)
+    begun = tokenizer.encode("</thin", add_special_tokens=False)
+    assert after.is_complete([*begun, whole])
+    # a tag in pieces, where the vocabulary has it as one token, too
+    tokenizer.add_tokens(["</think>"])
+    copied = AfterReasoning(grammar, tokenizer, "", "</think>")
+    gt = tokenizer.convert_tokens_to_ids(">")
+    assert allowed(copied, [*pieces, gt], vocab_size) == allowed(grammar, [], vocab_size)
+    assert five in allowed(copied, [*pieces, gt], vocab_size)

@@ -197,3 +197,35 @@ def test_names_and_ids():
     assert format_of("[TOOL_CALLS]") == "mistral" and format_of("<|python_tag|>") == "llama3_json"
     ids = {call_id(name) for name in ("hermes", "mistral") for _ in range(9)}
     assert len(ids) == 18 and {len(found) for found in ids} == {29, 9}
+
+
+SAYS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+HERMES = '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+WRITTEN = {
+    HERMES: "hermes",
+    '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}': "llama3_json",
+    "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}": "mistral",
+    "<tool_call><function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n"
+    "{{ v }}\n</parameter>{% endfor %}</function></tool_call>": "qwen3_coder",
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_the_format_is_the_one_in_which_a_template_writes_a_call(way, caplog):
+    caplog.set_level("INFO", "nanovllm")
+    assert format_of(SAYS.replace("CALL", way)) == WRITTEN[way]
+    assert f"in the format '{WRITTEN[way]}'" in caplog.text
+
+
+def test_a_template_whose_calls_no_format_reads(caplog):
+    """GLM's have Hermes' tag, functionary's have Qwen3-Coder's: neither is read by them."""
+    for way in (
+        "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>"
+        "<arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>",
+        "<function={{ c.function.name }}>{{ c.function.arguments | tojson }}</function>",
+    ):
+        caplog.clear()
+        assert format_of(SAYS.replace("CALL", way)) == "hermes"
+        assert "writes calls as no format here" in caplog.text and "get_time" in caplog.text
+    assert format_of("this one says nothing") == "hermes"
+    assert "says nothing of how calls are written" in caplog.text

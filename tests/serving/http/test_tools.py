@@ -319,6 +319,15 @@ def test_a_template_that_takes_no_tools_at_all(server, template):
         ask(server, False, tools=TOOLS)
 
 
+def test_a_message_that_the_template_leaves_out(server, template):
+    template("{{ messages[-1].content }}")
+    with pytest.raises(openai.BadRequestError, match=r"message 0 \(role system\).*put it into the first user message"):
+        ask(server, False, messages=[{"role": "system", "content": "two"}, *USER])
+    template("{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}")
+    _, _, usage = ask(server, False, max_tokens=2)
+    assert usage["prompt_tokens"] == len(server.llm.llm.get_tokenizer().encode("two gulls", add_special_tokens=False))
+
+
 def test_tools_that_are_not_shown(server):
     body = dict(messages=USER, tools=TOOLS, tool_choice="none")
     shown, hidden = (
@@ -338,9 +347,9 @@ def test_arguments_for_all_chats(server, template):
 
     assert "<think>" in prompt() and "<think>" in prompt(chat_template_kwargs={"word": "crow"})
     assert "<think>" not in prompt(chat_template_kwargs={"enable_thinking": True})
-    template("{{ word }} {{ reasoning_effort }} {{ enable_thinking }}")
-    assert prompt(reasoning_effort="low") == "gull low False"
-    assert prompt(chat_template_kwargs={"word": "crow"}, reasoning_effort="none") == "crow none False"
+    template("{{ word }} {{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}")
+    assert prompt(reasoning_effort="low") == "gull low False two gulls"
+    assert prompt(chat_template_kwargs={"word": "crow"}, reasoning_effort="none") == "crow none False two gulls"
     with pytest.raises(ValueError, match="chat_template_kwargs must be a dict, found 'x'"):
         prompt(chat_template_kwargs="x")
 
