@@ -4,10 +4,10 @@ Programs that write schemas say one thing in many ways: pydantic writes Optional
 nullable, a parent class as allOf, a class of its own as $ref. alternatives() is the one place that sees through them.
 """
 
-import json
-from ast import literal_eval
 from itertools import product
 from typing import Any
+
+from nanovllm.features.tool_calls.json_values import loads
 
 Schema = dict[str, Any]
 ALIASES = {  # what people write for a type -> its name in JSON Schema
@@ -125,16 +125,12 @@ def typed(text: str, schema: Any, root: Any = None) -> Any:
     known = [word for part in options for word in words(part) or ()]
     if text in known or types <= {"string"}:
         return text
-    for read in (_read_json, literal_eval):
-        try:
-            value = read(text.strip())
-            json.dumps(value, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-        value = fit(value, schema, root)
-        if "string" not in types or type_of(value) in types or ("number" in types and type_of(value) == "integer"):
-            return value
-    return text
+    try:
+        value = fit(loads(text), schema, root)
+    except ValueError:
+        return text
+    kinds = {type_of(value), "number" if type_of(value) == "integer" else ""}
+    return value if kinds & types or "string" not in types else text
 
 
 def fit(value: Any, schema: Any, root: Any = None) -> Any:
@@ -144,7 +140,7 @@ def fit(value: Any, schema: Any, root: Any = None) -> Any:
     if isinstance(value, float) and value.is_integer():
         types = {name for part in options for name in part.get("type", NAMES)}
         return int(value) if "integer" in types and "number" not in types else value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         items = next((part["items"] for part in options if "items" in part), True)
         return [fit(item, items, root) for item in value]
     if isinstance(value, dict):
@@ -185,10 +181,3 @@ def _common(first: list[str], second: list[str]) -> list[str]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _read_json(text: str) -> Any:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)

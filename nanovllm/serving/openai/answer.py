@@ -138,7 +138,7 @@ class Chunks:
             return [{"content": before + text}] if is_shown else [], sample.finish_reason
         reader = self._readers.setdefault(index, Reader(reading))
         deltas = [{"content": before}] * bool(before) + reader.deltas(text, sample.finished())
-        return deltas, finish_reason(reading, sample, reader.num_whole > 0)
+        return deltas, finish_reason(reading, sample, reader.has_called)
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:
