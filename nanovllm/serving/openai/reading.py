@@ -1,7 +1,7 @@
 """How a chat's answer is read: reasoning, calls of tools and content, whole and as it comes."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanovllm import CompletionOutput
 from nanovllm.features.reasoning.think import Reasoning
@@ -57,7 +57,7 @@ class Reading:
         """
         reader = Reader(self)
         content, thought, calls = "", "", []
-        for delta in reader.deltas(text, has_ended=True):
+        for delta, _, _ in reader.read(text, has_ended=True):
             content += delta.get("content", "")
             thought += delta.get("reasoning", "")
             for call in delta.get("tool_calls", ()):
@@ -77,6 +77,14 @@ class Reading:
 PLAIN = Reading()
 
 
+class Said(NamedTuple):
+    """start, end: where in the answer's text its content is; the same for what is no content."""
+
+    delta: Delta
+    start: int
+    end: int
+
+
 class Reader:
     """An answer that comes in pieces, or in one.
 
@@ -88,12 +96,23 @@ class Reader:
         self._reasoning = None if reading.reasoning is None else reading.reasoning.read(self._source)
         self._calls = ToolCallStream(reading.format, reading.tools) if reading.format else None
         self._calls_at: int | None = None  # where the text begins that calls are looked for in
+        self._text_end: int | None = None  # of the text that was the last to come
         self._num_calls = 0  # that have begun
         self.has_thought = self.has_called = False
 
-    def deltas(self, text: str, has_ended: bool) -> list[Delta]:
-        """What is new, as OpenAI's chunks say it; behind the last, what the end of the answer brings."""
-        return [delta for event in self.events(text, has_ended) if (delta := self._delta(event))]
+    def read(self, text: str, has_ended: bool) -> list[Said]:
+        """What is new, as OpenAI's chunks say it; behind the last piece, what the end of the answer brings."""
+        said = []
+        for event in self.events(text, has_ended):
+            if event.kind == "text":
+                self._text_end = event.at + len(event.text)
+                said.append(Said({"content": event.text}, event.at, self._text_end))
+            elif delta := self._delta(event):
+                self._text_end = None
+                said.append(Said(delta, 0, 0))
+        if has_ended and self._text_end is not None:  # with the tokens that have ended it
+            said.append(Said({"content": ""}, self._text_end, self._text_end))
+        return said
 
     def events(self, text: str, has_ended: bool) -> list[Event]:
         found = self._split(text, has_ended)
@@ -124,8 +143,6 @@ class Reader:
         return events
 
     def _delta(self, event: Event) -> Delta:
-        if event.kind == "text":
-            return {"content": event.text}
         if event.kind == "reasoning":
             self.has_thought = True
             return {"reasoning": event.text, "reasoning_content": event.text} if self.reading.shows_reasoning else {}

@@ -71,6 +71,44 @@ def test_a_call_that_is_cut_short(client):
         assert client.responses.create(**{"input": [result]} | given, **FORCED, **GIVEN).output, "the next turn"
 
 
+ONE = '<tool_call>{"name": "count", "arguments": {"bird": "gull"}}</tool_call>'
+SAYS = [  # what the model says, and the items that this is; a regular expression stands for the model
+    (f"{ONE} so it is.\n{ONE}\n", [ONE, (" so it is.\n"), ONE]),
+    (f"<think>Hm.</think>\n\nIt [is]:\n{ONE}", ["Hm.", "\n\nIt [is]:\n", ONE]),
+    (f"One é 🙂 <tool_ca, {ONE}\n", ["One é 🙂 <tool_ca, ", ONE]),
+    (ONE.replace("</tool_call>", "</tool_c"), [ONE]),
+    (ONE.replace("gull", "gull\n\t"), [ONE.replace("gull", "gull\\n\\t")]),
+]
+
+
+@pytest.mark.parametrize("text, items", SAYS, ids=range(len(SAYS)))
+def test_whole_and_streamed_are_one(model, text, items):
+    """The same items in the model's order, and each token's logprobs with the text that it is of."""
+    with serving(model, ServeOptions(reasoning_parser="qwen3"), max_model_len=2048, block_size=16) as server:
+        regex = "".join(f"\\x{{{ord(letter):x}}}" if not letter.isalnum() else letter for letter in text)
+        given: dict = dict(input=GULLS, tools=[COUNT | {"strict": False}], include=["message.output_text.logprobs"])
+        given |= GIVEN | dict(max_output_tokens=600, extra_body={"structured_outputs": {"regex": regex}})
+        whole = server.client().responses.create(**given).model_dump()
+        events = [event.model_dump() for event in server.client().responses.create(stream=True, **given)]
+    streamed = events[-1]["response"]
+    names = {"function_call": "arguments", "message": "content", "reasoning": "content"}
+    for answer in (whole, streamed):
+        shown = []
+        for item in answer["output"]:
+            value = item[names[item["type"]]]
+            shown.append(ONE.replace('{"bird": "gull"}', value) if isinstance(value, str) else value[0]["text"])
+            if item["type"] == "message":
+                tokens = value[0]["logprobs"]
+                assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == value[0]["text"]
+            for name in ("id", "call_id"):
+                item.pop(name, None)
+        assert shown == items
+    assert (whole["output"], whole["status"]) == (streamed["output"], streamed["status"])
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    for event in deltas:
+        assert "".join(token["token"] for token in event["logprobs"]) == event["delta"]
+
+
 def test_the_next_turn_has_the_result(client):
     """By the answer's id, and replayed; the model sees the same."""
     first = client.responses.create(input=GULLS, tool_choice="required", **FORCED, **GIVEN)

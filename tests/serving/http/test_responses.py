@@ -11,7 +11,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.serving.http import api
+from nanovllm.serving.http import responses_api
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses_api import RESPONSES
 from nanovllm.serving.openai.answer import CHAT
@@ -311,7 +311,8 @@ def test_a_stream_in_the_background_is_ended_or_fails(server, client, monkeypatc
     response_id = next(stream).response.id
     assert client.responses.cancel(response_id).status == "cancelled"
     events = list(stream)
-    assert events[-1].type == "response.cancelled" and events[-1].response["id"] == response_id
+    assert (events[-1].type, events[-1].response.status) == ("response.incomplete", "cancelled")
+    assert events[-1].response.id == response_id
     assert list(client.responses.retrieve(response_id, stream=True))[1:] == events
     server.llm.thread.set_pace()
     for num_steps in (1, 4):
@@ -349,7 +350,7 @@ def test_what_goes_wrong_in_the_background(server, client, monkeypatch, caplog):
     failed = until_ended(client, begun.id)
     assert failed.status == "failed" and failed.error.code == "server_error" and "planted" in failed.error.message
     caplog.clear()
-    plant(monkeypatch, api, "response_body", [1], ArithmeticError("planted"))
+    plant(monkeypatch, responses_api, "Chunks", [1], ArithmeticError("planted"))
     failed = until_ended(client, client.responses.create(input=GULLS, background=True, **SHORT).id)
     assert failed.error.message == "internal error; the server's log has it"
     assert [record.exc_info[0] for record in caplog.records] == [ArithmeticError]
