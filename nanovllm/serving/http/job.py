@@ -86,7 +86,6 @@ class Job:
             raise ValueError("stream_options needs stream: true")
         self.stream_options, more = without_unknown(given, STREAM_OPTIONS)
         unknown = [*form.unknown, *unknown, *(f"stream_options: {name}" for name in more)]
-        self.headers = warning_headers(warning_of(unknown))
         if self.stream and body.get("prompt_logprobs") is not None:
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
         if "chat_template" in body:
@@ -97,6 +96,7 @@ class Job:
         most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
         translated = translate(llm.llm, url, body, names, *most, options.parsers)
         prompts, params, self.model, adapter, reading = translated
+        self.headers = warning_headers(warning_of([*unknown, *reading.left_out]))
         how: dict[str, Any] = dict(
             ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading, by_text=form.by_text
         )

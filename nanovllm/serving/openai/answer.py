@@ -143,8 +143,8 @@ class Chunks:
             return [Said(before + text, 0, 0)] if before + text else [], sample.finish_reason
         if reading.is_plain:
             is_shown = before + text or sample.finish_reason
-            said = Said({"content": before + text}, start, start + len(text))
-            return [said] if is_shown else [], sample.finish_reason
+            alone = Said({"content": before + text}, start, start + len(text))
+            return [alone] if is_shown else [], sample.finish_reason
         reader = self._readers.setdefault(index, Reader(reading))
         said = [Said({"content": before}, 0, 0)] * bool(before) + reader.read(text, sample.finished())
         return said, finish_reason(reading, sample, reader.has_called)

@@ -36,6 +36,7 @@ class Reading:
     shows_reasoning    or is it left out?
     several            calls; otherwise those after the first are left out
     ends_with_calls    is "tool_calls" the reason for which an answer with calls ends?
+    left_out           of what was asked for, as a warning names it
     """
 
     format: str = ""
@@ -45,6 +46,7 @@ class Reading:
     shows_reasoning: bool = True
     several: bool = True
     ends_with_calls: bool = True
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -78,9 +80,9 @@ PLAIN = Reading()
 
 
 class Said(NamedTuple):
-    """start, end: where in the answer's text its content is; the same for what is no content."""
+    """delta: of a chat; of a completion its text. start, end: where in the answer's text its content is."""
 
-    delta: Delta
+    delta: Any
     start: int
     end: int
 

@@ -17,7 +17,7 @@ from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
-from nanovllm.serving.openai.tools import Tools
+from nanovllm.serving.openai.tools import Tools, functions_of
 
 # Parameters handed on under their own names, and what else a body may hold.
 READ_HERE = {"logprobs", "prompt_logprobs", "structured_outputs"}
@@ -119,13 +119,15 @@ def _chat(
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
     return [prompt], Reading(
-        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named
+        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named, tools.left_out
     )
 
 
 def chat_options(body: dict[str, Any], template_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A body's options of a chat. template_kwargs: the server's, which yield to reasoning_effort and the body's own."""
     options = {name: body[name] for name in CHAT_OPTIONS if name in body}
+    if isinstance(options.get("tools"), list):
+        options["tools"] = functions_of(options["tools"])
     kwargs, own = template_kwargs | _thinking(body), body.get("chat_template_kwargs", {})
     if kwargs and isinstance(own, dict):  # otherwise the template's check says what is wrong
         options["chat_template_kwargs"] = kwargs | own

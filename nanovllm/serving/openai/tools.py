@@ -15,6 +15,7 @@ class Tools:
     """given: the tools, as templates take them. choice: "auto", "required", "none" or "function".
 
     functions: those that may be called, name -> schema. strict: those whose schemas hold in any case. several: calls.
+    left_out: tools of other types, as a warning names them.
     """
 
     given: list[dict[str, Any]] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Tools:
     functions: dict[str, Any] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
     several: bool = True
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> "Tools":
@@ -31,7 +33,9 @@ class Tools:
             raise ValueError(f"parallel_tool_calls must be true or false, found {shorten(several)}")
         if not isinstance(given, list) or len(given) > MAX_TOOLS:
             raise ValueError(f"tools must be a list of at most {MAX_TOOLS} functions, found {shorten(given)}")
-        functions = dict(_function(tool, index) for index, tool in enumerate(given))
+        left_out = names_of_others(given)
+        functions = dict(_function(tool, index) for index, tool in enumerate(given) if not is_other(tool))
+        given = functions_of(given)
         strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
         if isinstance(choice, dict):
             name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
@@ -40,13 +44,13 @@ class Tools:
                 raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}")
             if name not in functions:
                 raise ValueError(f"tool_choice names {shorten(name)}, and tools have {shorten(list(functions))}")
-            return cls(given, "function", {name: functions[name]}, strict, False)
+            return cls(given, "function", {name: functions[name]}, strict, False, left_out)
         choice = ("auto" if given else "none") if choice is None else choice
         if choice not in ("auto", "required", "none"):
             raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}")
         if choice == "required" and not given:
             raise ValueError("tool_choice is 'required', and there are no tools: give tools, or leave it out")
-        return cls(given, choice if given else "none", functions, strict, several)
+        return cls(given, choice if given else "none", functions, strict, several, left_out)
 
     @property
     def are_forced(self) -> bool:
@@ -77,6 +81,22 @@ class Tools:
             return asked
         answer = {"type": "json_schema", "json_schema": asked.json or {"type": "object"}}
         return _fitting({"type": "or", "elements": [answer, must_call(format_name, self.functions, self.several)]})
+
+
+def is_other(tool: Any) -> bool:
+    """Is it a tool that a server runs, or that takes free text? Agents offer these to all models alike."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind != "function"
+
+
+def functions_of(tools: list[Any]) -> list[Any]:
+    """Without those: they are left out."""
+    return [tool for tool in tools if not is_other(tool)]
+
+
+def names_of_others(tools: list[Any]) -> tuple[str, ...]:
+    """As a warning shows what was left out."""
+    return tuple(f"tools[{place}] of type {tool['type'][:40]!a}" for place, tool in enumerate(tools) if is_other(tool))
 
 
 def _fitting(form: dict[str, Any]) -> StructuredOutputsParams:

@@ -134,12 +134,32 @@ def test_the_clients_own_tools(client):
     assert snapshots[-1] == last.arguments == call.arguments and last.parsed_arguments == call.parsed_arguments
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "f"}]}
+
+
+def test_tools_that_are_no_functions(client):
+    """As an agent sends them to every model."""
+    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+    raw = client.responses.with_raw_response.create(
+        input=GULLS, tools=[*others, COUNT], tool_choice="required", parallel_tool_calls=False, **GIVEN
+    )
+    assert "tools[0] of type 'web_search', tools[1] of type 'custom'" in raw.headers["warning"]
+    found = raw.parse()
+    assert found.output[0].name == "count" and [tool.type for tool in found.tools] == [
+        "web_search",
+        "custom",
+        "function",
+    ]
+
+
 def test_bad_tools(client):
     for given, message in (
         (dict(tool_choice="required"), "there are no tools"),
         (dict(tools=[COUNT], tool_choice={"type": "function", "name": "look"}), "tool_choice names 'look'"),
         (dict(tools=[COUNT | {"parameters": []}]), "parameters must be a JSON schema"),
-        (dict(tools=[COUNT, {"type": "mcp", "server_label": "x"}]), "tools that run on a server"),
+        (dict(tools=[COUNT, {"type": "mcp", "server_label": "x"}], tool_choice={"type": "mcp"}), "run on a server"),
+        (dict(tools=[{"type": "custom", "name": "f"}], tool_choice="required"), "there are no tools"),
+        (dict(tools=[COUNT, {"type": "custom", "name": "f"}], tool_choice=ALLOWED), "tool_choice allows 'f'"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.responses.create(input=GULLS, **given, **GIVEN)

@@ -373,7 +373,7 @@ def test_fields(server, client):
     for body, message in (
         ({}, "input must be a text"),
         ({"input": GULLS, "messages": []}, "messages is a field of chats; here it is input"),
-        ({"input": GULLS, "tools": [{"type": "web_search"}]}, "tools that run on a server"),
+        ({"input": GULLS, "tool_choice": {"type": "web_search"}}, "tools that run on a server"),
         ({"input": GULLS, "temperature": "hot"}, "temperature must be a number"),
         ({"input": GULLS, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
         ({"input": GULLS, "stream_options": {"include_obfuscation": True}}, "stream_options needs stream: true"),
@@ -392,6 +392,25 @@ def test_fields(server, client):
 )
 def test_hostile_bodies(server, client, raw):
     assert server.send(RESPONSES, raw)[0] == 400
+
+
+def nested(levels: int) -> object:
+    value: object = {}
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+@pytest.mark.parametrize("levels", [3, 100, 400])
+def test_what_is_nested_can_be_written_or_is_refused(server, client, levels):
+    """It may be read with less of the stack than it takes to write it again."""
+    tool = {"type": "web_search", "more": nested(levels)}
+    item = {"type": "message", "role": "user", "content": GULLS, "more": nested(levels)}
+    for body in ({"tools": [tool]}, {"input": [item]}, {"text": {"format": {"type": "text", "x": nested(levels)}}}):
+        status, answer, _ = ask(server, RESPONSES, {"input": GULLS, **body, **SHORT})
+        assert status == (200 if levels == 3 else 400), answer
+        if levels > 3:
+            assert "levels of objects and lists" in answer["error"]["message"]
 
 
 def test_a_failure_in_a_stream_is_an_event(server, client, monkeypatch):
