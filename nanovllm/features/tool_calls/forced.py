@@ -10,6 +10,7 @@ from typing import Any
 from nanovllm.features.grammar.schemas import checked_schema, close
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
+from nanovllm.features.tool_calls.strict_xml import not_held as of_xml
 from nanovllm.features.tool_calls.strict_xml import xml_tags
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
@@ -59,6 +60,14 @@ def may_call(
         tags = [_tag(FRAMES[format_name], name, schema) for name, schema in schemas.items()]
     calls: dict[str, Any] = {"type": "triggered_tags", "triggers": [*TRIGGERS[format_name]], "tags": tags}
     return calls | {"stop_after_first": not several}
+
+
+def not_held(format_name: str, functions: dict[str, Any], strict: Set[str]) -> tuple[str, ...]:
+    """Of strict functions' schemas, what calls under may_call need not fit, as a warning names it."""
+    if format_name not in TRIGGERS:
+        return (f"strict, which calls in the form {format_name} cannot be held to",) if strict else ()
+    named = functions.items() if format_name in XML else ()
+    return tuple(text for name, schema in named if name in strict for text in of_xml(name, schema))
 
 
 def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:

@@ -119,7 +119,14 @@ def _chat(
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
     return [prompt], Reading(
-        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named, tools.left_out
+        format=form,
+        ids=format_name,
+        tools=tools.given,
+        reasoning=reasoning,
+        shows_reasoning=shows_reasoning,
+        several=tools.several or named,
+        ends_with_calls=not named,
+        left_out=tools.left_out + (tools.not_held(format_name) if asked is None else ()),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanovllm.checks.values import shorten
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call
+from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 
 MAX_TOOLS, MAX_NAME = 1024, 256
 
@@ -61,6 +61,11 @@ class Tools:
         if self.choice == "none":
             return ""
         return forced_format(format_name) if is_ours else format_name
+
+    def not_held(self, format_name: str) -> tuple[str, ...]:
+        """Of strict functions' schemas, what a call that nothing forces need not fit, as a warning names it."""
+        is_free = self.choice == "auto" and self.strict
+        return not_held(format_name, self.functions, self.strict) if is_free else ()
 
     def fit(self, format_name: str, asked: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone.

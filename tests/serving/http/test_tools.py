@@ -262,7 +262,11 @@ def test_tools_that_are_no_functions(server):
     assert called(message) == [('now "and here"', {})] and reason == "tool_calls"
 
 
-LETTERS = {letter: f"\\x{{{ord(letter):x}}}" for letter in map(chr, range(128)) if not letter.isalnum()}
+def escaped(text: str) -> str:
+    """A regular expression for this text."""
+    return "".join(letter if letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text)
+
+
 HERMES = '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'
 WRITTEN = [  # what a model writes, and the arguments of its call
     ('{"city": "a\n\tb"}', {"city": "a\n\tb"}),
@@ -278,9 +282,7 @@ WRITTEN = [  # what a model writes, and the arguments of its call
 @pytest.mark.parametrize("written, arguments", WRITTEN, ids=range(len(WRITTEN)))
 def test_what_small_models_write(server, written, arguments):
     """One call, whole and streamed, that the next turn takes."""
-    given: dict[str, Any] = dict(
-        tools=TOOLS, **says((HERMES % written).translate({ord(a): b for a, b in LETTERS.items()}))
-    )
+    given: dict[str, Any] = dict(tools=TOOLS, **says(escaped(HERMES % written)))
     messages = [ask(server, stream, **given) for stream in (False, True)]
     for message, reason, _ in messages:
         assert called(message) == [("weather", arguments)] and reason == "tool_calls" and not message.get("content")
@@ -294,6 +296,30 @@ def test_neutral_values(server):
     for more in ({}, {"tools": []}, {"tools": None, "tool_choice": "none"}):
         message, _, usage = ask(server, False, max_tokens=3, **given | more)
         assert not message["tool_calls"] and message["reasoning"] is None and not usage["completion_tokens_details"]
+
+
+VALUES = {  # schema, what Qwen3-Coder writes, the argument; more of them: tests/features/tool_calls/test_schema_types.py
+    "a": ({"enum": ["123", "456"]}, "123", "123"),
+    "b": ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}], "default": None}, "7", "7"),
+    "c": ({"type": "integer"}, "1e3", 1000),
+}
+
+
+def test_a_value_has_the_type_that_its_schema_says(tmp_path):
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
+    schema = takes(**{name: schema for name, (schema, *_) in VALUES.items()}) | {"$defs": {"text": {"type": "string"}}}
+    write = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, (_, text, _) in VALUES.items())
+    call = f"<function=set>\n{write}</function>"
+    with serving(model, ServeOptions(tool_call_parser="qwen3_coder"), block_size=64, max_model_len=4096) as server:
+        given: dict[str, Any] = dict(tools=[tool("set", schema)], max_tokens=900, **says(escaped(call)))
+        for stream in (False, True):
+            message, reason, _ = ask(server, stream, **given)
+            assert called(message) == [("set", {name: value for name, (*_, value) in VALUES.items()})]
+            assert reason == "tool_calls"
+        odd = tool("odd", takes(a={"type": "string", "pattern": "(?=x)"}), strict=True)
+        body = {"messages": USER, "max_tokens": 1, "tools": [odd]}
+        _, _, headers = server.exchange("/v1/chat/completions", json.dumps(body).encode())
+        assert "'pattern' of 'odd', 'a'" in headers["warning"]
 
 
 # -- other templates ---------------------------------------------------------------------------------------------------
