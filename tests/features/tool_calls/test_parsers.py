@@ -249,15 +249,18 @@ SIGNS = ["", *"{}[]()\"'\\,:;=<>\n\t 0", "\\u", "\\ud83d", "NaN", "</", "<parame
 DAMAGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from(SIGNS)), max_size=4)
 
 
+def damaged(text: str, damages: list[tuple[int, int, str]]) -> str:
+    for place, num_lost, sign in damages:
+        place %= len(text) + 1
+        text = text[:place] + sign + text[place + num_lost :]
+    return text
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), DAMAGES)
 def test_no_cut_changes_what_is_read(format_name, parts, damages):
     """Also of texts that are in another format, cut short, stuck together or damaged, in pieces of every size."""
-    text = "".join(parts)
-    for place, num_lost, sign in damages:
-        place %= len(text) + 1
-        text = text[:place] + sign + text[place + num_lost :]
-    check_reading(format_name, text)
+    check_reading(format_name, damaged("".join(parts), damages))
 
 
 @settings(max_examples=200, deadline=None)
