@@ -95,7 +95,8 @@ def _forms(schema: Any, root: Schema, shared: dict[str, Any]) -> list[dict[str, 
 
 def _fits(schema: Schema) -> tuple[list[str], list[str]]:
     """Regular expressions for all of a text that fits; keywords that could not be said so."""
-    fits, left_out = [], []
+    fits: list[str] = []
+    left_out: list[str] = []
     least, most = schema.get("minLength", 0), schema.get("maxLength", None)
     if least or most is not None:
         if all(isinstance(bound, int) and 0 <= bound <= MAX_LENGTH for bound in (least, most or 0)):

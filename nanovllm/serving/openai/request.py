@@ -109,8 +109,7 @@ def _chat(
     format_name = parsers.tool_call or format_of(template)
     reasoning = Reasoning.of(parsers.reasoning, template, prompt["prompt"])
     asked = given["structured_outputs"]
-    fitting = tools.fit(format_name, asked)
-    form = tools.format(format_name, is_ours=fitting is not asked)
+    fitting, form = tools.fit(format_name, asked)
     if fitting is not None and reasoning is not None and fitting.reasoning is None:
         fitting = replace(fitting, reasoning=("" if reasoning.is_open else reasoning.opening, reasoning.closing))
     given["structured_outputs"] = fitting

@@ -56,36 +56,34 @@ class Tools:
     def are_forced(self) -> bool:
         return self.choice in ("required", "function")
 
-    def format(self, format_name: str, is_ours: bool) -> str:
-        """In what form the answer's calls are; "": none are read. is_ours: fit() has said what they have to fit."""
-        if self.choice == "none":
-            return ""
-        return forced_format(format_name) if is_ours else format_name
-
     def not_held(self, format_name: str) -> tuple[str, ...]:
         """Of strict functions' schemas, what a call that nothing forces need not fit, as a warning names it."""
         is_free = self.choice == "auto" and self.strict
         return not_held(format_name, self.functions, self.strict) if is_free else ()
 
-    def fit(self, format_name: str, asked: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-        """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone.
+    def fit(
+        self, format_name: str, asked: StructuredOutputsParams | None
+    ) -> tuple[StructuredOutputsParams | None, str]:
+        """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone; and in what
+        format its calls are, "" if none are read.
 
         Raises ValueError.
         """
         if self.choice == "none":
-            return asked
+            return asked, ""
         if self.are_forced:
             if asked is not None:
                 other = "response_format or structured_outputs for another form"
                 raise ValueError(f"tool_choice {self.choice!r} asks for calls, and {other}: 'auto' allows both")
-            return _fitting(must_call(format_name, self.functions, self.several))
+            return _fitting(must_call(format_name, self.functions, self.several)), forced_format(format_name)
         if asked is None:
             strict = may_call(format_name, self.functions, self.strict, self.several) if self.strict else None
-            return None if strict is None else _fitting(strict)
+            return None if strict is None else _fitting(strict), format_name
         if asked.json is None and not asked.json_object:
-            return asked
+            return asked, format_name
         answer = {"type": "json_schema", "json_schema": asked.json or {"type": "object"}}
-        return _fitting({"type": "or", "elements": [answer, must_call(format_name, self.functions, self.several)]})
+        calls = must_call(format_name, self.functions, self.several)
+        return _fitting({"type": "or", "elements": [answer, calls]}), forced_format(format_name)
 
 
 def is_other(tool: Any) -> bool:

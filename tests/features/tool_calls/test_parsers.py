@@ -256,7 +256,7 @@ def damaged(text: str, damages: list[tuple[int, int, str]]) -> str:
     return text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), DAMAGES)
 def test_no_cut_changes_what_is_read(format_name, parts, damages):
     """Also of texts that are in another format, cut short, stuck together or damaged, in pieces of every size."""

@@ -298,7 +298,7 @@ def test_neutral_values(server):
         assert not message["tool_calls"] and message["reasoning"] is None and not usage["completion_tokens_details"]
 
 
-VALUES = {  # schema, what Qwen3-Coder writes, the argument; more of them: tests/features/tool_calls/test_schema_types.py
+VALUES = {  # schema, what Qwen3-Coder writes, the argument; more are in test_schema_types.py
     "a": ({"enum": ["123", "456"]}, "123", "123"),
     "b": ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}], "default": None}, "7", "7"),
     "c": ({"type": "integer"}, "1e3", 1000),
