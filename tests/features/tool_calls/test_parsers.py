@@ -263,7 +263,7 @@ def test_no_cut_changes_what_is_read(format_name, parts, damages):
     check_reading(format_name, damaged("".join(parts), damages))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from([*SIGNS, "a", "<tool_call>", "[TOOL_CALLS]",
        "<|python_tag|>", "<function=f>", '{"name": "f", "arguments": ', "[f(a="]), max_size=40))  # fmt: skip
 def test_no_cut_changes_what_is_read_of_noise(format_name, parts):
