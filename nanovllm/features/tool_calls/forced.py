@@ -10,6 +10,7 @@ from typing import Any
 from nanovllm.features.grammar.schemas import checked_schema, close
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
+from nanovllm.features.tool_calls.schema_types import in_standard_words
 from nanovllm.features.tool_calls.strict_xml import not_held as of_xml
 from nanovllm.features.tool_calls.strict_xml import xml_tags
 
@@ -86,7 +87,7 @@ def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, A
 
 
 def _tag(frame: tuple[str, str, str, str], name: str, given: Any) -> dict[str, Any]:
-    schema = checked_schema(given or {"type": "object", "properties": {}})
+    schema = in_standard_words(checked_schema(given or {"type": "object", "properties": {}}))
     close(schema)  # what a function does not name it does not take
     content = {"type": "json_schema", "json_schema": {"type": "object"} | schema | {"x-guidance": SPACES}}
     before, between, behind, _ = frame

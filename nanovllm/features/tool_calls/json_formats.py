@@ -94,7 +94,7 @@ def _list(source: Source, marker: str) -> Reading[None]:
     def item(beginnings: tuple[str, ...]) -> Reading[None]:
         for text in beginnings:
             yield from source.skip_spaces()
-            yield from source.expect(text)
+            yield from source.skip(text) if text == "," else source.expect(text)
         yield from _object(source, (MISTRAL,))
 
     beginnings = (marker, "[") if marker else ("[",)

@@ -177,11 +177,10 @@ def collected(reading: Reading[Any]) -> Reading[str]:
 def loads(text: str) -> Any:
     """A value that is all of a text. Raises ValueError."""
     source = Source()
-    source.rest, source.ended = f"{text.strip()}\n", True  # a word ends where something follows it
     try:
-        found = "".join(event.text for event in value(source) if event is not None)
+        said = source.feed(value(source), f"{text.strip()}\n", has_ended=True)  # a word ends where something follows it
     except Malformed:
         raise ValueError("this is not JSON") from None
     if source.rest.strip():
         raise ValueError("something follows the value")
-    return json.loads(found)
+    return json.loads("".join(event.text for event in said))

@@ -5,7 +5,7 @@ parse_tool_calls('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
 
 import secrets
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,7 +45,6 @@ MARKERS = {
     "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
 }
-PIECE = 4096  # characters that are read at a time: what is taken is cut off the rest, which is copied
 IDS = string.ascii_letters + string.digits
 
 
@@ -103,31 +102,25 @@ class ToolCallStream:
         self._blank: list[Event] = []  # text since the last call, as long as it is nobody's content
         self._is_blank, self._has_called = True, False
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str, has_ended: bool = False) -> list[Event]:
         events: list[Event] = []
-        for start in range(0, len(text), PIECE):
-            self._source.rest += text[start : start + PIECE]
-            events += self._read()
+        for event in self._source.feed(self._events, text, has_ended):
+            if event.kind == "text":
+                self._blank.append(event)
+                self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;")
+                if not self._is_blank:
+                    events += self._blank
+                    self._blank = []
+                continue
+            if event.kind == "begin":
+                self._blank, self._is_blank, self._has_called = [], True, True
+            events.append(event)
         return events
 
     def end(self) -> list[Event]:
         """The last events: nothing more will come."""
-        self._source.ended = True
-        events = list(self._read())
+        events = self.feed("", has_ended=True)
         return events if self._has_called else events + self._blank
-
-    def _read(self) -> Iterator[Event]:
-        while (event := next(self._events, None)) is not None:
-            if event.kind == "begin":
-                self._blank, self._is_blank, self._has_called = [], True, True
-            elif event.kind == "text":
-                self._blank.append(event)
-                self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;")
-                if not self._is_blank:
-                    yield from self._blank
-                    self._blank = []
-                continue
-            yield event
 
 
 def functions_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:

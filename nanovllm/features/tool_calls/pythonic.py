@@ -30,7 +30,7 @@ def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
     """Values are read as JSON's are. A call begins where an argument with a name does, or none follows."""
     for text in beginnings:
         yield from source.skip_spaces()
-        yield from source.skip(text) if text == START else source.expect(text)
+        yield from source.expect(text) if text == "[" else source.skip(text)
     yield from source.skip_spaces()
     name = yield from source.match(NAME)
     yield from source.skip_spaces()

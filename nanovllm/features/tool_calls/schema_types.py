@@ -7,6 +7,7 @@ nullable, a parent class as allOf, a class of its own as $ref. alternatives() is
 from itertools import product
 from typing import Any
 
+from nanovllm.features.grammar.schemas import MAPS_OF_SCHEMAS, SUBSCHEMAS
 from nanovllm.features.tool_calls.json_values import loads
 
 Schema = dict[str, Any]
@@ -66,6 +67,27 @@ def _alternatives(schema: Any, root: Any, seen: dict[int, list[Schema]], depth: 
     if schema.get("nullable") is True and not any("null" in part.get("type", NAMES) for part in found):
         found.append({"type": ["null"]})
     seen[id(schema)] = found
+    return found
+
+
+def in_standard_words(schema: Any) -> Any:
+    """A copy in which each type has its name in JSON Schema, and nullable is a type, as grammars know them."""
+    if isinstance(schema, list):
+        return [in_standard_words(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: Schema = {}
+    for name, value in schema.items():
+        if name in SUBSCHEMAS:
+            found[name] = in_standard_words(value)
+        elif name in MAPS_OF_SCHEMAS and isinstance(value, dict):
+            found[name] = {key: in_standard_words(part) for key, part in value.items()}
+        elif name == "type":
+            found[name] = [_named(kind) for kind in value] if isinstance(value, list) else _named(value)
+        else:
+            found[name] = value
+    if found.pop("nullable", None) is True:
+        found = {"anyOf": [found, {"type": "null"}]}
     return found
 
 
@@ -164,14 +186,20 @@ def _properties(options: list[Schema]) -> dict[str, Any]:
 def _types(schema: Schema) -> list[str]:
     """The types that a schema names or implies, without those that its parts have."""
     given = schema.get("type")
-    named = [name.lower() for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)]
-    types = [ALIASES.get(name, name) for name in named]
-    if types:
-        return [name for name in types if name in NAMES]
+    named = [_named(name) for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)]
+    if named:
+        return [name for name in named if name in NAMES]
     found = words(schema)
     if found is not None:
         return list(dict.fromkeys(map(type_of, found)))
     return next(([IMPLIED[name]] for name in IMPLIED if name in schema), [])
+
+
+def _named(kind: Any) -> Any:
+    """The name in JSON Schema of what somebody wrote for a type; what we do not know stays."""
+    name = kind.lower() if isinstance(kind, str) else ""
+    found = ALIASES.get(name, name)
+    return found if found in NAMES else kind
 
 
 def _common(first: list[str], second: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+PIECE = 4096  # characters that are read at a time: what is taken is cut off the rest, which is copied
 MAX_MATCH = 1000  # characters of a name or a number: each piece of a longer one would be read from its beginning again
 
 
@@ -65,6 +66,16 @@ class Source:
         self.functions = functions
         self.rest, self.taken, self.at = "", "", 0
         self.ended, self.is_in_call, self.has_begun, self.is_whole = False, False, False, False
+
+    def feed(self, reading: Reading[Any], text: str, has_ended: bool) -> list[Event]:
+        """What a reading says of more text, and of the end if nothing will follow."""
+        events = []
+        for start in range(0, len(text) or 1, PIECE):
+            self.rest += text[start : start + PIECE]
+            self.ended = has_ended and start + PIECE >= len(text)
+            while (event := next(reading, None)) is not None:
+                events.append(event)
+        return events
 
     def take(self, num_chars: int) -> str:
         text, self.rest = self.rest[:num_chars], self.rest[num_chars:]

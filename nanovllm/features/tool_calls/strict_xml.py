@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from nanovllm.features.grammar.schemas import checked_schema, close
-from nanovllm.features.tool_calls.schema_types import Schema, alternatives, words
+from nanovllm.features.tool_calls.schema_types import Schema, alternatives, in_standard_words, words
 
 DEFINITIONS = ("$defs", "definitions")
 END = "\n</parameter>\n"
@@ -56,7 +56,7 @@ def not_held(name: str, schema: Any) -> list[str]:
 
 def _parameters(given: Any) -> dict[str, Any]:
     """In the schema's order, those that are not required perhaps. Any, where it names none."""
-    schema = checked_schema(given or {"type": "object", "properties": {}})
+    schema = in_standard_words(checked_schema(given or {"type": "object", "properties": {}}))
     close(schema)
     options = alternatives(schema)
     if len(options) != 1 or "properties" not in options[0]:

@@ -95,7 +95,8 @@ class Reader:
 
     def __init__(self, reading: Reading) -> None:
         self.reading, self._source = reading, Source()
-        self._reasoning = None if reading.reasoning is None else reading.reasoning.read(self._source)
+        reasoning = reading.reasoning
+        self._parts = self._source.until() if reasoning is None else reasoning.read(self._source)
         self._calls = ToolCallStream(reading.format, reading.tools) if reading.format else None
         self._calls_at: int | None = None  # where the text begins that calls are looked for in
         self._text_end: int | None = None  # of the text that was the last to come
@@ -117,7 +118,7 @@ class Reader:
         return said
 
     def events(self, text: str, has_ended: bool) -> list[Event]:
-        found = self._split(text, has_ended)
+        found = self._source.feed(self._parts, text, has_ended)
         if self._calls is None:
             return found
         events: list[Event] = []
@@ -131,18 +132,6 @@ class Reader:
 
     def _placed(self, events: list[Event]) -> list[Event]:
         return [replace(event, at=event.at + (self._calls_at or 0)) for event in events]
-
-    def _split(self, text: str, has_ended: bool) -> list[Event]:
-        """Into reasoning and text."""
-        self._source.rest += text
-        self._source.ended = has_ended
-        if self._reasoning is None:
-            at = self._source.at
-            return [Event("text", self._source.take(len(text)), at)] if text else []
-        events = []
-        while (event := next(self._reasoning, None)) is not None:
-            events.append(event)
-        return events
 
     def _delta(self, event: Event) -> Delta:
         if event.kind == "reasoning":

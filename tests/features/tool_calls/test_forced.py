@@ -232,6 +232,31 @@ def test_what_does_not_hold_is_said():
     assert "strict" in not_held("pythonic", {"f": None}, {"f"})[0]
 
 
+@pytest.mark.parametrize("format_name", ["hermes", "qwen3_coder", "json_list"])
+def test_types_as_people_write_them(compiler, format_name):
+    """Grammars take what the reader of calls takes."""
+    properties = {
+        "a": {"type": "str", "maxLength": 2},
+        "b": {"type": "list", "items": {"type": "Int", "nullable": True}},
+    }
+    function = {"type": "dict", "properties": properties, "required": ["a", "b"]}
+    strict = format_name != "json_list"
+    form = may_call(format_name, {"f": function}, {"f"}) if strict else must_call("pythonic", {"f": function})
+    call = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": [1, null]}}\n</tool_call>',
+        "qwen3_coder": "<function=f>\n<parameter=a>\nx\n</parameter>\n"
+        "<parameter=b>\n[1, null]\n</parameter>\n</function>",
+        "json_list": '[{"name": "f", "arguments": {"a": "x", "b": [1, null]}}]',
+    }[format_name]
+    grammar = grammar_of(compiler, form)
+    for text, is_possible in ((call, True), (call.replace("x", "xyz"), False), (call.replace("null", "1.5"), False)):
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        assert (len(grammar.possible([], token_ids)) == len(token_ids)) is is_possible, text
+    tools = [{"type": "function", "function": {"name": "f", "parameters": function}}]
+    [(_, arguments)] = parse_tool_calls(call, format_name, tools).tool_calls
+    assert json.loads(arguments) == {"a": "x", "b": [1, None]}
+
+
 def test_forms_that_are_none(compiler):
     for form, text in (
         ({"type": "lists"}, "a format is an object with a type (const_string, json_schema"),

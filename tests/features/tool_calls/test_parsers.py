@@ -156,6 +156,8 @@ DAMAGED = [
     ("pythonic", "[now()]\n[weather(city='Oslo')]", None, [NOW, OSLO]),
     ("pythonic", "[write(tags=(1, 'a', ()), text=\"\"\"a \"b\"\nc\"\"\"), now()", None,
      [("write", {"tags": [1, "a", []], "text": 'a "b"\nc'}), NOW]),
+    ("pythonic", "[now()\nweather(city='Oslo')]", None, [NOW, OSLO]),
+    ("mistral", '[TOOL_CALLS][{"name": "now"}\n{"name": "now"}]', None, [NOW, NOW]),
     ("pythonic", "[weather(city='Oslo', 5, days=2)]", None, [("weather", {"city": "Oslo", "days": 2})]),
     ("qwen3_coder", xml(path='a "b"\t\\d\n', size="140.0", tags="['a', True,]"), None,
      [("write", {"path": 'a "b"\t\\d\n', "size": 140, "tags": ["a", True]})]),
