@@ -18,24 +18,29 @@ KNOWN = {"name", "type", "id", *ARGUMENTS}
 def in_tags(source: Source, beginnings: tuple[str, ...], call: Callable[[Source], Reading[None]]) -> Reading[None]:
     """Calls that begin with one of these texts and end with </tool_call>, which may be missing.
 
-    call: call(source) reads one. A bracket too many behind a call is nobody's; other text is the answer's.
+    call: call(source) reads one, the first of these texts included, if it is there. A bracket too many behind a call is
+    nobody's; other text is the answer's.
     """
     closing: tuple[str, ...] = ()
     while marker := (yield from source.until(*beginnings, closing=closing)):
         if marker in closing:
             source.take(len(marker))
             closing = ()
-        elif (yield from source.call(call(source))):
+            continue
+        while (yield from source.call(call(source))):
             yield from source.skip_brackets("]}")
-            yield from source.skip_spaces()
+            yield from source.skip_spaces(",")
             closing = () if (yield from source.skip(CLOSING)) else (CLOSING,)
+            if not closing or not (yield from source.starts_with("{")):
+                break
 
 
 def hermes(source: Source) -> Reading[None]:
-    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>."""
+    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>. Small models write several objects between two tags."""
 
     def call(source: Source) -> Reading[None]:
-        yield from source.expect(OPENING)
+        yield from source.skip(OPENING)
+        yield from source.skip_spaces("[,")
         yield from _object(source, (CLOSING, OPENING))
 
     yield from in_tags(source, (OPENING,), call)
