@@ -147,6 +147,8 @@ class Chunks:
             return [alone] if is_shown else [], sample.finish_reason
         reader = self._readers.setdefault(index, Reader(reading))
         said = [Said({"content": before}, 0, 0)] * bool(before) + reader.read(text, sample.finished())
+        if not self.shown.by_text:  # the piece without text is there for its tokens
+            said = [each for each in said if each.delta.get("content") != ""]
         return said, finish_reason(reading, sample, reader.has_called)
 
     def _logprobs_of(self, index: int, sample: CompletionOutput, said: Said) -> dict[str, Any] | None:
