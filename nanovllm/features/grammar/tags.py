@@ -99,7 +99,10 @@ class Rules:
         if isinstance(content, dict) and content.get("type") == "any_text":
             if not end:
                 raise ValueError("the content of a tag must say where it ends; any_text does not, without an end")
-            return f"{self._literal(begin)} {self._text_until(end, content.get('fits', ()))}"
+            fits = content.get("fits", [])
+            if not isinstance(fits, list) or not all(isinstance(pattern, str) for pattern in fits):
+                raise ValueError(f"fits must be a list of regular expressions, found {shorten(fits)}")
+            return f"{self._literal(begin)} {self._text_until(end, fits)}"
         return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
 
     def _text_until(self, end: str, fits: Iterable[str] = ()) -> str:
@@ -108,8 +111,8 @@ class Rules:
         text = "TAGS_TEXT"
         if fits:
             text = f"TAGS_TEXT_{len(self.lines)}"
-            others = [f"~/(?s:.*){_in_regex(re.escape(head))}(?s:.*)/"] if head else []
-            self._add(f"{text}: {' & '.join([*(f'/{_in_regex(pattern)}/' for pattern in fits), *others])}")
+            others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if head else []
+            self._add(f"{text}: {' & '.join([*(f'/{in_regex(pattern)}/' for pattern in fits), *others])}")
         begins = self._rule(f"{text} {_quoted(head)}", "[lazy]") if head else text
         return self._rule(f"{begins} {self._literal(end[len(head) :])}")
 
@@ -144,7 +147,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _in_regex(pattern: str) -> str:
+def in_regex(pattern: str) -> str:
     """As it may stand between two slashes, on one line."""
     return pattern.replace("/", "\\/").replace("\\\n", "\n").replace("\n", "\\n").replace("\r", "\\r")
 

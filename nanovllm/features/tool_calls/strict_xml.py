@@ -5,14 +5,17 @@ A text stands in it as it is, without quotes, so what a schema says of a text be
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 from nanovllm.features.grammar.schemas import checked_schema, close
+from nanovllm.features.grammar.tags import in_regex
 from nanovllm.features.tool_calls.schema_types import Schema, alternatives, in_standard_words, words
 
 DEFINITIONS = ("$defs", "definitions")
 END = "\n</parameter>\n"
 MAX_LENGTH = 5000  # characters that are counted
+MAX_PATTERN = 1000  # characters of one
 _DAY, _TIME = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _ZONED, _BYTE = rf"{_TIME}(\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])", "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
 FORMATS = {
@@ -44,7 +47,7 @@ def not_held(name: str, schema: Any) -> list[str]:
     """What a function's schema says and its calls need not fit, as a warning names it."""
     options = alternatives(schema or {})
     if len(options) != 1:
-        return [f"{name}: anyOf"]
+        return [f"'anyOf' of {name[:40]!a}"]
     properties = options[0].get("properties")
     found = []
     for parameter, value in properties.items() if isinstance(properties, dict) else ():
@@ -116,7 +119,7 @@ def _fits(schema: Schema) -> tuple[list[str], list[str]]:
 
 def _all_of(pattern: Any) -> str | None:
     """A pattern, which may match anywhere in a text, as one that matches all of it; None if we have none."""
-    if not isinstance(pattern, str):
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
         return None
     tokens = TOKENS.findall(pattern)
     is_begun, is_ended = tokens[:1] == ["^"], tokens[-1:] == ["$"]
@@ -130,7 +133,16 @@ def _all_of(pattern: Any) -> str | None:
         if token == "|" and not depth and (is_begun or is_ended):
             return None
     body = "".join(ESCAPES.get(token[1:], token) if token[0] == "\\" else _in_class(token) for token in tokens)
-    return f"{'' if is_begun else '(?s:.*)'}({body}){'' if is_ended else '(?s:.*)'}"
+    whole = f"{'' if is_begun else '(?s:.*)'}({body}){'' if is_ended else '(?s:.*)'}"
+    return whole if _is_regular(whole) else None
+
+
+@lru_cache
+def _is_regular(pattern: str) -> bool:
+    """Does llguidance know all that is in it?"""
+    from llguidance import LLMatcher
+
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: /{in_regex(pattern)}/"))
 
 
 def _in_class(token: str) -> str:

@@ -264,6 +264,10 @@ def test_forms_that_are_none(compiler):
         ({"type": "const_string", "value": 5}, "value must be a text"),
         ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}, "must say where it ends"),
         (
+            {"type": "tag", "begin": "<", "content": {"type": "any_text", "fits": [5]}, "end": ">"},
+            "fits must be a list",
+        ),
+        (
             {"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": ["<g>"]},
             "must begin with one of the trig",
         ),
