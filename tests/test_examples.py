@@ -76,6 +76,20 @@ def found_of(out: str) -> list[tuple[str, str]]:
     return re.findall(r"│ +(\d+) │ +(\d+) │ +[\d,]+ ms │", out)
 
 
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory):
+    """Room for the tools, which are a token a letter here."""
+    return str(make_checkpoint(tmp_path_factory.mktemp("talkative"), "llama", max_position_embeddings=4096))
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder"])
+def test_agents(status_of, talkative, form):
+    """openai's SDK; it says so itself if a call is not as it has to be. The others: serving/clients/test_agents.py."""
+    pytest.importorskip("llguidance")
+    status, out = status_of("agents.py", talkative, "--only", "openai", "--form", form)
+    assert status == 0 and out.count("It is booked: 42.") == 2 and out.count("find_trains") == 2
+
+
 @pytest.mark.ci
 def test_quickstart(processes, demo_in_float32):
     """As its user runs it."""

@@ -244,7 +244,7 @@ def _read_line(
         def respond(answer_id: str, outputs: list[RequestOutput]) -> dict[str, Any]:
             return response_body(answer_id, url, model, shown, outputs)
 
-        return _Line(number, custom_id, respond, warning_of(left_out), requests)
+        return _Line(number, custom_id, respond, warning_of([*left_out, *reading.left_out]), requests)
     except BaseException as error:
         return Answer(number, custom_id, None, f"line {number}: {explain(error)}")
 

@@ -107,6 +107,8 @@ def test_unknown_fields_are_left_out_and_named(llm, caplog, monkeypatch):
     assert warned["response"].pop("warning") == what and "'x_'" in third["response"]["warning"]
     assert "warning" not in plain["response"] and warned["response"].keys() == plain["response"].keys()
     assert warned["response"]["body"]["choices"] == plain["response"]["body"]["choices"]
+    chat = line(url=CHAT, messages=USER, max_tokens=1, tools=[{"type": "web_search"}])
+    assert "tools[0] of type 'web_search'" in answer(llm, chat).record("r")["response"]["warning"]
     lines = [message for message in caplog.messages if "was left out of a request" in message]
     assert [message.split("'")[1] for message in lines] == ["temprature", "x", "x_"]
     many = answer(llm, line(**body, **{f"unknown {i}": 1 for i in range(200)})).record("r")["response"]["warning"]

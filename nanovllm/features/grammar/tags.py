@@ -6,6 +6,7 @@ structural_tag uses; here they become a grammar in Lark's notation, as llguidanc
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from nanovllm.checks.values import shorten
@@ -71,11 +72,14 @@ class Rules:
 
     def _rule(self, expression: str, kind: str = "") -> str:
         """The name of a new rule. kind: "[lazy]" for one that ends at the first place where it can."""
+        name = f"tags_{len(self.lines)}"
+        self._add(f"{name}{kind}: {expression}")
+        return name
+
+    def _add(self, line: str) -> None:
         if len(self.lines) == MAX_PARTS:
             raise ValueError(f"a structural tag has at most {MAX_PARTS} parts, found more")
-        name = f"tags_{len(self.lines)}"
-        self.lines.append(f"{name}{kind}: {expression}")
-        return name
+        self.lines.append(line)
 
     def _literal(self, text: str) -> str:
         parts = ((self.token_ids.get(part), part) for part in self._tokens.split(text) if part)
@@ -91,13 +95,21 @@ class Rules:
         if isinstance(content, dict) and content.get("type") == "any_text":
             if not end:
                 raise ValueError("the content of a tag must say where it ends; any_text does not, without an end")
-            return f"{self._literal(begin)} {self._text_until(end)}"
+            fits = content.get("fits", [])
+            if not isinstance(fits, list) or not all(isinstance(pattern, str) for pattern in fits):
+                raise ValueError(f"fits must be a list of regular expressions, found {shorten(fits)}")
+            return f"{self._literal(begin)} {self._text_until(end, fits)}"
         return f"{self._literal(begin)} {self.of(content)} {self._literal(end)}"
 
-    def _text_until(self, end: str) -> str:
-        """Any text up to the first place where this end comes, and the end."""
+    def _text_until(self, end: str, fits: Iterable[str] = ()) -> str:
+        """Any text up to the first place where this end comes, and the end. fits: regular expressions for all of it."""
         head = self._tokens.split(end)[0]  # a token behind it, or in its place, ends a text by itself
-        begins = self._rule(f"TAGS_TEXT {_quoted(head)}", "[lazy]") if head else "TAGS_TEXT"
+        text = "TAGS_TEXT"
+        if fits:
+            text = f"TAGS_TEXT_{len(self.lines)}"
+            others = [f"~/(?s:.*){in_regex(re.escape(head))}(?s:.*)/"] if head else []
+            self._add(f"{text}: {' & '.join([*(f'/{in_regex(pattern)}/' for pattern in fits), *others])}")
+        begins = self._rule(f"{text} {_quoted(head)}", "[lazy]") if head else text
         return self._rule(f"{begins} {self._literal(end[len(head) :])}")
 
     def _tags(self, form: dict[str, Any], trigger: str | None = None) -> str:
@@ -129,6 +141,11 @@ class Rules:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def in_regex(pattern: str) -> str:
+    """As it may stand between two slashes, on one line."""
+    return pattern.replace("/", "\\/").replace("\\\n", "\n").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _text(form: Any, name: str) -> str:

@@ -105,14 +105,14 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     list_of(allowed, Integral, "numbers", f"{path}: matryoshka_dimensions")
     any_dimension = typed(config, "is_matryoshka", False, path)
     dimensions = tuple(allowed) if allowed or any_dimension else None
-    check_dimensions(pooler.dimensions, dimensions, 2**24)
+    check_dimensions(pooler.dimensions, dimensions, typed(config, "hidden_size", 2**24, path))
     use_activation = normalizes if pooler.use_activation is None else pooler.use_activation
     return PoolingConfig("embed", use_activation, dimensions=pooler.dimensions, allowed=dimensions)
 
 
 def check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden_size: int) -> None:
-    """Raises ValueError. allowed: see PoolingConfig."""
-    if dimensions is None:
+    """Raises ValueError. allowed: see PoolingConfig. All of them may always be asked for: that cuts nothing."""
+    if dimensions is None or dimensions == hidden_size:
         return
     if allowed is None:
         raise ValueError(

@@ -10,6 +10,8 @@ from typing import Any
 from nanovllm.features.grammar.schemas import checked_schema, close
 from nanovllm.features.tool_calls.json_formats import MISTRAL, NAME
 from nanovllm.features.tool_calls.parse import FORCED_LIST
+from nanovllm.features.tool_calls.schema_types import in_standard_words
+from nanovllm.features.tool_calls.strict_xml import not_held as of_xml
 from nanovllm.features.tool_calls.strict_xml import xml_tags
 
 # format -> text before a call's name, before its arguments, behind them, and between two calls
@@ -61,6 +63,14 @@ def may_call(
     return calls | {"stop_after_first": not several}
 
 
+def not_held(format_name: str, functions: dict[str, Any], strict: Set[str]) -> tuple[str, ...]:
+    """Of strict functions' schemas, what calls under may_call need not fit, as a warning names it."""
+    if format_name not in TRIGGERS:
+        return (f"strict, which calls in the form {format_name} cannot be held to",) if strict else ()
+    named = functions.items() if format_name in XML else ()
+    return tuple(text for name, schema in named if name in strict for text in of_xml(name, schema))
+
+
 def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, Any]]:
     """A list behind the marker, as older models write it, or one call, as newer ones do."""
     in_list = [_tag(LIST, name, schema) for name, schema in schemas.items()]
@@ -77,7 +87,7 @@ def _tags_of_mistral(schemas: dict[str, Any], several: bool) -> list[dict[str, A
 
 
 def _tag(frame: tuple[str, str, str, str], name: str, given: Any) -> dict[str, Any]:
-    schema = checked_schema(given or {"type": "object", "properties": {}})
+    schema = in_standard_words(checked_schema(given or {"type": "object", "properties": {}}))
     close(schema)  # what a function does not name it does not take
     content = {"type": "json_schema", "json_schema": {"type": "object"} | schema | {"x-guidance": SPACES}}
     before, between, behind, _ = frame

@@ -1,26 +1,49 @@
-"""Formats whose calls are JSON objects: Hermes' and Qwen's, Llama 3's, Mistral's, and a plain list."""
+"""Formats whose calls are JSON objects, {"name": "f", "arguments": {...}}: Hermes' and Qwen's, Llama 3's, Mistral's."""
 
+import json
 import re
+from collections.abc import Callable
+from typing import Any
 
-from nanovllm.features.tool_calls.json_object import call_object, value
-from nanovllm.features.tool_calls.source import Malformed, Reading, Source
+from nanovllm.features.tool_calls.json_values import collected, loads, string, value
+from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source
 
 MISTRAL = "[TOOL_CALLS]"
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
 NAME = re.compile(r"[^\s\[\]{}\"]+")
+ARGUMENTS = ("arguments", "parameters")
+KNOWN = {"name", "type", "id", *ARGUMENTS}
+
+
+def in_tags(source: Source, beginnings: tuple[str, ...], call: Callable[[Source], Reading[None]]) -> Reading[None]:
+    """Calls that begin with one of these texts and end with </tool_call>, which may be missing.
+
+    call: call(source) reads one, the first of these texts included, if it is there. A bracket too many behind a call is
+    nobody's; other text is the answer's.
+    """
+    closing: tuple[str, ...] = ()
+    while marker := (yield from source.until(*beginnings, closing=closing)):
+        if marker in closing:
+            source.take(len(marker))
+            closing = ()
+            continue
+        while (yield from source.call(call(source))):
+            yield from source.skip_brackets("]}")
+            yield from source.skip_spaces(",")
+            closing = () if (yield from source.skip(CLOSING)) else (CLOSING,)
+            if not closing or not (yield from source.starts_with("{")):
+                break
 
 
 def hermes(source: Source) -> Reading[None]:
-    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>. The last tag may be missing."""
+    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>. Small models write several objects between two tags."""
 
-    def call() -> Reading[None]:
-        yield from source.expect("<tool_call>")
-        yield from source.skip_spaces()
-        yield from call_object(source)
-        yield from source.skip_spaces()
-        yield from source.skip("</tool_call>")
+    def call(source: Source) -> Reading[None]:
+        yield from source.skip(OPENING)
+        yield from source.skip_spaces("[,")
+        yield from _object(source, (CLOSING, OPENING))
 
-    while (yield from source.until("<tool_call>")):
-        yield from source.call(call())
+    yield from in_tags(source, (OPENING,), call)
 
 
 def llama3_json(source: Source) -> Reading[None]:
@@ -28,11 +51,11 @@ def llama3_json(source: Source) -> Reading[None]:
 
     def call() -> Reading[None]:
         yield from source.skip("<|python_tag|>")
-        yield from source.skip_spaces()
-        yield from call_object(source, is_bare=True)
+        yield from _object(source, ("<|python_tag|>",), is_bare=True)
 
     while (yield from source.until("<|python_tag|>", "{")):
-        yield from source.call(call())
+        if (yield from source.call(call())):
+            yield from source.skip_brackets("}")
 
 
 def json_list(source: Source) -> Reading[None]:
@@ -40,22 +63,7 @@ def json_list(source: Source) -> Reading[None]:
 
     What cannot be read on is text.
     """
-
-    def call() -> Reading[None]:
-        yield from source.skip_spaces()
-        yield from call_object(source)
-
-    def item(begins: str) -> Reading[None]:
-        yield from source.skip_spaces()
-        yield from source.expect(begins)
-        yield from call()
-
-    begins = "["
-    while (yield from source.call(item(begins))):
-        begins = ","
-        yield from source.skip_spaces()
-        if (yield from source.skip("]")):
-            break
+    yield from _list(source, "")
     yield from source.until()
 
 
@@ -68,37 +76,84 @@ def mistral(source: Source) -> Reading[None]:
     def call() -> Reading[None]:
         yield from source.expect(MISTRAL)
         yield from source.skip_spaces()
-        if (name := (yield from source.match(NAME))) is None:
-            raise Malformed
-        function = source.take(name.end())
-        if (yield from source.skip("[CALL_ID]")) and (own_id := (yield from source.match(NAME))):
-            source.take(own_id.end())
+        function = yield from source.match(NAME)
+        if (yield from source.skip("[CALL_ID]")):
+            yield from source.match(NAME)
         yield from source.skip("[ARGS]")
         if (yield from source.skip_spaces()) != "{":
             raise Malformed
         yield source.begin(function)
-        yield from value(source, is_sent=True)
-
-    def of_list(begins: tuple[str, ...]) -> Reading[None]:
-        for text in begins:
-            yield from source.expect(text)
-            yield from source.skip_spaces()
-        yield from call_object(source)
+        yield from value(source, (MISTRAL,))
+        source.is_whole = True
 
     while (yield from source.until(MISTRAL)):
-        if not (yield from _is_list(source)):
-            yield from source.call(call())
-            continue
-        begins: tuple[str, ...] = (MISTRAL, "[")
-        while (yield from source.call(of_list(begins))):
-            begins = (",",)
+        if (yield from source.starts_with("[", after_spaces=len(MISTRAL))):
+            yield from _list(source, MISTRAL)
+        elif (yield from source.call(call())):
+            yield from source.skip_brackets("}")
+
+
+def _list(source: Source, marker: str) -> Reading[None]:
+    """Calls in a list behind a marker. It ends where no other item can be read."""
+
+    def item(beginnings: tuple[str, ...]) -> Reading[None]:
+        for text in beginnings:
             yield from source.skip_spaces()
-            if (yield from source.skip("]")):
-                break
+            yield from source.skip(text) if text == "," else source.expect(text)
+        yield from _object(source, (MISTRAL,))
+
+    beginnings = (marker, "[") if marker else ("[",)
+    while (yield from source.call(item(beginnings))):
+        beginnings = (",",)
+        yield from source.skip_brackets("}")
+        yield from source.skip_spaces()
+        if (yield from source.skip("]")):
+            break
 
 
-def _is_list(source: Source) -> Reading[bool]:
-    """Does a list stand behind the marker?"""
-    while not (behind := source.rest[len(MISTRAL) :].lstrip()) and not source.ended:
-        yield None
-    return behind.startswith("[")
+def _object(source: Source, stops: tuple[str, ...], is_bare: bool = False) -> Reading[None]:
+    """A call. Arguments behind the name go out as they come; otherwise they wait for it.
+
+    is_bare: nothing else says that a call comes here. So an object without arguments is none, nor one that has other
+    keys, or names a function that the source does not know. Raises Malformed.
+    """
+    yield from source.skip_spaces()
+    yield from source.expect("{")
+    fields: dict[str, Any] = {}
+    while (following := (yield from source.skip_spaces(","))) != "}":
+        if following not in ("'", '"'):
+            break
+        key = json.loads((yield from collected(string(source, ":,}]", stops))))
+        if is_bare and key not in KNOWN and not source.has_begun:
+            raise Malformed
+        yield from source.skip_spaces()
+        yield from source.expect(":")
+        is_object = (yield from source.skip_spaces()) == "{"
+        if is_object and key in ARGUMENTS and "name" in fields and not source.has_begun:
+            yield source.begin(fields["name"], is_bare)
+            yield from value(source, stops, "}")
+            source.is_whole = True
+        else:
+            fields[key] = json.loads((yield from collected(value(source, stops, "}"))))
+    if following == "}":
+        source.take(1)
+    elif not source.has_begun:
+        raise Malformed
+    if not source.has_begun:
+        given = [fields[key] for key in ARGUMENTS if key in fields]
+        if is_bare and not given:
+            raise Malformed
+        yield source.begin(fields.get("name"), is_bare)
+        yield Event("arguments", _as_object(given[0] if given else {}))
+        source.is_whole = True
+
+
+def _as_object(arguments: Any) -> str:
+    """As JSON text. Some models write the text of an object instead of the object."""
+    if isinstance(arguments, str):
+        try:
+            found = loads(arguments)
+        except ValueError:
+            found = None
+        arguments = found if isinstance(found, dict) else arguments
+    return json.dumps({} if arguments is None else arguments, ensure_ascii=False)

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -57,7 +57,7 @@ IDS = string.ascii_letters + string.digits
 
 
 class ToolCall(NamedTuple):
-    """arguments: a JSON text, as the model wrote it."""
+    """arguments: JSON, or its beginning where the answer ends within the call."""
 
     name: str
     arguments: str
@@ -103,7 +103,7 @@ def _reads(format_name: str, written: str) -> bool:
 
 
 def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any] = ()) -> Parsed:
-    """A whole answer's calls. What is no call, or a broken one, is content.
+    """A whole answer's calls, as a stream of one piece has them; what is no call is content.
 
     format_name: one of FORMATS. tools: as OpenAI's API describes them; where a format has no types, their schemas say
     what is a number and what a text.
@@ -112,60 +112,49 @@ def parse_tool_calls(text: str, format_name: str = "hermes", tools: Iterable[Any
     return parsed([*stream.feed(text), *stream.end()])
 
 
-def parsed(events: Iterable[Event], keep_cut: bool = False) -> Parsed:
-    """keep_cut: a call within which the answer ends is one, with the arguments that there are; else it is content."""
-    content, calls, name, arguments = "", [], "", ""
+def parsed(events: Iterable[Event]) -> Parsed:
+    """What events add up to. A call within which the answer ends has the beginning of its arguments."""
+    content, calls = "", []
     for event in events:
-        if event.kind == "cut" and keep_cut:
-            calls.append(ToolCall(name, arguments))
-        elif event.kind in ("text", "cut", "broken"):
+        if event.kind == "text":
             content += event.text
         elif event.kind == "begin":
-            name, arguments = event.text, ""
+            calls.append(ToolCall(event.text, ""))
         elif event.kind == "arguments":
-            arguments += event.text
-        elif event.kind == "end":
-            calls.append(ToolCall(name, arguments))
+            name, arguments = calls.pop()
+            calls.append(ToolCall(name, arguments + event.text))
     return Parsed(content or (None if calls else ""), calls)
 
 
 class ToolCallStream:
-    """An answer's events (source.py) as its text comes. White space, and ";", alone beside calls is nobody's content.
-
-    num_calls: of those that have begun.
-    """
+    """An answer's events (source.py) as its text comes. White space, and ";", alone beside calls is nobody's."""
 
     def __init__(self, format_name: str = "hermes", tools: Iterable[Any] = ()) -> None:
         check_choice("the format of tool calls", format_name, READERS)
         self._source = Source(functions_of(tools))
         self._events = READERS[format_name](self._source)
-        self._blank: list[str] = []  # text since the last call, as long as it is nobody's content
-        self._is_blank = True
-        self.num_calls = 0
+        self._blank: list[Event] = []  # text since the last call, as long as it is nobody's content
+        self._is_blank, self._has_called = True, False
 
-    def feed(self, text: str) -> list[Event]:
-        self._source.rest += text
-        return list(self._read())
-
-    def end(self) -> list[Event]:
-        """The last events: nothing more will come."""
-        self._source.ended = True
-        events = list(self._read())
-        return events if self.num_calls or not self._blank else [*events, Event("text", "".join(self._blank))]
-
-    def _read(self) -> Iterator[Event]:
-        while (event := next(self._events, None)) is not None:
+    def feed(self, text: str, has_ended: bool = False) -> list[Event]:
+        events: list[Event] = []
+        for event in self._source.feed(self._events, text, has_ended):
             if event.kind == "text":
-                self._blank.append(event.text)
+                self._blank.append(event)
                 self._is_blank = self._is_blank and not event.text.strip(" \t\r\n;")
                 if not self._is_blank:
-                    yield Event("text", "".join(self._blank))
+                    events += self._blank
                     self._blank = []
                 continue
             if event.kind == "begin":
-                self._blank, self._is_blank = [], True
-                self.num_calls += 1
-            yield event
+                self._blank, self._is_blank, self._has_called = [], True, True
+            events.append(event)
+        return events
+
+    def end(self) -> list[Event]:
+        """The last events: nothing more will come."""
+        events = self.feed("", has_ended=True)
+        return events if self._has_called else events + self._blank
 
 
 def functions_of(tools: Iterable[Any]) -> dict[str, dict[str, Any]]:

@@ -1,69 +1,59 @@
 """Calls as a list in Python, [f(a=1), g()]: Llama 3.2's and Llama 4's."""
 
-import ast
 import json
 import re
-from typing import Any
 
+from nanovllm.features.tool_calls.json_values import collected, value
 from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-SIGNIFICANT = re.compile(r"[\\'\"()\[\]{}]")
 START, END = "<|python_start|>", "<|python_end|>"
 
 
 def pythonic(source: Source) -> Reading[None]:
-    """A list at the answer's beginning, perhaps between two tags. What is behind it, or no call, is text."""
-    begins: tuple[str, ...] = (START, "[")
-    while (yield from source.call(_call(source, begins))):
-        begins = (",",)
+    """Lists at the answer's beginning, perhaps between two tags. What is behind them, or no call, is text."""
+    beginnings: tuple[str, ...] = (START, "[")
+    while (yield from source.call(_call(source, beginnings))):
+        beginnings = (",",)
+        yield from source.skip_brackets(")")
         yield from source.skip_spaces()
         if (yield from source.skip("]")):
             yield from source.skip_spaces()
             yield from source.skip(END)
-            break
+            if not (yield from source.starts_with("[", after_spaces=0)):
+                break
+            beginnings = ("[",)
     yield from source.until()
 
 
-def _call(source: Source, begins: tuple[str, ...]) -> Reading[None]:
-    """A call, whole: only then is it known whether its arguments are values."""
-    yield from source.skip_spaces()
-    for text in begins:
-        yield from source.skip(text) if text == START else source.expect(text)
+def _call(source: Source, beginnings: tuple[str, ...]) -> Reading[None]:
+    """Values are read as JSON's are. A call begins where an argument with a name does, or none follows."""
+    for text in beginnings:
         yield from source.skip_spaces()
-    if (found := (yield from source.match(NAME))) is None:
-        raise Malformed
-    name = source.take(found.end())
-    if (yield from source.skip_spaces()) != "(":
-        raise Malformed
-    text = yield from _to_last_bracket(source)
-    try:
-        call: Any = ast.parse(f"f{text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        yield from source.expect(text) if text == "[" else source.skip(text)
+    yield from source.skip_spaces()
+    name = yield from source.match(NAME)
+    yield from source.skip_spaces()
+    yield from source.expect("(")
+    separator = "{"
+    while (following := (yield from source.skip_spaces(",")) or "") not in (")", "]", ""):
+        argument = yield from source.match(NAME)
+        yield from source.skip_spaces()
+        if argument and (yield from source.skip("=")):
+            if not source.has_begun:
+                yield source.begin(name, must_be_known=True)
+            yield Event("arguments", f"{separator}{json.dumps(argument)}: ")
+            yield from value(source, outer=")]")
+            separator = ", "
+        elif not source.has_begun:
             raise Malformed
-        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise Malformed from None
-    yield source.begin(name, must_be_known=True)
-    yield Event("arguments", written)
-
-
-def _to_last_bracket(source: Source) -> Reading[str]:
-    """Text from a bracket to the one that closes it."""
-    depth, quote, at = 0, "", 0
-    while True:
-        while found := SIGNIFICANT.search(source.rest, at):
-            sign, at = found[0], found.end()
-            if sign == "\\":
-                at += 1
-            elif sign in "'\"":
-                quote = "" if quote == sign else quote or sign
-            elif not quote:
-                depth += 1 if sign in "([{" else -1
-                if depth <= 0:
-                    return source.take(at)
-        if source.ended:
-            raise Malformed
-        at = max(at, len(source.rest))  # the rest has been looked through; an escaped character may not be there
-        yield None
+        elif not argument:  # a value without a name
+            yield from collected(value(source, outer=")]"))
+            yield from source.skip_spaces("}:=")
+    if following == "":
+        raise Malformed
+    if not source.has_begun:
+        yield source.begin(name, must_be_known=True)
+    yield Event("arguments", "}" if separator == ", " else "{}")
+    source.is_whole = True
+    yield from source.skip(")")

@@ -2,104 +2,67 @@
 
 import json
 import re
-from ast import literal_eval
 from typing import Any
 
-from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source
+from nanovllm.features.tool_calls.json_formats import CLOSING, OPENING, in_tags
+from nanovllm.features.tool_calls.schema_types import properties_of, typed, types_of
+from nanovllm.features.tool_calls.source import Event, Malformed, Reading, Source, changed
 
 NAME = re.compile(r"[^<>\n]+")
-ENDS = ("</parameter>", "</function>", "<parameter=")  # a tag may have been forgotten
-SAYS_TYPE = {"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
+FUNCTION, PARAMETER, END = "<function=", "<parameter=", "</function>"
+VALUE_ENDS = tuple(f"{line}{tag}" for tag in ("</parameter>", END, PARAMETER) for line in ("\n", ""))
+IN_CALL = (PARAMETER, END, CLOSING, OPENING, FUNCTION)  # what may follow a parameter
 
 
 def qwen3_coder(source: Source) -> Reading[None]:
     """The outer tags may be missing. A value is text unless the function's schema says otherwise."""
-    while (yield from source.until("<tool_call>", "<function=")):
-        yield from source.call(_call(source))
+    yield from in_tags(source, (OPENING, FUNCTION), _call)
 
 
 def _call(source: Source) -> Reading[None]:
-    yield from source.skip("<tool_call>")
+    """What stands between parameters is nobody's. Each of the tags but </parameter> ends the call, if not all of them
+    come."""
+    yield from source.skip(OPENING)
     yield from source.skip_spaces()
-    yield from source.expect("<function=")
-    name = yield from _name(source)
-    yield source.begin(name)
-    properties = properties_of(source.functions.get(name))
-    begins = "{"
-    yield from source.skip_spaces()
-    while (yield from source.skip("<parameter=")):
-        name = yield from _name(source)
-        yield Event("arguments", f"{begins}{json.dumps(name, ensure_ascii=False)}: ")
-        yield from _value(source, properties.get(name))
-        begins = ", "
-        yield from source.skip_spaces()
-    if not (yield from source.skip("</function>")) and not source.ended:
-        raise Malformed
-    yield Event("arguments", "}" if begins == ", " else "{}")
-    yield from source.skip_spaces()
-    yield from source.skip("</tool_call>")
-
-
-def _name(source: Source) -> Reading[str]:
-    if (found := (yield from source.match(NAME))) is None:
-        raise Malformed
-    name = source.take(found.end())
+    yield from source.expect(FUNCTION)
+    name = yield from source.match(NAME)
     yield from source.expect(">")
-    return name.strip()
+    yield from source.skip_spaces()
+    if not (yield from source.starts_with(*IN_CALL)) and not any(tag.startswith(source.rest) for tag in IN_CALL):
+        raise Malformed
+    name = name.strip()
+    yield source.begin(name)
+    schema = source.functions.get(name)
+    properties = properties_of(schema)
+    separator = "{"
+    while (tag := (yield from changed(source.until(*IN_CALL), lambda _: None))) == PARAMETER:
+        source.take(len(PARAMETER))
+        parameter = (yield from source.match(NAME)).strip()
+        if parameter and (yield from source.skip(">")):
+            yield Event("arguments", f"{separator}{json.dumps(parameter, ensure_ascii=False)}: ")
+            yield from _value(source, properties.get(parameter, {}), schema)
+            separator = ", "
+    if not tag:
+        raise Malformed
+    yield Event("arguments", "}" if separator == ", " else "{}")
+    source.is_whole = True
+    source.take(len(END) if tag == END else 0)
 
 
-def _value(source: Source, schema: Any) -> Reading[None]:
+def _value(source: Source, schema: Any, root: Any) -> Reading[None]:
     """A value as JSON. A text's goes out as it comes: it may be a file of many pages."""
     yield from source.skip("\n")
-    pieces, types = source.until(*(f"\n{end}" for end in ENDS), *ENDS), types_of(schema)
-    is_text = types == {"string"}
-    if is_text:
+    pieces = source.until(closing=VALUE_ENDS)
+    if types_of(schema, root) <= {"string"}:
         yield Event("arguments", '"')
-    text, marker = "", ""
-    while not marker:
-        try:
-            event = next(pieces)
-        except StopIteration as end:
-            if not (marker := end.value):
-                raise Malformed from None
-            break
-        if event is None:
-            yield None
-        elif is_text:
-            yield Event("arguments", json.dumps(event.text, ensure_ascii=False)[1:-1])
-        else:
-            text += event.text
-    yield Event("arguments", '"' if is_text else json.dumps(_converted(text, types), ensure_ascii=False))
+        marker = yield from changed(pieces, lambda text: Event("arguments", json.dumps(text, ensure_ascii=False)[1:-1]))
+        end = '"'
+    else:
+        texts: list[str] = []
+        marker = yield from changed(pieces, texts.append)
+        end = json.dumps(typed("".join(texts), schema, root), ensure_ascii=False)
+    if not marker:
+        raise Malformed
+    yield Event("arguments", end)
     yield from source.skip("\n")
     yield from source.skip("</parameter>")
-
-
-def properties_of(schema: Any) -> dict[str, Any]:
-    """What a function's schema says of its parameters."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties if isinstance(properties, dict) else {}
-
-
-def types_of(schema: Any) -> set[str]:
-    """What a value may be. Text, where nothing is said; "any" stands for what is not looked into."""
-    if not isinstance(schema, dict) or not schema.keys() & SAYS_TYPE:
-        return {"string"}
-    given = schema.get("type")
-    types = {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
-    for parts in (schema.get("anyOf"), schema.get("oneOf")):
-        for part in parts if isinstance(parts, list) else ():
-            types |= types_of(part)
-    return types or {"any"}
-
-
-def _converted(text: str, types: set[str]) -> Any:
-    if types == {"string", "null"}:
-        return None if text.strip() == "null" else text
-    for read in (json.loads, literal_eval):
-        try:
-            found = read(text.strip())
-            json.dumps(found, allow_nan=False)
-            return found
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-    return text

@@ -15,7 +15,7 @@ from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.job import Call, Form, Steps
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Events, Put, error_of, json_response, read_body, unless_gone
-from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks, response_body
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.request import UnknownModel, check_answers
 
@@ -82,8 +82,7 @@ class Api:
         ordered = [outputs[made.request_id] for made in job.requests]
 
         def respond() -> Response:
-            body = response_body(job.answer_id, job.form.url, job.model, job.shown, ordered)
-            return json_response(job.form.whole(body), headers=job.headers)
+            return json_response(job.form.whole(job, ordered), headers=job.headers)
 
         return await self.llm.prepare(respond)  # logprobs can be many
 

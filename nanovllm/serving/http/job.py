@@ -14,6 +14,7 @@ from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.access import check_request_id
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
+from nanovllm.serving.openai.answer import response_body
 from nanovllm.serving.openai.fields import STREAM_OPTIONS, warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.request import MAX_SAMPLES, translate
 from nanovllm.serving.openai.shown import Shown
@@ -24,8 +25,10 @@ Steps = AsyncGenerator[list[RequestOutput], None]
 class Form:
     """What an endpoint makes of a body, and of the answer: here both stay as they are.
 
-    unknown: fields that were left out, as a warning names them.
+    unknown: fields that were left out, as a warning names them. by_text: whose logprobs a chunk has (Shown).
     """
+
+    by_text = False
 
     def __init__(self, url: str, body: dict[str, Any], unknown: Iterable[str] = ()) -> None:
         self.url, self.body, self.unknown = url, body, unknown
@@ -33,8 +36,9 @@ class Form:
     def made(self, job: "Job") -> None:
         """The job is made; called, as whole(), in a thread beside the event loop."""
 
-    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        return answer
+    def whole(self, job: "Job", outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The answer as one body. outputs: the last of each request."""
+        return response_body(job.answer_id, self.url, job.model, job.shown, outputs)
 
     def begin(self) -> str:
         """What a stream begins with."""
@@ -82,7 +86,6 @@ class Job:
             raise ValueError("stream_options needs stream: true")
         self.stream_options, more = without_unknown(given, STREAM_OPTIONS)
         unknown = [*form.unknown, *unknown, *(f"stream_options: {name}" for name in more)]
-        self.headers = warning_headers(warning_of(unknown))
         if self.stream and body.get("prompt_logprobs") is not None:
             raise ValueError("prompt_logprobs are not available in a stream; leave out stream, or ask with echo")
         if "chat_template" in body:
@@ -93,7 +96,10 @@ class Job:
         most = min(MAX_SAMPLES, llm.max_waiting or MAX_SAMPLES), options.max_logprobs
         translated = translate(llm.llm, url, body, names, *most, options.parsers)
         prompts, params, self.model, adapter, reading = translated
-        how: dict[str, Any] = dict(ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading)
+        self.headers = warning_headers(warning_of([*unknown, *reading.left_out]))
+        how: dict[str, Any] = dict(
+            ids_as_tokens=options.return_tokens_as_token_ids, has_nulls=True, reading=reading, by_text=form.by_text
+        )
         self.form, self.shown = form, Shown.of(llm.llm.get_tokenizer(), url, body, params, **how)
         self.requests = []
         for place, prompt in enumerate(prompts):  # the page knows its card by the id

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nanovllm.outputs import RequestOutput
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.job import Call, Form, Job
 from nanovllm.serving.http.recording import Recording
 from nanovllm.serving.http.responses import Events, Refused, error_of, event, json_response, read_body
+from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
 from nanovllm.serving.openai.responses.items import add_items
@@ -34,6 +36,7 @@ class ResponseForm(Form):
     """A body of the responses API as one of a chat, and the chat's answer as a response, which is kept if it may be."""
 
     response: GrowingResponse
+    by_text = True
 
     def __init__(self, body: dict[str, Any], store: ResponseStore) -> None:
         """Raises ValueError, and Refused for an answer that is not kept."""
@@ -58,10 +61,12 @@ class ResponseForm(Form):
         if self.asked.background:
             self.keep("queued")
 
-    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self.response.add(answer["choices"][0])
-        self.response.end(answer["usage"])
-        self.keep()
+    def whole(self, job: Job, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """What a stream of one piece adds up to."""
+        chunks = Chunks(job.answer_id, CHAT, job.model, job.shown, include_usage=True)
+        for chunk in (*chunks.of(0, outputs[0]), *chunks.last()):
+            self.chunk(chunk)
+        self.end()
         return self.response.body
 
     def begin(self) -> str:

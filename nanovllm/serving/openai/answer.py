@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanovllm import CompletionOutput, RequestOutput
-from nanovllm.serving.openai.reading import Reader, finish_reason
+from nanovllm.features.logprobs.token_ends import TokenEnds
+from nanovllm.serving.openai.reading import Reader, Said, finish_reason
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, Shown
 
 
@@ -94,6 +95,7 @@ class Chunks:
         self._num_read: dict[int, int] = {}  # choice -> characters
         self._num_sent: dict[int, int] = {}  # choice -> tokens
         self._readers: dict[int, Reader] = {}  # of choices whose text is not all content
+        self._token_ends: dict[int, TokenEnds] = {}  # of choices whose logprobs go with their text
         self._ended: set[int] = set()  # choices whose last chunk has been sent
         self._outputs: dict[int, RequestOutput] = {}  # by the place of their prompt
 
@@ -113,32 +115,49 @@ class Chunks:
             if not is_new and sample.finish_reason is None:
                 continue
             if self.url == CHAT and num_tokens is None:
-                news = [{"role": "assistant"} | new for new in news[:1] or [{}]] + news[1:]
-            name = "delta" if self.url == CHAT else "text"
+                first = news[0] if news else Said({}, 0, 0)
+                news = [first._replace(delta={"role": "assistant"} | first.delta), *news[1:]]
             sent = self.url, output, sample, num_tokens
             head = self._head if self._num_sent else self._head | self.shown.beside_first_delta(self.url, output)
             more = {"usage": usage} if self.include_usage else {}
-            *earlier, last = [{"index": index, name: new} for new in news or [{} if self.url == CHAT else ""]]
-            for choice in earlier:
-                yield head | {"choices": [choice | {"logprobs": None, "finish_reason": None}]} | more
-            beside = self.shown.beside_delta(*sent)
-            choice = last | {"logprobs": self.shown.logprobs(*sent), **_ending(sample, reason), **beside}
+            name, nothing = ("delta", {}) if self.url == CHAT else ("text", "")
+            *earlier, last = news or [Said(nothing, 0, 0)]
+            for said in earlier:
+                logprobs = self._logprobs_of(index, sample, said) if self.shown.by_text else None
+                choice = {"index": index, name: said.delta, "logprobs": logprobs, "finish_reason": None}
+                yield head | {"choices": [choice]} | more
+            by_text = self.shown.by_text
+            logprobs = self._logprobs_of(index, sample, last) if by_text else self.shown.logprobs(*sent)
+            beside = _ending(sample, reason) | self.shown.beside_delta(*sent)
+            choice = {"index": index, name: last.delta, "logprobs": logprobs} | beside
             self._num_sent[index] = len(sample.token_ids)
             yield head | {"choices": [choice]} | more
 
-    def _news(self, index: int, output: RequestOutput, sample: CompletionOutput) -> tuple[list[Any], str | None]:
+    def _news(self, index: int, output: RequestOutput, sample: CompletionOutput) -> tuple[list[Said], str | None]:
         """What has come since the last time, each piece a delta's fields or a text; why the sample has ended."""
         is_first, reading = index not in self._num_read, self.shown.reading
-        text, before = sample.text[self._num_read.get(index, 0) :], self.shown.before_text(output) if is_first else ""
+        start = self._num_read.get(index, 0)
+        text, before = sample.text[start:], self.shown.before_text(output) if is_first else ""
         self._num_read[index] = len(sample.text)
         if self.url != CHAT:
-            return [before + text] if before + text else [], sample.finish_reason
+            return [Said(before + text, 0, 0)] if before + text else [], sample.finish_reason
         if reading.is_plain:
             is_shown = before + text or sample.finish_reason
-            return [{"content": before + text}] if is_shown else [], sample.finish_reason
+            alone = Said({"content": before + text}, start, start + len(text))
+            return [alone] if is_shown else [], sample.finish_reason
         reader = self._readers.setdefault(index, Reader(reading))
-        deltas = [{"content": before}] * bool(before) + reader.deltas(text, sample.finished())
-        return deltas, finish_reason(reading, sample, reader.num_whole > 0)
+        said = [Said({"content": before}, 0, 0)] * bool(before) + reader.read(text, sample.finished())
+        if not self.shown.by_text:  # the piece without text is there for its tokens
+            said = [each for each in said if each.delta.get("content") != ""]
+        return said, finish_reason(reading, sample, reader.has_called)
+
+    def _logprobs_of(self, index: int, sample: CompletionOutput, said: Said) -> dict[str, Any] | None:
+        """Those of the tokens that this piece of content is made of."""
+        if self.shown.num_logprobs is None or "content" not in said.delta:
+            return None
+        ends = self._token_ends.setdefault(index, TokenEnds(self.shown.tokenizer, self.shown.params))
+        ends.grow(sample.token_ids, len(sample.text) if sample.finished() else None)
+        return self.shown.logprobs_at(sample, ends.take(said.start, said.end))
 
     def last(self) -> Iterator[dict[str, Any]]:
         if self.include_usage:

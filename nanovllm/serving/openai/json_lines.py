@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 16_000_000
+MAX_NESTING = 100  # levels of a line
 MAX_MESSAGE_CHARS = 2_000  # an error may quote what it found, and that may be megabytes
 LEAST_LOGPROB = -9999.0  # OpenAI's and vLLM's "never"; JSON has no infinity
 # Never a line's doing. sqlite3.Error: the file in which the ids are kept is lost.
@@ -55,14 +56,24 @@ def read_lines(path: Path, offset: int = 0, number: int = 0) -> Iterator[tuple[i
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Raises ValueError, also for what is nested so deeply that it could be read here and written nowhere."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"a line must be a JSON object, found {type(value).__name__}")
+    if raw.count(b"{") + raw.count(b"[") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
+        raise ValueError(f"a line may have {MAX_NESTING} levels of objects and lists, found more")
     return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        inside = (inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer))
+        level = [inner for inner in inside if isinstance(inner, dict | list)]
+    return bool(level)
 
 
 def to_json(record: dict[str, Any]) -> str:

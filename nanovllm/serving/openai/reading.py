@@ -1,11 +1,11 @@
 """How a chat's answer is read: reasoning, calls of tools and content, whole and as it comes."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from nanovllm import CompletionOutput
 from nanovllm.features.reasoning.think import Reasoning
-from nanovllm.features.tool_calls.parse import ToolCallStream, call_id, parsed
+from nanovllm.features.tool_calls.parse import ToolCallStream, call_id
 from nanovllm.features.tool_calls.source import Event, Source
 
 Delta = dict[str, Any]
@@ -38,6 +38,7 @@ class Reading:
     shows_reasoning    or is it left out?
     several            calls; otherwise those after the first are left out
     ends_with_calls    is "tool_calls" the reason for which an answer with calls ends?
+    left_out           of what was asked for, as a warning names it
     """
 
     format: str = ""
@@ -47,86 +48,108 @@ class Reading:
     shows_reasoning: bool = True
     several: bool = True
     ends_with_calls: bool = True
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
         return not self.format and self.reasoning is None
 
     def message(self, text: str, has_nulls: bool = False) -> tuple[dict[str, Any], bool]:
-        """The fields of a whole answer's message beside its role, and whether it has a whole call.
+        """The fields of a whole answer's message beside its role, and whether its last call, if it has one, is whole.
 
-        A call within which the answer ends is there as far as it goes, as in a stream, which has sent it by then.
+        It is what the deltas of a stream add up to.
         """
         reader = Reader(self)
-        events = reader.events(text, has_ended=True)
-        thought = "".join(event.text for event in events if event.kind == "reasoning") or None
-        answer = parsed((event for event in events if event.kind != "reasoning"), keep_cut=True)
-        content = answer.content or (None if thought or answer.tool_calls else "")
-        fields: dict[str, Any] = {"content": content, "refusal": None}
-        if answer.tool_calls:
-            calls = answer.tool_calls if self.several else answer.tool_calls[:1]
-            fields["tool_calls"] = [
-                {"id": call_id(self.ids), "type": "function", "function": call._asdict()} for call in calls
-            ]
-        thought = thought if self.shows_reasoning else None
+        content, thought, calls = "", "", []
+        for delta, _, _ in reader.read(text, has_ended=True):
+            content += delta.get("content", "")
+            thought += delta.get("reasoning", "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    calls.append({name: value for name, value in call.items() if name != "index"})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        is_empty = not (reader.has_thought or calls)
+        fields: dict[str, Any] = {"content": content or ("" if is_empty else None), "refusal": None}
+        if calls:
+            fields["tool_calls"] = calls
         if thought or has_nulls:
-            fields |= {"reasoning": thought, "reasoning_content": thought}
-        return fields, any(event.kind == "end" for event in events)
+            fields |= {"reasoning": thought or None, "reasoning_content": thought or None}
+        return fields, reader.has_called
 
 
 PLAIN = Reading()
 
 
-class Reader:
-    """An answer that comes in pieces.
+class Said(NamedTuple):
+    """delta: of a chat; of a completion its text. start, end: where in the answer's text its content is."""
 
-    num_calls: that have begun. num_whole: that have ended.
+    delta: Any
+    start: int
+    end: int
+
+
+class Reader:
+    """An answer that comes in pieces, or in one.
+
+    has_thought: there is reasoning, shown or not. has_called: there is a whole call.
     """
 
     def __init__(self, reading: Reading) -> None:
         self.reading, self._source = reading, Source()
-        self._reasoning = None if reading.reasoning is None else reading.reasoning.read(self._source)
+        reasoning = reading.reasoning
+        self._parts = self._source.until() if reasoning is None else reasoning.read(self._source)
         self._calls = ToolCallStream(reading.format, reading.tools) if reading.format else None
-        self.num_calls = self.num_whole = 0
+        self._calls_at: int | None = None  # where the text begins that calls are looked for in
+        self._text_end: int | None = None  # of the text that was the last to come
+        self._num_calls = 0  # that have begun
+        self.has_thought = self.has_called = False
+
+    def read(self, text: str, has_ended: bool) -> list[Said]:
+        """What is new, as OpenAI's chunks say it; behind the last piece, what the end of the answer brings."""
+        said = []
+        for event in self.events(text, has_ended):
+            if event.kind == "text":
+                self._text_end = event.at + len(event.text)
+                said.append(Said({"content": event.text}, event.at, self._text_end))
+            elif delta := self._delta(event):
+                self._text_end = None
+                said.append(Said(delta, 0, 0))
+        if has_ended and self._text_end is not None:  # with the tokens that have ended it
+            said.append(Said({"content": ""}, self._text_end, self._text_end))
+        return said
 
     def events(self, text: str, has_ended: bool) -> list[Event]:
-        found = self._split(text, has_ended)
+        found = self._source.feed(self._parts, text, has_ended)
         if self._calls is None:
             return found
         events: list[Event] = []
         for event in found:
-            events += self._calls.feed(event.text) if event.kind == "text" else [event]
-        return events + (self._calls.end() if has_ended else [])
+            if event.kind == "text":
+                self._calls_at = event.at if self._calls_at is None else self._calls_at
+                events += self._placed(self._calls.feed(event.text))
+            else:
+                events.append(event)
+        return events + (self._placed(self._calls.end()) if has_ended else [])
 
-    def _split(self, text: str, has_ended: bool) -> list[Event]:
-        if self._reasoning is None:
-            return [Event("text", text)] if text else []
-        self._source.rest += text
-        self._source.ended = has_ended
-        events = []
-        while (event := next(self._reasoning, None)) is not None:
-            events.append(event)
-        return events
-
-    def deltas(self, text: str, has_ended: bool) -> list[Delta]:
-        """What is new, as OpenAI's chunks say it."""
-        deltas = (self._delta(event) for event in self.events(text, has_ended))
-        return [delta for delta in deltas if delta]
+    def _placed(self, events: list[Event]) -> list[Event]:
+        return [replace(event, at=event.at + (self._calls_at or 0)) for event in events]
 
     def _delta(self, event: Event) -> Delta:
-        if event.kind == "text":
-            return {"content": event.text}
         if event.kind == "reasoning":
+            self.has_thought = True
             return {"reasoning": event.text, "reasoning_content": event.text} if self.reading.shows_reasoning else {}
-        self.num_calls += event.kind == "begin"
-        self.num_whole += event.kind == "end"
-        if event.kind not in ("begin", "arguments") or (self.num_calls > 1 and not self.reading.several):
+        self._num_calls += event.kind == "begin"
+        if self._num_calls > 1 and not self.reading.several:
             return {}
-        call: dict[str, Any] = {"index": self.num_calls - 1}
+        self.has_called |= event.kind == "end"
+        call: dict[str, Any] = {"index": self._num_calls - 1}
         if event.kind == "begin":
-            call |= {"id": call_id(self.reading.ids), "type": "function"}
-        function = {"name": event.text, "arguments": ""} if event.kind == "begin" else {"arguments": event.text}
-        return {"tool_calls": [call | {"function": function}]}
+            head = {"id": call_id(self.reading.ids), "type": "function"}
+            return {"tool_calls": [call | head | {"function": {"name": event.text, "arguments": ""}}]}
+        if event.kind == "arguments":
+            return {"tool_calls": [call | {"function": {"arguments": event.text}}]}
+        return {}
 
 
 def finish_reason(reading: Reading, sample: CompletionOutput, has_calls: bool) -> str | None:

@@ -16,7 +16,7 @@ from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.request import Request
 from nanovllm.serving.openai.reading import PLAIN, Parsers, Reading
 from nanovllm.serving.openai.shown import CHAT, COMPLETIONS, SWITCHES, scoring
-from nanovllm.serving.openai.tools import Tools
+from nanovllm.serving.openai.tools import Tools, functions_of
 
 if TYPE_CHECKING:
     from nanovllm.features.lora.adapter import Adapter
@@ -114,8 +114,7 @@ def _chat(
         format_name = format_of(template, tokenizer.special_tokens_map)
     reasoning = Reasoning.of(parsers.reasoning, template, prompt.begun)
     asked = given["structured_outputs"]
-    fitting = tools.fit(format_name, asked)
-    form = tools.format(format_name, is_ours=fitting is not asked)
+    fitting, form = tools.fit(format_name, asked)
     if fitting is not None and reasoning is not None and fitting.reasoning is None:
         fitting = replace(fitting, reasoning=("" if reasoning.is_open else reasoning.opening, reasoning.closing))
     given["structured_outputs"] = fitting
@@ -124,13 +123,22 @@ def _chat(
         given["skip_special_tokens"] = False  # the text has to show them
     named = tools.choice == "function"
     return [prompt], Reading(
-        form, format_name, tools.given, reasoning, shows_reasoning, tools.several or named, not named
+        format=form,
+        ids=format_name,
+        tools=tools.given,
+        reasoning=reasoning,
+        shows_reasoning=shows_reasoning,
+        several=tools.several or named,
+        ends_with_calls=not named,
+        left_out=tools.left_out + (tools.not_held(format_name) if asked is None else ()),
     )
 
 
 def chat_options(body: dict[str, Any], parsers: Parsers) -> dict[str, Any]:
     """A body's options of a chat. The server's template_kwargs yield to reasoning_effort and the body's own."""
     options = {name: body[name] for name in OPTIONS_OF_BODY if name in body}
+    if isinstance(options.get("tools"), list):
+        options["tools"] = functions_of(options["tools"])
     options["chat_template_content_format"] = parsers.content_format
     kwargs, own = parsers.template_kwargs | _thinking(body), body.get("chat_template_kwargs", {})
     if kwargs and isinstance(own, dict):  # otherwise the template's check says what is wrong

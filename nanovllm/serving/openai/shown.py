@@ -4,7 +4,7 @@ A text is scored by a completion with echo, logprobs and max_tokens 0: it answer
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
@@ -75,6 +75,8 @@ class Shown:
     ids_as_tokens     tokens beside logprobs are shown as "token_id:17"
     has_nulls         a field that nobody asked for is there, and null: clients of vLLM's server look for it
     reading           of a chat's answer: reasoning, calls of tools and content
+    params            with which it was made
+    by_text           in a chat's stream each piece of content has the logprobs of its own tokens, and all else has none
     """
 
     tokenizer: Any = None
@@ -88,6 +90,8 @@ class Shown:
     ids_as_tokens: bool = False
     has_nulls: bool = False
     reading: Reading = PLAIN
+    params: SamplingParams = field(default_factory=SamplingParams)
+    by_text: bool = False
 
     @classmethod
     def of(
@@ -99,6 +103,7 @@ class Shown:
         ids_as_tokens: bool = False,
         has_nulls: bool = False,
         reading: Reading = PLAIN,
+        by_text: bool = False,
     ) -> "Shown":
         """params: what the body was translated to. ids_as_tokens: where the body does not say."""
         named, of_prompt = params.logprob_token_ids, body.get("prompt_logprobs")
@@ -118,12 +123,14 @@ class Shown:
             body.get("return_tokens_as_token_ids", ids_as_tokens),
             has_nulls,
             reading,
+            params,
+            by_text,
         )
 
     @property
     def each_token(self) -> bool:
         """Does a stream have something to say of a token that gave no text?"""
-        return self.num_logprobs is not None or self.token_ids
+        return (self.num_logprobs is not None and not self.by_text) or self.token_ids
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
         reasoning = self.reading.reasoning
@@ -191,9 +198,9 @@ class Shown:
         """Those of a choice: all, or in a stream of the tokens after the first num_sent (None: nothing is sent yet)."""
         if self.num_logprobs is None:
             return None
-        rows: Rows = list(zip(sample.token_ids, sample.logprobs or [], strict=True))
         if url == CHAT:
-            return {"content": [self._entry_of_chat(*row) for row in rows[num_sent or 0 :]]}
+            return self.logprobs_at(sample, range(num_sent or 0, len(sample.token_ids)))
+        rows: Rows = list(zip(sample.token_ids, sample.logprobs or [], strict=True))
         first = num_sent or 0
         known = token_bytes(self.tokenizer)
         before = self.before_text(output)
@@ -210,6 +217,11 @@ class Shown:
             "top_logprobs": [entries and self._named_logprobs(token_id, entries) for token_id, entries in rows],
             "text_offset": offsets,
         }
+
+    def logprobs_at(self, sample: CompletionOutput, places: range) -> dict[str, Any]:
+        """Those of a chat's choice: of its tokens at these places."""
+        assert sample.logprobs is not None  # they were asked for
+        return {"content": [self._entry_of_chat(sample.token_ids[at], sample.logprobs[at]) for at in places]}
 
     def _named_logprobs(self, token_id: int, entries: dict[int, Logprob]) -> dict[str, float]:
         """The chosen token first. Each has a key of its own, also where two look alike."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanovllm.checks.values import shorten
 from nanovllm.features.grammar.params import StructuredOutputsParams
-from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call
+from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 
 MAX_TOOLS, MAX_NAME = 1024, 256
 
@@ -15,6 +15,7 @@ class Tools:
     """given: the tools, as templates take them. choice: "auto", "required", "none" or "function".
 
     functions: those that may be called, name -> schema. strict: those whose schemas hold in any case. several: calls.
+    left_out: tools of other types, as a warning names them.
     """
 
     given: list[dict[str, Any]] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Tools:
     functions: dict[str, Any] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
     several: bool = True
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> "Tools":
@@ -31,7 +33,9 @@ class Tools:
             raise ValueError(f"parallel_tool_calls must be true or false, found {shorten(several)}")
         if not isinstance(given, list) or len(given) > MAX_TOOLS:
             raise ValueError(f"tools must be a list of at most {MAX_TOOLS} functions, found {shorten(given)}")
-        functions = dict(_function(tool, index) for index, tool in enumerate(given))
+        left_out = names_of_others(given)
+        functions = dict(_function(tool, index) for index, tool in enumerate(given) if not is_other(tool))
+        given = functions_of(given)
         strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
         if isinstance(choice, dict):
             name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
@@ -40,43 +44,62 @@ class Tools:
                 raise ValueError(f"tool_choice, as an object, must be {known}, found {shorten(choice)}")
             if name not in functions:
                 raise ValueError(f"tool_choice names {shorten(name)}, and tools have {shorten(list(functions))}")
-            return cls(given, "function", {name: functions[name]}, strict, False)
+            return cls(given, "function", {name: functions[name]}, strict, False, left_out)
         choice = ("auto" if given else "none") if choice is None else choice
         if choice not in ("auto", "required", "none"):
             raise ValueError(f"tool_choice must be auto, required, none or an object, found {shorten(choice)}")
         if choice == "required" and not given:
             raise ValueError("tool_choice is 'required', and there are no tools: give tools, or leave it out")
-        return cls(given, choice if given else "none", functions, strict, several)
+        return cls(given, choice if given else "none", functions, strict, several, left_out)
 
     @property
     def are_forced(self) -> bool:
         return self.choice in ("required", "function")
 
-    def format(self, format_name: str, is_ours: bool) -> str:
-        """In what form the answer's calls are; "": none are read. is_ours: fit() has said what they have to fit."""
-        if self.choice == "none":
-            return ""
-        return forced_format(format_name) if is_ours else format_name
+    def not_held(self, format_name: str) -> tuple[str, ...]:
+        """Of strict functions' schemas, what a call that nothing forces need not fit, as a warning names it."""
+        is_free = self.choice == "auto" and self.strict
+        return not_held(format_name, self.functions, self.strict) if is_free else ()
 
-    def fit(self, format_name: str, asked: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-        """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone.
+    def fit(
+        self, format_name: str, asked: StructuredOutputsParams | None
+    ) -> tuple[StructuredOutputsParams | None, str]:
+        """What the answer has to fit: calls, calls or the form that the body asks for, or that form alone; and in what
+        format its calls are, "" if none are read.
 
         Raises ValueError.
         """
         if self.choice == "none":
-            return asked
+            return asked, ""
         if self.are_forced:
             if asked is not None:
                 other = "response_format or structured_outputs for another form"
                 raise ValueError(f"tool_choice {self.choice!r} asks for calls, and {other}: 'auto' allows both")
-            return _fitting(must_call(format_name, self.functions, self.several))
+            return _fitting(must_call(format_name, self.functions, self.several)), forced_format(format_name)
         if asked is None:
             strict = may_call(format_name, self.functions, self.strict, self.several) if self.strict else None
-            return None if strict is None else _fitting(strict)
+            return None if strict is None else _fitting(strict), format_name
         if asked.json is None and not asked.json_object:
-            return asked
+            return asked, format_name
         answer = {"type": "json_schema", "json_schema": asked.json or {"type": "object"}}
-        return _fitting({"type": "or", "elements": [answer, must_call(format_name, self.functions, self.several)]})
+        calls = must_call(format_name, self.functions, self.several)
+        return _fitting({"type": "or", "elements": [answer, calls]}), forced_format(format_name)
+
+
+def is_other(tool: Any) -> bool:
+    """Is it a tool that a server runs, or that takes free text? Agents offer these to all models alike."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind != "function"
+
+
+def functions_of(tools: list[Any]) -> list[Any]:
+    """Without those: they are left out."""
+    return [tool for tool in tools if not is_other(tool)]
+
+
+def names_of_others(tools: list[Any]) -> tuple[str, ...]:
+    """As a warning shows what was left out."""
+    return tuple(f"tools[{place}] of type {tool['type'][:40]!a}" for place, tool in enumerate(tools) if is_other(tool))
 
 
 def _fitting(form: dict[str, Any]) -> StructuredOutputsParams:

@@ -199,7 +199,13 @@ def test_what_is_asked(checkpoint, llm):
     eight = make(checkpoint("qwen3"), hf_overrides={"is_matryoshka": True}, pooler_config=PoolerConfig(dimensions=8))
     assert len(eight.embed("x")[0].outputs.embedding) == 8
     expect('hf_overrides={"is_matryoshka": true}', make, checkpoint("qwen3"), pooler_config={"dimensions": 8})
+    assert vector(llm.embed(TEXTS[0], pooling_params=PoolingParams(dimensions=64))[0]).tolist() == pytest.approx(
+        vector(llm.embed(TEXTS[0])[0]).tolist()
+    ), "all of them: nothing is cut"
+    whole = make(checkpoint("qwen3"), pooler_config=PoolerConfig(dimensions=64))
+    assert len(whole.embed("x")[0].outputs.embedding) == 64
     some = make(checkpoint("qwen3"), hf_overrides={"matryoshka_dimensions": [8, 16]})
+    assert len(some.embed("x", pooling_params=PoolingParams(dimensions=64))[0].outputs.embedding) == 64
     expect("dimensions must be one of [8, 16]", some.embed, "x", pooling_params=PoolingParams(dimensions=9))
 
 

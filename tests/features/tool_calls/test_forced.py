@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanovllm.features.grammar.grammar import GrammarCompiler
-from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call
+from nanovllm.features.tool_calls.forced import forced_format, may_call, must_call, not_held
 from nanovllm.features.tool_calls.parse import parse_tool_calls
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import make_tokenizer
@@ -171,12 +171,102 @@ def test_strict_functions_of_qwen3_coder(compiler, before, behind, several):
     assert possible("Two gulls <b> {}, and no call.\n") and EOS in allowed(compiler, grammar, [])
 
 
+TEXTS = {  # schema of a text, what fits, what does not
+    "pattern": (
+        {"type": "string", "pattern": "^[a-z]{2}-\\d+/$"},
+        ["ab-1/", "zz-907/"],
+        ["ab-/", "Ab-1/", "ab-1/x", "٣"],
+    ),
+    "inside": ({"pattern": "b+|[\\w/]c"}, ["abc", "a\nb\n", "/c"], ["a", "", ".c"]),
+    "length": ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "a\nb", "éé"], ["a", "abcd"]),
+    "both": ({"allOf": [{"type": "string", "maxLength": 3}, {"pattern": "^a"}]}, ["a", "abc"], ["b", "abcd"]),
+    "date": ({"type": "string", "format": "date"}, ["2026-11-30"], ["2026-13-30", "today"]),
+    "uuid": ({"type": "string", "format": "uuid"}, ["0a" * 4 + "-0a0a" * 3 + "-" + "0a" * 6], ["0a"]),
+    "optional": (
+        {"anyOf": [{"enum": ["red", "null-ish"]}, {"type": "null"}]},
+        ["red", "null", "null-ish"],
+        ["blue", ""],
+    ),
+    "maybe": ({"anyOf": [{"type": "string", "pattern": "^a+$"}, {"type": "null"}]}, ["aa", "null"], ["b", "nul"]),
+    "nullable": ({"type": "string", "maxLength": 2, "nullable": True}, ["", "ab", "null"], ["abc"]),
+    "either": ({"anyOf": [{"type": "integer"}, {"const": "all"}]}, ["12", "all"], ["any", "1.5"]),
+    "str": ({"type": "str"}, ["anything"], []),
+    "reference": ({"$ref": "#/$defs/short"}, ["ab"], ["abc"]),
+    "integer": ({"$ref": "#/$defs/int"}, ["12"], ["a", "1.5"]),
+}
+
+
+@pytest.mark.parametrize("schema, fitting, others", TEXTS.values(), ids=TEXTS)
+def test_what_a_schema_says_of_a_text_holds_in_qwen3_coders_form(compiler, schema, fitting, others):
+    definitions = {"short": {"type": "string", "maxLength": 2}, "int": {"type": "integer"}}
+    function = {"properties": {"x": schema, "y": {"type": "boolean"}}, "required": ["x"], "$defs": definitions}
+    grammar = grammar_of(compiler, may_call("qwen3_coder", {"f": function}, {"f"}))
+    assert not_held("qwen3_coder", {"f": function}, {"f"}) == ()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": function}}]
+    for text in [*fitting, *others]:
+        for more in ("", "<parameter=y>\ntrue\n</parameter>\n"):
+            call = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n{more}</function>"
+            token_ids = compiler.tokenizer.encode(call, add_special_tokens=False)
+            assert (len(grammar.possible([], token_ids)) == len(token_ids)) is (text in fitting), text
+        [found] = parse_tool_calls(call, "qwen3_coder", tools).tool_calls
+        value = json.loads(found.arguments)["x"]
+        assert value in (text, None if text == "null" else text) or json.dumps(value) == text
+
+
+def test_what_does_not_hold_is_said():
+    odd = {
+        "a": {"type": "string", "pattern": "(?=x)"},
+        "b": {"type": "string", "format": "tree"},
+        "c": {"pattern": "a$|b"},
+    }
+    function = {"properties": odd | {"d": {"type": "string", "maxLength": 10**9}}}
+    found = not_held("qwen3_coder", {"f": function, "g": function}, {"f"})
+    assert found == (
+        "'pattern' of 'f', 'a'",
+        "'format' of 'f', 'b'",
+        "'pattern' of 'f', 'c'",
+        "'maxLength' of 'f', 'd'",
+    )
+    assert may_call("qwen3_coder", {"f": function}, {"f"}), "the rest holds"
+    assert not_held("hermes", {"f": function}, {"f"}) == () == not_held("qwen3_coder", {"f": function}, set())
+    assert "strict" in not_held("pythonic", {"f": None}, {"f"})[0]
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "qwen3_coder", "json_list"])
+def test_types_as_people_write_them(compiler, format_name):
+    """Grammars take what the reader of calls takes."""
+    properties = {
+        "a": {"type": "str", "maxLength": 2},
+        "b": {"type": "list", "items": {"type": "Int", "nullable": True}},
+    }
+    function = {"type": "dict", "properties": properties, "required": ["a", "b"]}
+    strict = format_name != "json_list"
+    form = may_call(format_name, {"f": function}, {"f"}) if strict else must_call("pythonic", {"f": function})
+    call = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": [1, null]}}\n</tool_call>',
+        "qwen3_coder": "<function=f>\n<parameter=a>\nx\n</parameter>\n"
+        "<parameter=b>\n[1, null]\n</parameter>\n</function>",
+        "json_list": '[{"name": "f", "arguments": {"a": "x", "b": [1, null]}}]',
+    }[format_name]
+    grammar = grammar_of(compiler, form)
+    for text, is_possible in ((call, True), (call.replace("x", "xyz"), False), (call.replace("null", "1.5"), False)):
+        token_ids = compiler.tokenizer.encode(text, add_special_tokens=False)
+        assert (len(grammar.possible([], token_ids)) == len(token_ids)) is is_possible, text
+    tools = [{"type": "function", "function": {"name": "f", "parameters": function}}]
+    [(_, arguments)] = parse_tool_calls(call, format_name, tools).tool_calls
+    assert json.loads(arguments) == {"a": "x", "b": [1, None]}
+
+
 def test_forms_that_are_none(compiler):
     for form, text in (
         ({"type": "lists"}, "a format is an object with a type (const_string, json_schema"),
         ({"type": "sequence", "elements": []}, "elements must be a list of objects, not empty"),
         ({"type": "const_string", "value": 5}, "value must be a text"),
         ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}, "must say where it ends"),
+        (
+            {"type": "tag", "begin": "<", "content": {"type": "any_text", "fits": [5]}, "end": ">"},
+            "fits must be a list",
+        ),
         (
             {"type": "triggered_tags", "tags": [{"begin": "<f>"}], "triggers": ["<g>"]},
             "must begin with one of the trig",

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanovllm.features.tool_calls.parse import FORMATS, ToolCallStream, call_id, format_of, parse_tool_calls, parsed
+from nanovllm.features.tool_calls.parse import (
+    FORMATS,
+    Parsed,
+    ToolCall,
+    ToolCallStream,
+    call_id,
+    format_of,
+    parse_tool_calls,
+    parsed,
+)
 from nanovllm.features.tool_calls.source import Event
 from tests.errors import expect
 
@@ -88,26 +97,90 @@ CASES = [
 ]  # fmt: skip
 BROKEN = [  # all of it is content
     ("hermes", "<tool_call>weather in Oslo</tool_call>"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": Oslo}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Os'),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}'),
     ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": ' + '{"a": ' * 2000 + "}" * 2000 + "}</tool_call>"),
+    ("hermes", '<tool_call>{"name": "weather", "argum'),
     ("mistral", "[TOOL_CALLS] none of them"),
-    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {]}'),
-    ("llama3_json", '{"name": "now", "parameters": {so it goes}'),
     ("llama3_json", '{"name": "now"}'),
-    ("pythonic", "[weather(city=Oslo)]"),
     ("pythonic", "[weather('Oslo')]"),
-    ("pythonic", "[weather(days=1e999)]"),
-    ("pythonic", "[weather(city='Os"),
     ("pythonic", "[unknown()]"),
+    ("pythonic", "[weather(ci"),
     ("qwen3_coder", "<tool_call>weather</tool_call>"),
-    ("qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=city>\nOs"),
     ("qwen3_coder", "<function=weather>Oslo</function>"),
     ("json_list", '[{"name": "now", "argum'),
     ("json_list", '{"answer": 42}'),
+]  # fmt: skip
+
+
+def hermes(arguments: str, name: str = "write", end: str = "}</tool_call>") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}{end}'
+
+
+def xml(name: str = "write", **parameters: str) -> str:
+    shown = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{shown}</function>\n</tool_call>"
+
+
+# As small models write: format, text, content, calls.
+DAMAGED = [
+    ("hermes", hermes('{"text": "a\n\tb\x01"}'), None, [("write", {"text": "a\n\tb\x01"})]),
+    ("mistral", '[TOOL_CALLS]write{"text": "a\nb"}', None, [("write", {"text": "a\nb"})]),
+    ("llama3_json", '{"name": "write", "parameters": {"text": "a\nb"}}', None, [("write", {"text": "a\nb"})]),
+    ("pythonic", '[write(text="a\nb"), now()]', None, [("write", {"text": "a\nb"}), NOW]),
+    ("hermes", hermes('{"a": NaN, "b": [Infinity, -Infinity, 1e999, -0.5e1], "c": nan}'), None,
+     [("write", {"a": None, "b": [None, None, None, -5], "c": None})]),
+    ("hermes", hermes('{"a": 1, "b": [1, 2, ], }'), None, [("write", {"a": 1, "b": [1, 2]})]),
+    ("hermes", hermes("{'a': 'it\\'s', 'b': 'say \"so\"', 'c': True, 'd': None}"), None,
+     [("write", {"a": "it's", "b": 'say "so"', "c": True, "d": None})]),
+    ("hermes", hermes(r'{"a": "\d+\.\s", "b": "\n\u00e9\/", "c": "\u12"}'), None,
+     [("write", {"a": r"\d+\.\s", "b": "\né/", "c": "\\u12"})]),
+    ("hermes", hermes(r'{"a": "\ud83d", "b": "\ud83d\ude00", "c": "\ude00x", "d": "\ud83d\n"}'), None,
+     [("write", {"a": "\ufffd", "b": "\U0001f600", "c": "\ufffdx", "d": "\ufffd\n"})]),
+    ("hermes", hermes('{"a": "say "so" to him", "b": 1}'), None, [("write", {"a": 'say "so" to him', "b": 1})]),
+    ("hermes", hermes('{city: Oslo, "days": +2, "more": 007}', "weather"), None,
+     [("weather", {"city": "Oslo", "days": 2, "more": 7})]),
+    ("hermes", hermes('{"a": {"b": 1}}', end="}}}\n</tool_call>"), None, [("write", {"a": {"b": 1}})]),
+    ("hermes", hermes('{"a": {"b": 1}}', end="</tool_call> So."), " So.", [("write", {"a": {"b": 1}})]),
+    ("hermes", hermes('{"a": {"b": [1, 2', end="</tool_call>\n") + HERMES_OSLO, None,
+     [("write", {"a": {"b": [1, 2]}}), OSLO]),
+    ("hermes", hermes('{"a": 1}', end="} so </tool_call> it is"), "so  it is", [("write", {"a": 1})]),
+    ("hermes", hermes('{"a": 1}', end="}</tool_c"), None, [("write", {"a": 1})]),
+    ("hermes", hermes('{"a": 1}', end="} so</tool_c"), "so", [("write", {"a": 1})]),
+    ("hermes", hermes('{"a": 1]}'), None, [("write", {"a": 1})]),
+    ("hermes", hermes('{"a": [1}'), None, [("write", {"a": [1]})]),
+    ("hermes", hermes("[" * 999 + "]" * 999).replace('"arguments": ', '"arguments": {"a": '), None, None),
+    ("llama3_json", LLAMA_OSLO + "}" + LLAMA_NOW, None, [OSLO, NOW]),
+    ("llama3_json", LLAMA_OSLO[:-1] + " So.", "So.", [OSLO]),
+    ("pythonic", "[f(a=true, b=[false, null]), g(c=1)]", None,
+     [("f", {"a": True, "b": [False, None]}), ("g", {"c": 1})]),
+    ("pythonic", "[now()]\n[weather(city='Oslo')]", None, [NOW, OSLO]),
+    ("pythonic", "[write(tags=(1, 'a', ()), text=\"\"\"a \"b\"\nc\"\"\"), now()", None,
+     [("write", {"tags": [1, "a", []], "text": 'a "b"\nc'}), NOW]),
+    ("pythonic", "[now()\nweather(city='Oslo')]", None, [NOW, OSLO]),
+    ("hermes", '<tool_call>{"name": "now"}\n{"name": "now"}</tool_call> So.', " So.", [NOW, NOW]),
+    ("hermes", '<tool_call>[{"name": "now"}, {"name": "now"}]</tool_call>\n' + HERMES_OSLO, None, [NOW, NOW, OSLO]),
+    ("hermes", '<tool_call>{"name": "now"}\n{so}</tool_call>', "{so}", [NOW]),
+    ("mistral", '[TOOL_CALLS][{"name": "now"}\n{"name": "now"}]', None, [NOW, NOW]),
+    ("pythonic", "[weather(city='Oslo', 5, days=2)]", None, [("weather", {"city": "Oslo", "days": 2})]),
+    ("qwen3_coder", xml(path='a "b"\t\\d\n', size="140.0", tags="['a', True,]"), None,
+     [("write", {"path": 'a "b"\t\\d\n', "size": 140, "tags": ["a", True]})]),
+    ("qwen3_coder", xml(text="a").replace("</parameter>", "</parameter> so"), None, [("write", {"text": "a"})]),
+    ("qwen3_coder", xml(text="a").replace("</function>", "</functon>") + " So.", " So.", [("write", {"text": "a"})]),
+    ("qwen3_coder", xml("now").replace("</tool_call>", "</tool_c"), None, [NOW]),
+    ("qwen3_coder", xml(text="a").replace("</tool_call>", "so</tool_call>"), "so", [("write", {"text": "a"})]),
+    ("qwen3_coder", f"<function=now>\n<parameter=\n>{XML_OSLO}", None, [NOW, OSLO]),
+]  # fmt: skip
+CUT = [  # the answer ends within the call: format, text, content, arguments
+    ("hermes", hermes('{"a": "b', end=""), None, '{"a": "b'),
+    ("hermes", "So. " + hermes('{"a": 1', end=""), "So. ", '{"a": '),
+    ("hermes", hermes('{"a": "\\u00', end=""), None, '{"a": "'),
+    ("qwen3_coder", "<function=write>\n<parameter=text>\na\n</para", None, '{"text": "a'),
+    ("qwen3_coder", "<function=write>\n<parameter=text>\na\n</parameter>\n", None, '{"text": "a"'),
+    ("qwen3_coder", "<function=write>\n<parameter=text>\na\n</parameter>\n</func", None, '{"text": "a"'),
+    ("qwen3_coder", "<function=write>\n<parameter=size>\n12", None, '{"size": '),
+    ("qwen3_coder", "<tool_call>\n<function=write>\n", None, ""),
+    ("pythonic", "[write(text='a', tags=[1, ", None, '{"text": "a", "tags": [1'),
+    ("mistral", '[TOOL_CALLS]write{"a', None, "{"),
 ]  # fmt: skip
 
 
@@ -123,8 +196,25 @@ def test_a_call_that_cannot_be_read_is_content(format_name, text):
     assert parse_tool_calls(text, format_name, TOOLS) == parsed([Event("text", text)])
 
 
+@pytest.mark.parametrize("format_name, text, content, calls", DAMAGED)
+def test_a_damaged_call(format_name, text, content, calls):
+    """One meaning for each thing that small models do; the arguments are JSON."""
+    tools = [] if "f(a" in text else TOOLS
+    found = parse_tool_calls(text, format_name, tools)
+    assert found.content == content
+    read = [(call.name, json.loads(call.arguments, parse_constant=pytest.fail)) for call in found.tool_calls]
+    assert read == calls or (calls is None and len(read) == 1)
+
+
+@pytest.mark.parametrize("format_name, text, content, arguments", CUT)
+def test_an_answer_that_ends_in_a_call(format_name, text, content, arguments):
+    found = parse_tool_calls(text, format_name, TOOLS)
+    assert found == Parsed(content, [ToolCall("write", arguments)])
+    assert streamed(format_name, [text])[-1] == Event("cut")
+
+
 def test_calls_before_a_broken_one_stay():
-    broken = '<tool_call>{"name": "now", "arguments": [}</tool_call>'
+    broken = '<tool_call>{"name": 7}</tool_call>'
     found = parse_tool_calls(f"{HERMES_OSLO}\n{broken}\n{HERMES_ROME}", tools=TOOLS)
     assert [call.name for call in found.tool_calls] == ["weather"] * 2 and broken in (found.content or "")
     found = parse_tool_calls("[now(), weather(1)]", "pythonic", TOOLS)
@@ -136,7 +226,7 @@ def merged(events: list[Event]) -> list[Event]:
     whole: list[Event] = []
     for event in events:
         if whole and event.kind in ("text", "arguments") and whole[-1].kind == event.kind:
-            event = Event(event.kind, whole.pop().text + event.text)
+            event = Event(event.kind, whole[-1].text + event.text, whole.pop().at)
         whole.append(event)
     return whole
 
@@ -146,23 +236,62 @@ def streamed(format_name: str, pieces: list[str]) -> list[Event]:
     return merged([event for piece in pieces for event in stream.feed(piece)] + stream.end())
 
 
+def same(one: list[Event], other: list[Event]) -> bool:
+    places = [[event.at for event in events if event.kind == "text"] for events in (one, other)]
+    return one == other and places[0] == places[1]
+
+
 PARTS = sorted(
-    {part for _, text, *_ in [*CASES, *BROKEN] for part in (text, text[: len(text) // 2]) if len(text) < 999}
+    {
+        part
+        for _, text, *_ in [*CASES, *BROKEN, *DAMAGED, *CUT]
+        for part in (text, text[: len(text) // 2])
+        if len(text) < 999
+    }
 )
+# What a damage puts in: signs that mean something in one of the formats.
+SIGNS = ["", *"{}[]()\"'\\,:;=<>\n\t 0", "\\u", "\\ud83d", "NaN", "</", "<parameter=", "</function>", "</tool_call>"]
+DAMAGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from(SIGNS)), max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), st.data())
-def test_no_cut_changes_what_is_read(format_name, parts, data):
-    """Also of texts that are in another format, cut short, or stuck together."""
-    text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+def damaged(text: str, damages: list[tuple[int, int, str]]) -> str:
+    for place, num_lost, sign in damages:
+        place %= len(text) + 1
+        text = text[:place] + sign + text[place + num_lost :]
+    return text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), DAMAGES)
+def test_no_cut_changes_what_is_read(format_name, parts, damages):
+    """Also of texts that are in another format, cut short, stuck together or damaged, in pieces of every size."""
+    check_reading(format_name, damaged("".join(parts), damages))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([*FORMATS, "json_list"]), st.lists(st.sampled_from([*SIGNS, "a", "<tool_call>", "[TOOL_CALLS]",
+       "<|python_tag|>", "<function=f>", '{"name": "f", "arguments": ', "[f(a="]), max_size=40))  # fmt: skip
+def test_no_cut_changes_what_is_read_of_noise(format_name, parts):
+    check_reading(format_name, "".join(parts))
+
+
+def check_reading(format_name: str, text: str) -> None:
     whole = streamed(format_name, [text])
-    assert streamed(format_name, pieces) == whole
-    assert streamed(format_name, list(text)) == whole
-    for call in parsed(whole).tool_calls:
-        json.loads(call.arguments)
+    for size in (1, 2, 3, 5, 8, 13, 34):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        assert same(streamed(format_name, pieces), whole), size
+    kinds = [event.kind for event in whole if event.kind not in ("text", "arguments")]
+    assert kinds.count("cut") <= 1 and "cut" not in kinds[:-1]
+    assert kinds[::2] == ["begin"] * -(-len(kinds) // 2) and len(kinds) % 2 == 0
+    calls = parsed(whole).tool_calls
+    for call, end in zip(calls, kinds[1::2], strict=True):
+        json.dumps(call).encode()  # no half of a character
+        call.arguments.encode()
+        if end == "end":
+            json.loads(call.arguments, parse_constant=pytest.fail)
+    for event in whole:
+        if event.kind == "text":
+            assert text[event.at :].startswith(event.text[:1])
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "llama3_json", "qwen3_coder", "mistral"])

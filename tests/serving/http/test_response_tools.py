@@ -71,6 +71,44 @@ def test_a_call_that_is_cut_short(client):
         assert client.responses.create(**{"input": [result]} | given, **FORCED, **GIVEN).output, "the next turn"
 
 
+ONE = '<tool_call>{"name": "count", "arguments": {"bird": "gull"}}</tool_call>'
+SAYS = [  # what the model says, and the items that this is; a regular expression stands for the model
+    (f"{ONE} so it is.\n{ONE}\n", [ONE, (" so it is.\n"), ONE]),
+    (f"<think>Hm.</think>\n\nIt [is]:\n{ONE}", ["Hm.", "\n\nIt [is]:\n", ONE]),
+    (f"One é 🙂 <tool_ca, {ONE}\n", ["One é 🙂 <tool_ca, ", ONE]),
+    (ONE.replace("</tool_call>", "</tool_c"), [ONE]),
+    (ONE.replace("gull", "gull\n\t"), [ONE.replace("gull", "gull\\n\\t")]),
+]
+
+
+@pytest.mark.parametrize("text, items", SAYS, ids=range(len(SAYS)))
+def test_whole_and_streamed_are_one(model, text, items):
+    """The same items in the model's order, and each token's logprobs with the text that it is of."""
+    with serving(model, ServeOptions(reasoning_parser="qwen3"), max_model_len=2048, block_size=16) as server:
+        regex = "".join(f"\\x{{{ord(letter):x}}}" if not letter.isalnum() else letter for letter in text)
+        given: dict = dict(input=GULLS, tools=[COUNT | {"strict": False}], include=["message.output_text.logprobs"])
+        given |= GIVEN | dict(max_output_tokens=600, extra_body={"structured_outputs": {"regex": regex}})
+        whole = server.client().responses.create(**given).model_dump()
+        events = [event.model_dump() for event in server.client().responses.create(stream=True, **given)]
+    streamed = events[-1]["response"]
+    names = {"function_call": "arguments", "message": "content", "reasoning": "content"}
+    for answer in (whole, streamed):
+        shown = []
+        for item in answer["output"]:
+            value = item[names[item["type"]]]
+            shown.append(ONE.replace('{"bird": "gull"}', value) if isinstance(value, str) else value[0]["text"])
+            if item["type"] == "message":
+                tokens = value[0]["logprobs"]
+                assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == value[0]["text"]
+            for name in ("id", "call_id"):
+                item.pop(name, None)
+        assert shown == items
+    assert (whole["output"], whole["status"]) == (streamed["output"], streamed["status"])
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    for event in deltas:
+        assert "".join(token["token"] for token in event["logprobs"]) == event["delta"]
+
+
 def test_the_next_turn_has_the_result(client):
     """By the answer's id, and replayed; the model sees the same."""
     first = client.responses.create(input=GULLS, tool_choice="required", **FORCED, **GIVEN)
@@ -96,12 +134,32 @@ def test_the_clients_own_tools(client):
     assert snapshots[-1] == last.arguments == call.arguments and last.parsed_arguments == call.parsed_arguments
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "f"}]}
+
+
+def test_tools_that_are_no_functions(client):
+    """As an agent sends them to every model."""
+    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+    raw = client.responses.with_raw_response.create(
+        input=GULLS, tools=[*others, COUNT], tool_choice="required", parallel_tool_calls=False, **GIVEN
+    )
+    assert "tools[0] of type 'web_search', tools[1] of type 'custom'" in raw.headers["warning"]
+    found = raw.parse()
+    assert found.output[0].name == "count" and [tool.type for tool in found.tools] == [
+        "web_search",
+        "custom",
+        "function",
+    ]
+
+
 def test_bad_tools(client):
     for given, message in (
         (dict(tool_choice="required"), "there are no tools"),
         (dict(tools=[COUNT], tool_choice={"type": "function", "name": "look"}), "tool_choice names 'look'"),
         (dict(tools=[COUNT | {"parameters": []}]), "parameters must be a JSON schema"),
-        (dict(tools=[COUNT, {"type": "mcp", "server_label": "x"}]), "tools that run on a server"),
+        (dict(tools=[COUNT, {"type": "mcp", "server_label": "x"}], tool_choice={"type": "mcp"}), "run on a server"),
+        (dict(tools=[{"type": "custom", "name": "f"}], tool_choice="required"), "there are no tools"),
+        (dict(tools=[COUNT, {"type": "custom", "name": "f"}], tool_choice=ALLOWED), "tool_choice allows 'f'"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.responses.create(input=GULLS, **given, **GIVEN)

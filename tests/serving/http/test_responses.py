@@ -11,7 +11,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.serving.http import api
+from nanovllm.serving.http import responses_api
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses_api import RESPONSES
 from nanovllm.serving.openai.answer import CHAT
@@ -311,7 +311,8 @@ def test_a_stream_in_the_background_is_ended_or_fails(server, client, monkeypatc
     response_id = next(stream).response.id
     assert client.responses.cancel(response_id).status == "cancelled"
     events = list(stream)
-    assert events[-1].type == "response.cancelled" and events[-1].response["id"] == response_id
+    assert (events[-1].type, events[-1].response.status) == ("response.incomplete", "cancelled")
+    assert events[-1].response.id == response_id
     assert list(client.responses.retrieve(response_id, stream=True))[1:] == events
     server.llm.thread.set_pace()
     for num_steps in (1, 4):
@@ -349,7 +350,7 @@ def test_what_goes_wrong_in_the_background(server, client, monkeypatch, caplog):
     failed = until_ended(client, begun.id)
     assert failed.status == "failed" and failed.error.code == "server_error" and "planted" in failed.error.message
     caplog.clear()
-    plant(monkeypatch, api, "response_body", [1], ArithmeticError("planted"))
+    plant(monkeypatch, responses_api, "Chunks", [1], ArithmeticError("planted"))
     failed = until_ended(client, client.responses.create(input=GULLS, background=True, **SHORT).id)
     assert failed.error.message == "internal error; the server's log has it"
     assert [record.exc_info[0] for record in caplog.records] == [ArithmeticError]
@@ -372,7 +373,7 @@ def test_fields(server, client):
     for body, message in (
         ({}, "input must be a text"),
         ({"input": GULLS, "messages": []}, "messages is a field of chats; here it is input"),
-        ({"input": GULLS, "tools": [{"type": "web_search"}]}, "tools that run on a server"),
+        ({"input": GULLS, "tool_choice": {"type": "web_search"}}, "tools that run on a server"),
         ({"input": GULLS, "temperature": "hot"}, "temperature must be a number"),
         ({"input": GULLS, "chat_template": "{{ 7 * 7 }}"}, "a request may not bring one"),
         ({"input": GULLS, "stream_options": {"include_obfuscation": True}}, "stream_options needs stream: true"),
@@ -391,6 +392,25 @@ def test_fields(server, client):
 )
 def test_hostile_bodies(server, client, raw):
     assert server.send(RESPONSES, raw)[0] == 400
+
+
+def nested(levels: int) -> object:
+    value: object = {}
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+@pytest.mark.parametrize("levels", [3, 100, 400])
+def test_what_is_nested_can_be_written_or_is_refused(server, client, levels):
+    """It may be read with less of the stack than it takes to write it again."""
+    tool = {"type": "web_search", "more": nested(levels)}
+    item = {"type": "message", "role": "user", "content": GULLS, "more": nested(levels)}
+    for body in ({"tools": [tool]}, {"input": [item]}, {"text": {"format": {"type": "text", "x": nested(levels)}}}):
+        status, answer, _ = ask(server, RESPONSES, {"input": GULLS, **body, **SHORT})
+        assert status == (200 if levels == 3 else 400), answer
+        if levels > 3:
+            assert "levels of objects and lists" in answer["error"]["message"]
 
 
 def test_a_failure_in_a_stream_is_an_event(server, client, monkeypatch):

@@ -218,7 +218,9 @@ BAD = [
     (dict(tools=["f"]), "tools[0] must be {"),
     (dict(tools=[NOW, {"type": "function", "function": {}}]), "tools[1] must have a name of 1 to 256 characters"),
     (dict(tools=[tool("")]), "tools[0] must have a name"),
-    (dict(tools=[{"type": "web_search"}]), "tools[0] must be {"),
+    (dict(tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}), "tool_choice, as an object, must be"),
+    (dict(tools=[{"type": "custom", "custom": {"name": "f"}}], tool_choice="required"), "there are no tools"),
+    (dict(tools=[{"type": 5}]), "tools[0] must be {"),
     (dict(tools=[tool("f", ["x"])]), "tools[0]: parameters must be a JSON schema, found ['x']"),
     (dict(tools=[tool("f", strict="yes")]), "tools[0]: strict must be true or false"),
     (dict(tools=TOOLS, tool_choice="always"), "tool_choice must be auto, required, none or an object"),
@@ -244,11 +246,80 @@ def test_bad_bodies(server, given, text):
     assert status == 400 and text in json.loads(raw)["error"]["message"], raw
 
 
+def test_tools_that_are_no_functions(server):
+    """Left out, of the prompt as well, and named."""
+    others = [{"type": "web_search"}, {"type": "custom", "custom": {"name": "f"}}, {"type": "größer🙂"}]
+    body: dict[str, Any] = dict(messages=USER, max_tokens=1, temperature=0)
+    answers = []
+    for tools in ([NOW], [*others, NOW], others):
+        status, raw, headers = server.exchange("/v1/chat/completions", json.dumps(body | {"tools": tools}).encode())
+        assert status == 200, raw
+        answers.append((json.loads(raw)["usage"]["prompt_tokens"], headers.get("warning", "")))
+    assert answers[0] == (answers[1][0], "") and answers[2][0] < answers[0][0]
+    for _, warning in answers[1:]:
+        assert "tools[0] of type 'web_search', tools[1] of type 'custom', tools[2] of type 'gr" in warning
+    message, reason, _ = ask(server, True, tools=[*others, NOW], tool_choice="required", **ONE)
+    assert called(message) == [('now "and here"', {})] and reason == "tool_calls"
+
+
+def escaped(text: str) -> str:
+    """A regular expression for this text."""
+    return "".join(letter if letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text)
+
+
+HERMES = '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'
+WRITTEN = [  # what a model writes, and the arguments of its call
+    ('{"city": "a\n\tb"}', {"city": "a\n\tb"}),
+    ('{"city": NaN, "days": [Infinity, 1,],}', {"city": None, "days": [None, 1]}),
+    ("{'city': 'Oslo', 'days': True}", {"city": "Oslo", "days": True}),
+    (r'{"city": "\d+"}', {"city": r"\d+"}),
+    (r'{"city": "\ud83d"}', {"city": "\ufffd"}),
+    ('{"city": "Oslo"}}', {"city": "Oslo"}),
+    ('{"city": {"name": "Oslo"}', {"city": {"name": "Oslo"}}),
+]
+
+
+@pytest.mark.parametrize("written, arguments", WRITTEN, ids=range(len(WRITTEN)))
+def test_what_small_models_write(server, written, arguments):
+    """One call, whole and streamed, that the next turn takes."""
+    given: dict[str, Any] = dict(tools=TOOLS, **says(escaped(HERMES % written)))
+    messages = [ask(server, stream, **given) for stream in (False, True)]
+    for message, reason, _ in messages:
+        assert called(message) == [("weather", arguments)] and reason == "tool_calls" and not message.get("content")
+    assert len({call["function"]["arguments"] for message, *_ in messages for call in message["tool_calls"]}) == 1
+    answer = {"role": "tool", "tool_call_id": messages[0][0]["tool_calls"][0]["id"], "content": "Rain."}
+    assert ask(server, False, messages=[*USER, messages[0][0], answer], tools=TOOLS, max_tokens=2)[1] == "length"
+
+
 def test_neutral_values(server):
     given = dict(tool_choice="auto", reasoning_effort="low", parallel_tool_calls=True, include_reasoning=False)
     for more in ({}, {"tools": []}, {"tools": None, "tool_choice": "none"}):
         message, _, usage = ask(server, False, max_tokens=3, **given | more)
         assert not message["tool_calls"] and message["reasoning"] is None and not usage["completion_tokens_details"]
+
+
+VALUES = {  # schema, what Qwen3-Coder writes, the argument; more are in test_schema_types.py
+    "a": ({"enum": ["123", "456"]}, "123", "123"),
+    "b": ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}], "default": None}, "7", "7"),
+    "c": ({"type": "integer"}, "1e3", 1000),
+}
+
+
+def test_a_value_has_the_type_that_its_schema_says(tmp_path):
+    model = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
+    schema = takes(**{name: schema for name, (schema, *_) in VALUES.items()}) | {"$defs": {"text": {"type": "string"}}}
+    write = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, (_, text, _) in VALUES.items())
+    call = f"<function=set>\n{write}</function>"
+    with serving(model, ServeOptions(tool_call_parser="qwen3_coder"), block_size=64, max_model_len=4096) as server:
+        given: dict[str, Any] = dict(tools=[tool("set", schema)], max_tokens=900, **says(escaped(call)))
+        for stream in (False, True):
+            message, reason, _ = ask(server, stream, **given)
+            assert called(message) == [("set", {name: value for name, (*_, value) in VALUES.items()})]
+            assert reason == "tool_calls"
+        odd = tool("odd", takes(a={"type": "string", "pattern": "(?=x)"}), strict=True)
+        body = {"messages": USER, "max_tokens": 1, "tools": [odd]}
+        _, _, headers = server.exchange("/v1/chat/completions", json.dumps(body).encode())
+        assert "'pattern' of 'odd', 'a'" in headers["warning"]
 
 
 # -- other templates ---------------------------------------------------------------------------------------------------

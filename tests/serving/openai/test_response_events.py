@@ -1,5 +1,6 @@
 """A chat's deltas become a response and its events: what these add up to, and OpenAI's own types of them."""
 
+import json
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ PAIRS = {
     "reasoning_text.done": "content_part.added",
     "function_call_arguments.done": "output_item.added",
 }
-ENDS = ("completed", "incomplete", "failed", "cancelled")
+ENDS = ("completed", "incomplete", "failed")
 
 
 def response() -> GrowingResponse:
@@ -104,6 +105,7 @@ def test_any_cutting_adds_up_to_the_whole(thought, text, calls, cuts):
     deltas = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning": piece, "reasoning_content": piece} for piece in pieces(thought, cuts)]
     deltas += [{"content": piece} for piece in pieces(text, cuts)]
+    calls = [(name, json.dumps({"a": text})) for name, text in calls]
     for index, (name, arguments) in enumerate(calls):
         deltas.append(call(index, "", name=name, id=f"call_{index}"))
         deltas += [call(index, piece) for piece in pieces(arguments, cuts)]
@@ -114,13 +116,11 @@ def test_any_cutting_adds_up_to_the_whole(thought, text, calls, cuts):
         expected.append(("message", text, None))
     assert found == expected + [("function_call", arguments, name) for name, arguments in calls]
 
-    whole = response()
-    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    tool_calls = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
-    message = {"role": "assistant", "content": text, "reasoning": thought or None, "tool_calls": tool_calls or None}
-    whole.add({"message": message, "finish_reason": "stop"})
-    whole.end(USAGE)
-    assert whole.body["output"] == events[-1]["response"]["output"]
+    one_piece = [{"reasoning": thought}, {"content": text}]
+    for index, (name, arguments) in enumerate(calls):
+        one_piece += [call(index, "", name=name, id=f"call_{index}"), call(index, arguments)]
+    whole = stream(one_piece)[-1]["response"]
+    assert whole["output"] == events[-1]["response"]["output"]
 
 
 def test_a_stream_that_calls_two_functions():
@@ -159,6 +159,12 @@ def test_an_answer_that_is_cut_short():
     assert last["completed_at"] is None
 
 
+def test_an_answer_that_is_ended():
+    """OpenAI's events have no name for it."""
+    last = stream([{"content": "half"}], "abort")[-1]
+    assert EVENT.validate_python(last).type == "response.incomplete" and last["response"]["status"] == "cancelled"
+
+
 def test_an_answer_without_a_text():
     for deltas in ([], [{"content": ""}], [{"role": "assistant"}]):
         assert output(stream(deltas)) == [("message", "", None)]
@@ -177,20 +183,15 @@ def test_logprobs_stay_with_their_text():
     assert made.body["output"][0]["content"][0]["logprobs"] == entries
 
 
-def test_logprobs_of_a_whole_answer_are_those_of_its_content():
-    """A chat has them of all tokens."""
-    tokens = ["<think>", "so", " it", "</think>", "it", " is", "<tool_call>", "{}", "</tool_call>"]
-    entries = [{"token": t, "logprob": -1.0, "bytes": list(t.encode()), "top_logprobs": []} for t in tokens]
-    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    message = {"reasoning": "so it", "content": "it is", "tool_calls": calls}
-    made = response()
-    made.add({"message": message, "logprobs": {"content": entries}})
-    made.end(USAGE)
-    assert [entry["token"] for entry in made.body["output"][1]["content"][0]["logprobs"]] == ["it", " is"]
-    made = response()
-    made.add({"message": message | {"content": None}, "logprobs": {"content": entries}})
-    made.end(USAGE)
-    assert [item["type"] for item in made.body["output"]] == ["reasoning", "function_call"]
+def test_the_models_order_is_kept():
+    """A call, and a text that follows it."""
+    events = stream([call(0, "{}", id="a", name="f"), {"content": " so"}])
+    assert output(events) == [("function_call", "{}", "f"), ("message", " so", None)]
+
+
+def test_a_call_that_the_model_breaks_off_is_incomplete():
+    events = stream([call(0, '{"a": ', id="a", name="f")])
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
 
 
 def test_a_failure_ends_the_stream():

@@ -199,6 +199,16 @@ def test_what_nobody_knows_is_named():
     ]
 
 
+def test_instructions_and_system_messages_are_one():
+    """Templates that take a system message at the beginning only would refuse the second."""
+    system = [{"role": role, "content": f"as {role}"} for role in ("system", "developer")]
+    user = {"role": "user", "content": "hi"}
+    asked = translated(input=[*system, user], instructions="be brief")
+    assert asked.chat["messages"] == [{"role": "system", "content": "be brief\n\nas system\n\nas developer"}, user]
+    assert asked.messages == [*system, user], "instructions are of one answer only"
+    assert translated(input=[*system, user]).chat["messages"] == [*system, user]
+
+
 REFUSED = [
     ({"input": []}, "input must be a text, or a list of items, not empty"),
     ({"input": None}, "input must be a text"),
@@ -231,7 +241,6 @@ REFUSED = [
     ({"top_logprobs": -1}, "top_logprobs must be a whole number from 0"),
     ({"tools": {}}, "tools must be a list"),
     ({"tools": [{"name": "f"}]}, "tools[0] must be an object with a type"),
-    ({"tools": [TIME, {"type": "web_search"}]}, "tools[1] is of type 'web_search': tools that run on a server"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "needs a string 'name' beside its type"),
     ({"tools": [TIME], "tool_choice": {"type": "mcp"}}, "tools that run on a server"),
     (

@@ -1,10 +1,7 @@
-"""A response that grows: deltas of a chat become its items, and the events that tell a stream's reader of them.
+"""A response that grows: deltas of a chat become its items, and the events that tell a stream's reader of them."""
 
-The whole answer is one delta, so that it is what the events of a stream add up to.
-"""
-
+import json
 import time
-from itertools import accumulate, compress
 from typing import Any
 
 Event = dict[str, Any]
@@ -62,25 +59,22 @@ class GrowingResponse:
         self.num_events = 0
         self.finish_reason = "stop"
         self._item: Item | None = None
-        self._num_calls = 0
         self._blank = Item(TEXT, "", 0)  # white space that is text only if a text follows
 
     def begin(self) -> list[Event]:
         return [self._whole("created"), self._whole("in_progress")]
 
     def add(self, choice: dict[str, Any]) -> list[Event]:
-        """A chat's choice: what its delta, or its message, brings; of a message's calls each is complete."""
-        delta, events = choice.get("delta") or choice.get("message") or {}, []
+        """A choice of a chat's chunk: what its delta brings, and the logprobs of its content."""
+        delta, events = choice["delta"], []
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+        if reasoning := delta.get("reasoning"):
             events += self._grow(REASONING, reasoning)
         logprobs = (choice.get("logprobs") or {}).get("content") or []
-        if "message" in choice and (reasoning or delta.get("tool_calls")):
-            logprobs = _of_content(logprobs, reasoning or "", delta.get("content") or "")
-        if delta.get("content") or (logprobs and self._kind in (None, TEXT)):
-            events += self._add_text(delta.get("content") or "", logprobs)
-        for place, call in enumerate(delta.get("tool_calls") or []):
-            events += self._add_call(call.get("index", place), call)
+        if delta.get("content") or logprobs:
+            events += self._add_text(delta["content"], logprobs)
+        for call in delta.get("tool_calls", ()):
+            events += self._add_call(call)
         return events
 
     def end(self, usage: dict[str, Any]) -> list[Event]:
@@ -118,15 +112,12 @@ class GrowingResponse:
             text, logprobs = "".join([*self._blank.texts, text]), self._blank.logprobs + logprobs
         return self._grow(TEXT, text, logprobs)
 
-    def _add_call(self, number: int, call: dict[str, Any]) -> list[Event]:
-        """number: of the call. Calls come one after another."""
-        function, events = call.get("function") or {}, []
-        if number >= self._num_calls:
-            self._num_calls = number + 1
-            call_id = call.get("id") or f"call_{self.unique}_{number}"
-            events += self._close("completed")
-            events += self._open(CALL, {"call_id": call_id, "name": function.get("name") or ""})
-        return events + (self._grow(CALL, function["arguments"]) if function.get("arguments") else [])
+    def _add_call(self, call: dict[str, Any]) -> list[Event]:
+        """The beginning of a call, which has an id, or more of its arguments."""
+        function, events = call["function"], []
+        if "id" in call:
+            events = self._close("completed") + self._open(CALL, {"call_id": call["id"], "name": function["name"]})
+        return events + (self._grow(CALL, function["arguments"]) if function["arguments"] else [])
 
     def _grow(self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None) -> list[Event]:
         events: list[Event] = []
@@ -151,6 +142,8 @@ class GrowingResponse:
         item = self._item
         if item is None:
             return []
+        if item.kind == CALL and not _is_json("".join(item.texts)):
+            status = "incomplete"  # the model has ended its answer within the call
         shown = item.shown(status)
         if item.kind == CALL:
             events = [self._of_item("done", name=shown["name"], arguments=shown["arguments"])]
@@ -169,7 +162,8 @@ class GrowingResponse:
         return {"type": kind, "sequence_number": self.num_events - 1, **fields}
 
     def _whole(self, status: str) -> Event:
-        return self._event(f"response.{status}", response=dict(self.body, output=list(self.body["output"])))
+        kind = "incomplete" if status == "cancelled" else status  # OpenAI's events know no other name for it
+        return self._event(f"response.{kind}", response=dict(self.body, output=list(self.body["output"])))
 
     def _of_item(self, what: str, **fields: Any) -> Event:
         item = self._item
@@ -184,15 +178,12 @@ class GrowingResponse:
         return self._event(f"response.content_part.{what}", **about)
 
 
-def _of_content(entries: list[dict[str, Any]], reasoning: str, content: str) -> list[dict[str, Any]]:
-    """Of a whole answer's tokens those of its content, which stands behind the reasoning."""
-    ends = list(accumulate(len(entry["bytes"] or []) for entry in entries))
-    written = bytes(byte for entry in entries for byte in entry["bytes"] or [])
-    first = written.find(content.encode(), max(written.find(reasoning.encode()), 0) + len(reasoning.encode()))
-    if not content or first < 0:
-        return []
-    is_in = [first < end <= first + len(content.encode()) for end in ends]
-    return list(compress(entries, is_in))
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:

@@ -82,9 +82,16 @@ def translate(body: dict[str, Any], kept: Kept) -> Asked:
     messages = add_items(before, items)
     if is_open(items):
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
-    system = [{"role": "system", "content": _string(body, "instructions")}] if body.get("instructions") else []
-    chat["messages"] = system + messages
+    chat["messages"] = _instructed(_string(body, "instructions"), messages) if body.get("instructions") else messages
     return Asked(chat, messages, items, _echoed(body, store, background), unknown, store, background)
+
+
+def _instructed(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages that begin with these instructions. Many templates take one system message, and only as the first."""
+    texts, rest = [instructions], list(messages)
+    while rest and rest[0]["role"] in ("system", "developer"):
+        texts.append(rest.pop(0)["content"])
+    return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
 
 
 def _echoed(body: dict[str, Any], store: bool, background: bool) -> dict[str, Any]:

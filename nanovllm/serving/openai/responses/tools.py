@@ -3,12 +3,16 @@
 from typing import Any
 
 from nanovllm.checks.values import shorten
+from nanovllm.serving.openai.tools import functions_of, is_other
 
 ON_SERVER = "tools that run on a server, or take free text, are not here; tools of type function are"
 
 
 def chat_tools(body: dict[str, Any]) -> dict[str, Any]:
-    """A chat's tools and tool_choice, as far as the body has them. Raises ValueError."""
+    """A chat's tools and tool_choice, as far as the body has them; the chat leaves out what is no function.
+
+    Raises ValueError.
+    """
     given, choice = body.get("tools", []), body.get("tool_choice")
     if not isinstance(given, list):
         raise ValueError(f"tools must be a list, found {shorten(given)}")
@@ -25,8 +29,8 @@ def chat_tools(body: dict[str, Any]) -> dict[str, Any]:
 def _nested(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
         raise ValueError(f"{where} must be an object with a type, found {shorten(tool)}")
-    if tool["type"] != "function":
-        raise ValueError(f"{where} is of type {shorten(tool['type'])}: {ON_SERVER}")
+    if is_other(tool):
+        return {"type": tool["type"]}
     if not isinstance(tool.get("name"), str):
         raise ValueError(f"{where} needs a string 'name' beside its type, found {shorten(tool)}")
     names = ("name", "description", "parameters", "strict")
@@ -39,6 +43,7 @@ def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[
     if not isinstance(given, list) or mode not in ("auto", "required"):
         raise ValueError(f"allowed_tools needs a list tools, and mode auto or required; found {shorten(choice)}")
     names = [tool.get("name") if isinstance(tool, dict) else tool for tool in given]
+    tools = functions_of(tools)
     known = [tool["function"]["name"] for tool in tools]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"tool_choice allows {shorten(unknown[0])}, and tools has {', '.join(known) or 'none'}")
