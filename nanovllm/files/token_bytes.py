@@ -23,13 +23,17 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         self._convert, self._decode, self._size = tokenizer.convert_ids_to_tokens, tokenizer.decode, len(tokenizer)
-        self._added = {token_id: text.encode() for text, token_id in tokenizer.get_added_vocab().items()}
+        special = set(tokenizer.all_special_ids)
+        for token_id, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
+            special |= {token_id} if added.special else set()  # others are words like those of the vocabulary
+        texts = tokenizer.get_added_vocab().items()
+        self._special = {token_id: text.encode() for text, token_id in texts if token_id in special}
         self._decoders = set(_decoders(tokenizer))
 
     def of(self, token_id: int) -> bytes:
         """b"" for an id that no token has."""
-        if (added := self._added.get(token_id)) is not None:
-            return added
+        if (special := self._special.get(token_id)) is not None:
+            return special
         try:
             piece = self._convert(token_id)
         except (IndexError, OverflowError):
@@ -51,7 +55,7 @@ class TokenBytes:
         return [self.of(token_id) for token_id in range(self._size)]
 
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._added
+        return token_id in self._special
 
 
 _known: WeakKeyDictionary[Any, TokenBytes] = WeakKeyDictionary()
