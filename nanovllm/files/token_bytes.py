@@ -26,16 +26,15 @@ class TokenBytes:
     """Of one tokenizer.
 
     is_exact     False where a token's text depends on its neighbours, as in BERT's vocabularies
-    added_ids    of the tokens that no merges lead to: special ones, and others that stand for themselves
-    special_ids  of these, the ones that skip_special_tokens leaves out
+    special_ids  of the tokens that skip_special_tokens leaves out; others that were added are text
     """
 
     def __init__(self, tokenizer: Any) -> None:
         steps = _steps(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
         self.is_exact = _is_by_token(steps)
         added = tokenizer.added_tokens_decoder
-        self.added_ids = set(added)
-        self.special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._added_ids = set(added)
+        self.special_ids = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         self._convert, self._size = tokenizer.convert_ids_to_tokens, len(tokenizer)
         self._steps = {step["type"]: step for step in steps}
         self._replaced = [step for step in steps if step["type"] == "Replace"]
@@ -74,7 +73,7 @@ class TokenBytes:
             text = text.replace(metaspace["replacement"], "" if is_dropped else " ")
         if "Strip" in self._steps and is_first:
             text = text.removeprefix(" ")
-        if "WordPiece" in self._steps and token_id not in self.added_ids:
+        if "WordPiece" in self._steps and token_id not in self._added_ids:
             text = text[2:] if text.startswith("##") else f" {text}"
         if not self._steps:  # a tokenizer of transformers' own code
             text = text.replace(WORD_BEGIN, " ")

@@ -57,7 +57,7 @@ class BadWords:
         """What was generated last, as long as a word may be, and where its tokens start."""
         ending, lengths = b"", list[int]()
         for token_id in reversed(generated):
-            if len(ending) >= self._longest or token_id in self._bytes.added_ids:
+            if len(ending) >= self._longest or token_id in self._bytes.special_ids:
                 break
             ending = self._bytes.of(token_id) + ending
             lengths.append(len(ending))
@@ -69,7 +69,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         known = token_bytes(tokenizer)
-        ids = [i for i, text in enumerate(known.all[:vocab_size]) if text and i not in known.added_ids]
+        ids = [i for i, text in enumerate(known.all[:vocab_size]) if text and i not in known.special_ids]
         self._ids = sorted(ids, key=known.all.__getitem__)
         self._texts = [known.all[i] for i in self._ids]
         self._blob = b"".join(self._texts)

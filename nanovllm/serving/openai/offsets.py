@@ -18,7 +18,7 @@ def text_offsets(known: TokenBytes, token_ids: Iterable[int], text: str, is_whol
     at, undecided = 0, b""
     for token_id in token_ids:
         own = known.of(token_id)
-        if token_id in known.added_ids:
+        if token_id in known.special_ids:
             offsets.append(at)
             if text.startswith(own.decode(), at):
                 at, undecided = at + len(own.decode()), b""

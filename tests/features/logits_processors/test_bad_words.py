@@ -92,6 +92,19 @@ def test_pieces_of_sentencepiece():
     assert 2 not in bad.banned([1, 9]) and 2 not in bad.banned([6])
 
 
+def test_words_that_were_added():
+    """Gemma's tokenizer has its line breaks and runs of spaces among them; only special tokens are no text."""
+    tokenizer = byte_level(PIECES)
+    tokenizer.add_tokens(["\n\n\n", "<call>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    breaks, call, end = tokenizer.convert_tokens_to_ids(["\n\n\n", "<call>", "<|end|>"])
+    assert breaks in BadWords(tokenizer, ["\n"], len(tokenizer)).banned([])
+    assert call in BadWords(tokenizer, ["call"], len(tokenizer)).banned([])
+    assert (
+        end not in BadWords(tokenizer, ["end"], len(tokenizer)).banned([]) and end in token_bytes(tokenizer).special_ids
+    )
+
+
 def test_bytes_are_the_tokens_own():
     """All of them together are the text, whatever it is."""
     tokenizer, rng = make_tokenizer(), random.Random(0)

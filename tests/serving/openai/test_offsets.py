@@ -29,9 +29,9 @@ def test_of_a_text(text, rng):
             assert offsets == sorted(offsets)
             for token_id, at in zip(ids, offsets, strict=True):
                 own = KNOWN.of(token_id)
-                if token_id not in KNOWN.added_ids:
+                if token_id not in KNOWN.special_ids:
                     assert own in text[at:].encode() and (not is_text(own) or text.startswith(own.decode(), at))
-        if KNOWN.added_ids.isdisjoint(ids):
+        if KNOWN.special_ids.isdisjoint(ids):
             shown = text[: len(text) // 2]
             assert text_offsets(KNOWN, ids, shown, is_whole=False) == text_offsets(KNOWN, ids, text, is_whole=True)
 
