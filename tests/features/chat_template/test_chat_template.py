@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from nanovllm.checks.confined import end
+from nanovllm.features.chat_template.reads import reads_of
 from nanovllm.features.chat_template.renderer import RENDERER
 from tests.errors import expect
 from tests.test_llm import sampled
@@ -245,3 +246,11 @@ def test_calls_that_a_template_leaves_out(llm, caplog):
     prompt = shown(llm, chat, mute, tools=[TOOL])
     assert 'assistant:[now {"where": "here"}]' in prompt and "Wait." not in prompt
     assert "nothing of what an assistant's message says beside its calls" in caplog.text
+
+
+def test_what_a_template_reads_can_be_told():
+    told = reads_of(CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}"), {}, {}).describe()
+    assert told["content"] == "user: text, system: text, assistant: text, tool: text"
+    assert told["tools"] == told["results"] == "shown" and told["calls"] == "shown, arguments as object"
+    told = reads_of(DROPS_SYSTEM, {}, {}).describe()
+    assert "system: not shown" in told["content"] and told["tools"].startswith("not shown: they are described as text")

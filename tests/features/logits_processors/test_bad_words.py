@@ -100,7 +100,8 @@ def test_words_that_were_added():
     breaks, call, end = tokenizer.convert_tokens_to_ids(["\n\n\n", "<call>", "<|end|>"])
     assert breaks in BadWords(tokenizer, ["\n"], len(tokenizer)).banned([])
     assert call in BadWords(tokenizer, ["call"], len(tokenizer)).banned([])
-    assert (
+    assert end not in BadWords(tokenizer, ["end"], len(tokenizer)).banned([])
+    assert end in token_bytes(tokenizer).special_ids
         end not in BadWords(tokenizer, ["end"], len(tokenizer)).banned([]) and end in token_bytes(tokenizer).special_ids
     )
 

@@ -165,7 +165,8 @@ def test_a_crowd_leaves_nothing(checkpoint, num_clients, num_requests):
     pytest.importorskip("llguidance")
     with serving(checkpoint(), ServeOptions(max_waiting=150), **ENGINE) as server:
         tokenizer = server.engine.tokenizer
-        tokenizer.chat_template += "{% if tools %}{{ tools|length }} tools{% endif %}"  # shown, and briefly
+        names = "{{ tools | map(attribute='function.name') | join }}"  # shown, and briefly
+        tokenizer.chat_template += f"{{% if tools %}}{names}{{% endif %}}"
         asyncio.run(crowd(server.port, num_clients, num_requests // 2, expected))
         memory, num_objects = held(server)
         counts = asyncio.run(crowd(server.port, num_clients, num_requests, expected))
