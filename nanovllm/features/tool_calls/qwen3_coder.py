@@ -20,8 +20,7 @@ def qwen3_coder(source: Source) -> Reading[None]:
 
 
 def _call(source: Source) -> Reading[None]:
-    """What stands between parameters is nobody's. Each of the tags but </parameter> ends the call, if not all of them
-    come."""
+    """Text between parameters is nobody's. The call ends at </function>, or at a tag that cannot stand in a call."""
     yield from source.skip(OPENING)
     yield from source.skip_spaces()
     yield from source.expect(FUNCTION)

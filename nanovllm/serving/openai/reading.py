@@ -55,10 +55,7 @@ class Reading:
         return not self.format and self.reasoning is None
 
     def message(self, text: str, has_nulls: bool = False) -> tuple[dict[str, Any], bool]:
-        """The fields of a whole answer's message beside its role, and whether its last call, if it has one, is whole.
-
-        It is what the deltas of a stream add up to.
-        """
+        """What the deltas of a stream add up to: a message's fields beside its role; and has it a whole call?"""
         reader = Reader(self)
         content, thought, calls = "", "", []
         for delta, _, _ in reader.read(text, has_ended=True):
