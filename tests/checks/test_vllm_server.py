@@ -118,7 +118,7 @@ def test_every_flag_works_or_is_neutral_or_says_why_not(capsys, tmp_path):
         (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' asks for TLS (put a proxy before the server)"),
         (["--middleware", "a.b", "c.d"], "middleware=['a.b', 'c.d'] asks for code of yours"),
         (["--max-num-queued-reqs=5"], "asks for limits of the queue (ours: `--max-waiting`"),
-        (["--chat-template-content-format", "openai"], "asks for parts of content for the template"),
+        (["--chat-template-content-format", "xml"], "must be one of auto, string, openai"),
     ):
         assert main(["serve", missing, *words]) == 2
         assert reason in capsys.readouterr().err

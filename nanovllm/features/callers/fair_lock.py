@@ -32,6 +32,7 @@ class FairLock:
     @contextmanager
     def unless_mine(self) -> Iterator[None]:
         """Take a turn; for a thread that has it already, that one. For what is allowed in the middle of a step."""
+        check_process()  # a child's thread may have the number of the parent's thread whose turn it is
         if self.is_mine():
             yield
             return

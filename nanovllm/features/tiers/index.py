@@ -101,7 +101,7 @@ class Index:
         self.path = directory / FILE
         if is_writable:
             with suppress(FileExistsError):  # one that is there is not opened: see above
-                open(self.path, "xb", opener=open_for_owner).close()
+                os.close(open_for_owner(str(self.path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         mode = "rw" if is_writable else "ro"
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
