@@ -288,8 +288,8 @@ def tell_messages(story: Story, world: World) -> None:
     arrays = (f"    Batch.{name} = {getattr(batch, name).tolist()}" for name in fields)
     story.log(f"{method}(", *arrays, f"    SamplingBatch, for {len(sampling.num_logprobs)} row", ")")
     story.say("No request, no sequence, no scheduler. The answers:")
-    for rank, result in enumerate(answers[0]):
-        story.log(f"rank {rank}: token ids {result.token_ids}, logprobs {result.logprobs}")
+    found = ((rank, result.token_ids, result.logprobs) for rank, result in enumerate(answers[0]))
+    story.log(*(f"rank {rank}: token ids {token_ids}, logprobs {logprobs}" for rank, token_ids, logprobs in found))
     story.say(
         "Every rank has computed the logits of its own words and handed them to rank 0. Rank 0 has sampled, and "
         "answers for the group. The other ranks only say that they are done."
