@@ -5,11 +5,43 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from chapters.site.sources import ROOT, node_of
+from nanovllm.worker.cpu.compiler import find_compiler
 
 PACKAGE = ROOT / "nanovllm"
 ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$", re.MULTILINE)
+
+# What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
+# below, is a decision.
+HEART = """
+checkpoint checks.callbacks checks.calls checks.exits checks.forks checks.names checks.pool checks.prompt_length
+checks.requests checks.values config core.block_hash core.block_manager core.cache_stats core.integrity.states
+core.scheduler core.sequence detokenizer engine files.config_json files.end_tokens files.gguf_file
+files.gguf_weights files.hub files.model_fields files.system files.tensor_files files.token_bytes files.tokenizer
+llm outputs prompts request sampling_params stats worker.attention worker.batch worker.cpu.argmax
+worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory worker.cpu.onednn worker.cpu.platform worker.cpu.pointers
+worker.cpu.recorded_step worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers
+worker.loader worker.model worker.model_runner worker.sampler
+"""
+WINGS = """
+core.snapshots.manager core.snapshots.policy core.snapshots.segments core.snapshots.state features.assembly
+features.callers.fair_lock features.callers.output_kind features.callers.progress features.callers.shared_engine
+features.callers.snapshot features.experts.config features.grammar.masks features.hybrid.c_kernels
+features.hybrid.config features.hybrid.delta_rule features.hybrid.gguf_names features.hybrid.kernels
+features.logits_processors.classes features.logits_processors.functions features.logits_processors.processors
+features.logits_processors.top_k_top_p features.pooling.config features.pooling.params
+features.positions.layer_kinds features.positions.rope_config features.quantization.formats
+features.speculation.rates
+"""
+LOADED = """
+import sys
+from nanovllm import LLM, SamplingParams
+LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+packages = {name.rpartition(".")[0] for name in sys.modules}
+print(*(name.removeprefix("nanovllm.") for name in sys.modules.keys() - packages if name.startswith("nanovllm.")))
+"""
 
 
 def section(title: str) -> str:
@@ -53,6 +85,17 @@ def imported(path: Path) -> set[str]:
 def test_the_control_plane_knows_no_wing(path):
     ours = {name for name in imported(path) if name.startswith("nanovllm")}
     assert all(name.startswith("nanovllm.core") or name == "nanovllm.sampling_params" for name in ours)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, other kernels are loaded")
+def test_what_a_plain_llama_loads(checkpoint, processes):
+    try:
+        find_compiler()
+    except OSError as error:
+        pytest.skip(f"without C kernels, others are loaded: {error}")
+    code, out, err = processes.run("-c", LOADED, str(checkpoint("llama")))
+    assert code == 0, err
+    assert sorted(out.split()) == sorted(HEART.split() + WINGS.split())
 
 
 def test_a_listing_is_documentation():
