@@ -150,16 +150,16 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> ModelRunnerOutput:
         """run() on what pack() has made of a step."""
-        num_sampled = len(sampling.num_logprobs)
         with self._step_context():
             if self.adapter_slots is not None:
                 self.adapter_slots.begin_step(adapters, batch)
             hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
             if hidden is None:
                 hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
-            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
             if sampling.prompt_rows is None:
-                return output
+                return self._sample(self.model.logits(hidden), sampling)
+            num_sampled = len(sampling.num_logprobs)
+            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
             prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
             return replace(output, prompt_logprobs=prompt_logprobs)
 

@@ -62,6 +62,15 @@ def results(llm: LLM, prompts=None, params=None) -> list:
     return [(o.token_ids, o.finish_reason, o.cumulative_logprob, o.logprobs) for o in outputs]
 
 
+def test_the_logits_of_a_replayed_step_are_not_computed_again(checkpoint):
+    llm = load(checkpoint())
+    record, by_call = llm.engine.model_runner._graphs, []
+    head, steps = record.head, watched(llm)
+    record.head = lambda x, *more: by_call.append(len(x)) or head(x, *more)
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert by_call == [1 for _, is_replayed in steps if not is_replayed] and [1, True] == list(steps[-1])
+
+
 KINDS = [
     ("llama", {}),
     ("llama-biases", {}),
