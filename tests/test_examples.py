@@ -185,6 +185,7 @@ def test_profile_step(run, checkpoint):
     assert len(parts) == 10, out  # of a prefill and of a decode
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("options", [["--compare"], ["--quantization", "int8"], ["--enforce-eager"]])
 def test_reproducible(status_of, tmp_path, options):
     """Ten ways, ten times the same bits; PyTorch's operations may have others, which the exit code then says."""

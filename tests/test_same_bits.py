@@ -63,6 +63,7 @@ def crossed(variants: list[str]) -> Iterator[Any]:
         yield pytest.param(variant, kind, marks=[pytest.mark.ci] * is_for_ci)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("variant", "kind"), list(crossed(["llama", "qwen3", "qwen3-moe", "mistral-window", "qwen3.5", "qwen3-next"]))
 )
@@ -87,6 +88,7 @@ def test_schedules(checkpoint, variant, kind):
         assert stats["prefix_cache"]["hits"] > 0
 
 
+@pytest.mark.compiler
 def test_bfloat16_with_weights_of_8_bits(checkpoint):
     llm = LLM(str(checkpoint("llama")), dtype="bfloat16", quantization="int8", **ROOMY)
     assert llm.stats()["same_bits"] == "on every processor"
@@ -95,6 +97,7 @@ def test_bfloat16_with_weights_of_8_bits(checkpoint):
     assert [bits(llm, [prompt], PARAMS)[0] for prompt in prompts] == together
 
 
+@pytest.mark.compiler
 def test_threads_and_samples(checkpoint, monkeypatch):
     """One thread, two, five; four samples of a prompt, each as if it were the only one."""
     prompts, answers = make_prompts(), []
@@ -108,6 +111,7 @@ def test_threads_and_samples(checkpoint, monkeypatch):
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.compiler
 def test_what_is_said_of_the_promise(checkpoint, caplog):
     caplog.set_level("INFO", "nanovllm")
     folder, line = str(checkpoint("llama")), "in any company: not promised"
@@ -117,6 +121,7 @@ def test_what_is_said_of_the_promise(checkpoint, caplog):
     assert caplog.text.count(line) == 1
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("variant", ["qwen2", "smollm3", "llama-mha-tied"])
 def test_other_models(checkpoint, variant):
     """Biases and tied heads, layers without rotary embedding, a KV head for each query head; in float16."""

@@ -61,6 +61,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "name", [name if name == "asyncio" else pytest.param(name, marks=pytest.mark.ci) for name in PROGRAMS]
 )

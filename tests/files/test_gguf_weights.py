@@ -196,6 +196,7 @@ def test_embeddings_may_be_quantized_alone(checkpoint, tmp_path):
     assert model.embed_tokens is model.lm_head.weight and isinstance(model.layers[0].mlp.down_proj.weight, MergedWeight)
 
 
+@pytest.mark.compiler
 def test_demo_file(demo_checkpoint, demo_gguf):
     """The checkpoint that is unpacked from it holds the same weights, rounded to bfloat16."""
     llm, unpacked = engine(demo_gguf, max_model_len=256), engine(demo_checkpoint, max_model_len=256)

@@ -533,6 +533,7 @@ def test_a_sample_that_fails_is_an_error_record(llm):
     assert good.error is None
 
 
+@pytest.mark.compiler
 def test_embeddings_and_scores(checkpoint, monkeypatch):
     """Of an LLM with runner="pooling"; a step that fails is tried again, and only the line to blame is answered so."""
     llm = LLM(str(checkpoint("qwen3")), runner="pooling", **SMALL)

@@ -95,6 +95,7 @@ def test_a_width_of_all_words_finds_the_best_of_all(llm, checkpoint):
     check(output.sequences[:20], list(zip(pairs, best.values.tolist(), strict=True)))
 
 
+@pytest.mark.compiler
 def test_company_salts_and_limits(checkpoint):
     """Prompts together, a few at a time, in a tight pool: the same beams. What they share comes from the cache."""
     params = BeamSearchParams(beam_width=3, max_tokens=9)

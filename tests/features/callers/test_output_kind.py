@@ -66,6 +66,7 @@ def test_deltas_of_steps_add_up(llm, options):
     assert joined([only]) == joined([whole]) and only.finished
 
 
+@pytest.mark.compiler
 def test_a_step_that_fails_loses_nothing(llm, monkeypatch):
     [whole] = stepped(llm, params(RequestOutputKind.FINAL_ONLY, logprobs=0))["0"]
     llm.engine.add_request("x", PROMPT, params(RequestOutputKind.DELTA, logprobs=0))

@@ -295,6 +295,7 @@ def test_adapters(checkpoint, tmp_path, variant, projections):
     assert [output.num_cached_tokens for output in outputs] == [0, 0, 16], "a state belongs to its adapter"
 
 
+@pytest.mark.compiler
 def test_a_draft_of_the_same_kind(checkpoint, monkeypatch):
     """Its own states go back to a snapshot where guesses have failed."""
     from tests.features.speculation.test_draft_model import DraftModel, StepTimes

@@ -130,6 +130,7 @@ def check_against_peft(llm, base, adapters):
     assert (llm.stats()["num_preemptions"] > 3) == (llm.engine.config.num_gpu_blocks_override == 24)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("options", [dict(), dict(dtype="bfloat16"), dict(quantization="int8")], ids=str)
 def test_the_same_bits_in_any_company(base, adapters, options):
     prompts, chosen = mixed(adapters)

@@ -110,6 +110,7 @@ def test_every_architecture(every_checkpoint):
     assert torch.allclose(vector(again), normed(reference_states(every_checkpoint, again.prompt_token_ids)), atol=1e-5)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "options", [{"max_num_batched_tokens": 5}, {"num_gpu_blocks_override": 25}, {"max_num_seqs": 1}]
 )
@@ -157,6 +158,7 @@ def test_fewer_bits(checkpoint, llm, bits):
         assert vector(output).norm().item() == pytest.approx(1.0)
 
 
+@pytest.mark.compiler
 def test_no_output_head_and_no_prefix(embedder, llm):
     """runner="auto" sees what the checkpoint is made for."""
     loaded = LLM(str(embedder), **SMALL)
@@ -325,6 +327,7 @@ def test_reranker(yes_no):
     assert 0 < ranks.score("a", "b")[0].outputs.score < 1
 
 
+@pytest.mark.compiler
 def test_a_long_document_is_cut_before_the_template(yes_no):
     """The score is read behind the template's end, whatever the cut."""
     llm = make(yes_no, hf_overrides=RERANKER, max_model_len=512, num_gpu_blocks_override=600)

@@ -138,6 +138,7 @@ def test_weights_that_have_4_bits_come_back(search):
     assert (again.codes == groups.codes).float().mean() > 0.99
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("in_c", [False, True])
 def test_importance_is_the_mean_square_of_what_a_layer_is_given(every_checkpoint, in_c, monkeypatch):
     config = ModelConfig.from_directory(every_checkpoint)

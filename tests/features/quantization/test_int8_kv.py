@@ -41,6 +41,7 @@ def write(found, k: Tensor, v: Tensor) -> Tensor:
     return caches
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("block_size", [16, 5])
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,6 +57,7 @@ def test_attention(dtype, window, block_size):
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_not_lost(number):
     """A row that sees it is NaN; a row before it is as it was."""
@@ -70,6 +72,7 @@ def test_what_is_not_finite_is_not_lost(number):
     assert torch.equal(out[:10], sound[:10]) and not out[10:, :, 3].isfinite().any()
 
 
+@pytest.mark.compiler
 def test_half_the_memory(checkpoint):
     sizes = [LLM(str(checkpoint()), dtype="bfloat16", **SMALL, kv_cache_dtype=kind) for kind in ("auto", "int8")]
     whole, half = (llm.stats()["kv_pool"]["num_bytes"] for llm in sizes)

@@ -27,6 +27,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str)
 def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
     """A smaller model with the same vocabulary, whose guesses are mostly wrong, and the model itself."""
@@ -58,6 +59,7 @@ def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager):
     assert left.num_prompt_tokens == 1, "what has ended gives its blocks back"
 
 
+@pytest.mark.compiler
 def test_the_model_in_fewer_bits(checkpoint, eager):
     requests = random_requests(random.Random(6), 12)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
@@ -75,6 +77,7 @@ def test_ranks_check_what_one_process_drafts(checkpoint, processes, eager):
     assert llm.stats()["num_accepted_tokens"] > 10
 
 
+@pytest.mark.compiler
 def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
     requests = random_requests(random.Random(9), 8)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
@@ -87,6 +90,7 @@ def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
     assert_same([done[i] for i in ids], expected)
 
 
+@pytest.mark.compiler
 def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
     """Where the draft model has no room, there are no guesses, and no harm."""
     requests = random_requests(random.Random(10), 12)
@@ -113,6 +117,7 @@ def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
         LLM(str(checkpoint()), quantization="int8", speculative_config=config, **OPTIONS)
 
 
+@pytest.mark.compiler
 def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager):
     """Models of a family pad their embeddings differently; no guess is beyond either."""
     requests = random_requests(random.Random(12), 8, with_grammars=False)

@@ -178,6 +178,7 @@ SETTINGS = [  # pools and budgets from roomy to as tight as can be
 ]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options):
     """25 requests for each of six engines, cold and again warm: a hostile proposer, then n-grams."""
@@ -243,6 +244,7 @@ def test_streams_show_only_what_holds(checkpoint):
     assert 1 < outputs[-1].metrics.tokens_per_step == len(sample.token_ids) / len(outputs)
 
 
+@pytest.mark.compiler
 def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypatch):
     requests = random_requests(random.Random(7), 25)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
@@ -373,6 +375,7 @@ MISTAKES = [seeds_mixed, guesses_not_in_penalties, wrong_row, one_too_many_taken
 MISTAKES += [shown_behind_the_stop]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("plant", [None, *MISTAKES])
 def test_known_mistakes_are_seen(checkpoint, monkeypatch, plant):
     """The comparison that all of this rests on, with a mistake in the engine: it must fail; without one, not."""

@@ -42,6 +42,7 @@ def end(llm: LLM) -> None:
     llm.engine.features.tiers.disk.close()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "variant, options",
     [
@@ -80,6 +81,7 @@ def replace_in_place(weights: Path) -> None:
     assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
 
 
+@pytest.mark.compiler
 def test_a_file_that_was_replaced_is_another_one_even_if_size_and_time_are_equal(copy_of, tmp_path):
     folder = copy_of("llama")
     first = engine(folder, tmp_path / "cache")
@@ -167,6 +169,7 @@ def test_a_salt_is_a_secret(checkpoint, tmp_path):
     end(again)
 
 
+@pytest.mark.compiler
 def test_an_adapter_is_known_by_its_content(checkpoint, tmp_path):
     """Its number is one of a process. Another adapter under the same number finds nothing."""
     from tests.features.lora.test_lora import make_adapter
@@ -184,6 +187,7 @@ def test_an_adapter_is_known_by_its_content(checkpoint, tmp_path):
     end(again)
 
 
+@pytest.mark.compiler
 def test_a_long_chain_comes_in_rounds(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "READ_BYTES", 7000)  # three blocks
     llm = engine(checkpoint(), tmp_path / "cache")
@@ -317,6 +321,7 @@ def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
     assert (tmp_path / "other" / "thesis.txt").exists()
 
 
+@pytest.mark.compiler
 def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_path, monkeypatch):
     """With a clock that stands still: one look at the disk for all of them, and each is answered by computing."""
     monkeypatch.setattr(disk_store, "monotonic", lambda: 1000.0)
@@ -339,6 +344,7 @@ def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_pat
     end(llm)
 
 
+@pytest.mark.compiler
 def test_an_engine_that_starts_while_the_index_is_locked(checkpoint, tmp_path, monkeypatch, caplog):
     """It reads what it may read."""
     monkeypatch.setattr(index.Index, "patience", index.BUSY)

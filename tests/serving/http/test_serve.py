@@ -45,6 +45,7 @@ def end_of(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, err
 
 
+@pytest.mark.compiler
 def test_sigterm_lets_requests_finish_and_takes_no_new_ones(start):
     process, url = start()
     stream = iter(client_of(url).completions.create(**LONG, stream=True))

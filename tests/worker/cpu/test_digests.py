@@ -72,6 +72,7 @@ def recorded(kind: str) -> dict[str, str]:
     return dict(zip(NAMES, DIGESTS[kind].split(), strict=True))
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "kind"),

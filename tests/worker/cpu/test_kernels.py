@@ -378,6 +378,7 @@ BROKEN_COMPILERS = {
 }
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "breakage", ["no compiler", "read-only cache", "no home", "another library", *BROKEN_COMPILERS]
 )

@@ -68,7 +68,7 @@ def test_the_logits_of_a_replayed_step_are_not_computed_again(checkpoint):
     head, steps = record.head, watched(llm)
     record.head = lambda x, *more: by_call.append(len(x)) or head(x, *more)
     llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
-    assert by_call == [1 for _, is_replayed in steps if not is_replayed] and [1, True] == list(steps[-1])
+    assert by_call == [1 for _, is_replayed in steps if not is_replayed] and list(steps[-1]) == [1, True]
 
 
 KINDS = [
