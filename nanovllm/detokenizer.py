@@ -91,7 +91,7 @@ class BytesText:
         if token_id in self._skipped:
             return ""
         piece = self._known.of(token_id, self._is_first)
-        if self._known.of(token_id):  # an id without a token begins no text
+        if self._is_first and self._known.of(token_id):  # an id without a token begins no text
             self._is_first = False
         return self._decoder.decode(piece)
 

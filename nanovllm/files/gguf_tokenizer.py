@@ -14,13 +14,13 @@ from typing import Any
 from nanovllm.checks.values import shorten
 from nanovllm.files.gguf_file import GGUFFile
 from nanovllm.files.pre_tokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+from nanovllm.files.token_bytes import WORD_BEGIN
 
 logger = logging.getLogger("nanovllm")
 
 KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 SENTENCEPIECE, BYTE_LEVEL, PLAIN_BPE = "llama", "gpt2", "gemma4"  # what tokenizer.ggml.model may be
-SPACE = "\u2581"  # stands for a space in vocabularies that are not byte-level
 REPEATED = "\ufdd0"  # no text has this character
 NAMED_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # where the file does not say
@@ -139,9 +139,9 @@ class GGUFVocabulary:
             steps: list[Any] = [decoders.ByteLevel()]
         else:
             model = models.BPE(self.ids, self._merges(), unk_token=unk_token, fuse_unk=True, byte_fallback=True)
-            changes = [normalizers.Prepend(SPACE)] if self.adds_space else []
-            changes.append(normalizers.Replace(" ", SPACE))
-            steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+            changes = [normalizers.Prepend(WORD_BEGIN)] if self.adds_space else []
+            changes.append(normalizers.Replace(" ", WORD_BEGIN))
+            steps = [decoders.Replace(WORD_BEGIN, " "), decoders.ByteFallback(), decoders.Fuse()]
             steps += [decoders.Strip(" ", 1, 0)] if self.adds_space else []
         if self.repeated:
             steps.insert(0, decoders.Replace(Pattern(REPEATED + r"\d+"), ""))

@@ -147,8 +147,8 @@ def tokenizer_rows(tokenizer: Any, place: Path) -> Rows:
     found = place.name if place.is_file() else ", ".join(n for n in TOKENIZER_FILES if (place / n).is_file())
     rows = [("tokenizer", f"{kind}, {len(tokenizer):,} tokens, from {found}")]
     rows += [("  pre-tokenizer", pre_tokenizer_of(backend, place))]
-    normalizer = None if backend is None else json.loads(backend.to_str()).get("normalizer")
-    rows += [("  normalizer", shortened(normalizer))] if normalizer else []
+    normalizer = getattr(backend, "normalizer", None)
+    rows += [] if normalizer is None else [("  normalizer", shortened(json.loads(normalizer.__getstate__())))]
     return [*rows, ("  BOS", bos_rule(tokenizer))]
 
 
@@ -161,8 +161,10 @@ def pre_tokenizer_of(backend: Any, place: Path) -> str:
         metadata = GGUFFile(place).metadata
         model, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
         named = f"{pre or 'not named'} (tokenizer.ggml.pre, of a {model} vocabulary): "
-    steps = None if backend is None else json.loads(backend.to_str()).get("pre_tokenizer")
-    return named + (shortened(steps) if steps else "none: a text is not split before it is merged")
+    steps = getattr(backend, "pre_tokenizer", None)
+    if steps is None:
+        return f"{named}none: a text is not split before it is merged"
+    return named + shortened(json.loads(steps.__getstate__()))
 
 
 def shortened(step: Any) -> str:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from nanovllm.detokenizer import REPLACEMENT
+from nanovllm.files.token_bytes import WORD_BEGIN
 from nanovllm.outputs import Logprob
 
-WORD_BEGIN = "\u2581"  # a space, in SentencePiece's vocabularies; decoding a token alone loses it
 MAX_BYTES = 4  # of a character, and so the most tokens that one can have
 
 

@@ -7,7 +7,7 @@ nullable, a parent class as allOf, a class of its own as $ref. alternatives() is
 from itertools import product
 from typing import Any
 
-from nanovllm.features.grammar.parts import MAPS_OF_SCHEMAS, SUBSCHEMAS
+from nanovllm.features.grammar.parts import MAPS_OF_SCHEMAS, SUBSCHEMAS, follow
 from nanovllm.features.tool_calls.json_values import loads
 
 Schema = dict[str, Any]
@@ -53,7 +53,7 @@ def _alternatives(schema: Any, root: Any, seen: dict[int, list[Schema]], depth: 
     if types := _types(schema):
         own["type"] = types
     choices: list[list[Schema]] = [[own]]
-    inside = [target(root, schema["$ref"])] if "$ref" in schema else []
+    inside = [follow(root, str(schema["$ref"]))] if "$ref" in schema else []
     for part in inside + _list(schema.get("allOf")):
         choices.append(_alternatives(part, root, seen, depth + 1))
     for several in (_list(schema.get("anyOf")), _list(schema.get("oneOf"))):
@@ -128,16 +128,6 @@ def types_of(schema: Any, root: Any = None) -> set[str]:
 def properties_of(schema: Any) -> dict[str, Any]:
     """Of an object, what any of its alternatives says of its properties."""
     return _properties(alternatives(schema))
-
-
-def target(root: Any, reference: Any) -> Any:
-    """What "#/$defs/name" means. None, of which nothing is known, for what cannot be followed."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    found = root
-    for key in reference[1:].split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
 
 
 def typed(text: str, schema: Any, root: Any = None) -> Any:

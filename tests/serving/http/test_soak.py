@@ -153,6 +153,7 @@ def held(server) -> tuple[int, int]:
         return int(file.read().split()[1]) * resource.getpagesize(), len(gc.get_objects())
 
 
+@pytest.mark.compiler  # everybody's text is compared, whatever company it was computed in
 @pytest.mark.parametrize(
     "num_clients, num_requests", [(24, 48), pytest.param(200, 20_000, marks=pytest.mark.soak)], ids=["short", "long"]
 )
@@ -176,5 +177,5 @@ def test_a_crowd_leaves_nothing(checkpoint, num_clients, num_requests):
             f"{memory_then - memory:+,}; objects {num_objects:,} and {num_objects_then - num_objects:+,}"
         )
         assert counts["answered"] > num_requests / 8
-        assert memory_then - memory < 40e6 and num_objects_then - num_objects < 1000
+        assert memory_then - memory < 20e6 and num_objects_then - num_objects < 1000
         assert server.send("/metrics")[0] == 200 and len(server.llm.thread.readers) == 0
