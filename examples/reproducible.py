@@ -114,7 +114,7 @@ def ways(load: Callable[..., LLM], progress: Console) -> Iterator[Way]:
     with progress.status("an engine that guesses"):
         llm = load(speculative_config=NGRAM)
         [guessed], stats = ask(llm, [question]), llm.stats()
-        happened = f"{stats['num_accepted_tokens']} of {stats['num_guessed_tokens']} guesses held"
+        happened = f"{stats['num_accepted_tokens']} of {stats['num_draft_tokens']} guesses held"
         yield "with guesses", happened, [digest(guessed)]
 
 

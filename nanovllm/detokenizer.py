@@ -16,7 +16,10 @@ MAX_HELD_TOKENS = 32  # bytes that are not a character after so many tokens will
 
 
 class Detokenizer:
-    """Text of one sample. `text` grows by append() and never changes what it showed. token_ids: those taken so far."""
+    """Text of one sample. `text` grows by append() and never changes what it showed. token_ids: those taken so far.
+
+    A sequence with stop strings has it as its stop_checker: the scheduler appends each token that it accepts.
+    """
 
     def __init__(self, tokenizer: Any, params: SamplingParams = SamplingParams()) -> None:
         self.tokenizer, self.params = tokenizer, params
@@ -102,23 +105,26 @@ class WindowedText:
     def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
         self._tokenizer, self._params = tokenizer, params
         self._token_ids: list[int] = []
-        self._context = 0  # token_ids[_context:_read] are decoded only to see what the next ones add to them
-        self._read = 0
-        self._shown = ""  # of the text of token_ids[_context:]
+        # token_ids[prefix_offset:read_offset] are decoded only to see what the tokens from read_offset on add to them.
+        self._prefix_offset = 0
+        self._read_offset = 0
+        self._shown = ""  # of the text of token_ids[prefix_offset:]
 
     def add(self, token_id: int) -> str:
         """The text that is there now, and was not before."""
         self._token_ids.append(token_id)
-        window = self._decode(self._token_ids[self._context :])
-        is_held = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read < MAX_HELD_TOKENS
+        window = self._decode(self._token_ids[self._prefix_offset :])
+        is_held = window.endswith(REPLACEMENT) and len(self._token_ids) - self._read_offset < MAX_HELD_TOKENS
         if is_held:
             window = window.rstrip(REPLACEMENT)
         if len(window) <= len(self._shown):
             return ""
-        new, self._shown = window[len(self._shown) :], window
+        new = window[len(self._shown) :]
+        self._shown = window
         if not is_held:
-            self._context, self._read = self._read, len(self._token_ids)
-            self._shown = self._decode(self._token_ids[self._context :])
+            self._prefix_offset = self._read_offset
+            self._read_offset = len(self._token_ids)
+            self._shown = self._decode(self._token_ids[self._prefix_offset :])
         return new
 
     def _decode(self, token_ids: list[int]) -> str:

@@ -1,88 +1,113 @@
 """LLMEngine: requests in, one step at a time, outputs out (chapter 2).
 
-A step is four hand-offs: the scheduler chooses the work, the model runner computes it, the scheduler takes the sampled
-tokens in, the requests turn them into text. Everything a caller can get wrong is checked before a request enters.
+A step is six lines, each of which needs only what the lines above it made: poll, draft, schedule, run, update, outputs.
+`requests` is what the engine has promised; everything else, queues and KV pool included, can be made anew from it, and
+that is what happens when an exception comes out of the middle of a step.
 """
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
-from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, told_to
+from nanovllm.checks.callbacks import WITHIN_A_STEP, told_to
 from nanovllm.checks.names import known_names
 from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
-from nanovllm.core.scheduler import Scheduler, SchedulerOutput
+from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.assembly import Features, make_runner
+from nanovllm.features import assembly
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request, Sample, prefix_order
-from nanovllm.sampling_params import SamplingParams
+from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 from nanovllm.stats import EngineStats
 
 if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
+    from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.adapter import Adapter
+    from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.features.lora.request import LoRARequest
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 
+WAIT_S = 0.02  # for blocks from a lower tier, at a time: then the engine hears of other requests
+
 
 class LLMEngine:
     """The loop. Not thread-safe: one thread adds, aborts and steps.
 
-    requests         request id -> those queued or running
-    request_of_seq   seq_id -> its request; request.samples[seq.sample_index] is its sample
+    requests    {request id: Request} of those queued or running
+    scheduled   the newest step's work; None before schedule() has returned
+    on_step     is told of every step that succeeds: (its SchedulerOutput, requests that got tokens). What it raises is
+                logged.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError or FileNotFoundError, before any weight is read, for what cannot work."""
         forks.check_process()
+        self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
-        self.config, self.model_runner = config, make_runner(config, model_config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
-        self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)
-        self.features = Features(config, model_config, self.tokenizer, directory)
-        scheduler_options = self.features.scheduler_options(directory)
+        self.model_config = with_eos(model_config, self.tokenizer, directory)
+        weight_stamps = assembly.check_cache_options(config, directory)
+        self.model_runner = assembly.make_runner(config, self.model_config)
+        self.speculation = assembly.make_speculation(config, directory, self.model_config, self.tokenizer)
         forks.watch()
         self.model_runner.load(directory)
-        self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
-        self.block_manager = self.features.make_block_manager(self.model_runner, self.kv_pool, directory)
+        self.kv_pool = self.model_runner.prepare(self.model_config.eos_token_ids)
+        self.block_manager = assembly.make_block_manager(config, self.kv_pool)
+        self.kv_events = assembly.make_kv_events(self)
+        self.block_times = assembly.make_block_times(config, self.block_manager)
+        self.tiers = assembly.make_tiers(self, directory, weight_stamps)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.kv_pool.max_model_len,
-            eos_token_ids=model_config.eos_token_ids,
-            **scheduler_options,
+            eos_token_ids=self.model_config.eos_token_ids,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            may_run=self.known_adapters.may_run if config.enable_lora else None,
         )
         self.check_length = length_check(self.tokenizer, self.kv_pool.max_model_len - 1)
         self.stats = EngineStats()
         self.requests: dict[str, Request] = {}
-        self.request_of_seq: dict[int, Request] = {}
-        # Told of every step that succeeds. What it raises is logged.
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
-        self.scheduled: SchedulerOutput | None = None  # the newest step's work; None before schedule() has returned
+        self.scheduled: SchedulerOutput | None = None
         self._num_requests = 0
-        # For _settle(): an exception has left a step unfinished, or these requests not yet forgotten.
-        self._in_step = False
-        self._dropped: list[Request] = []
+        self._is_stepping = False
+        self._is_broken = False  # an exception has interrupted a change: restart() comes before the next one
+        self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # of the step that is being made
         self._to_abort: list[Request] = []  # what a callback has asked for in the middle of a step
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
         return cls(engine_args)
+
+    @cached_property
+    def known_adapters(self) -> "KnownAdapters":
+        """The LoRA adapters that requests have named."""
+        from nanovllm.features.lora.registry import KnownAdapters
+
+        return KnownAdapters(self.model_config, self.config)
+
+    @cached_property
+    def grammars(self) -> "GrammarCompiler":
+        """Makes what structured outputs must fit."""
+        from nanovllm.features.grammar.grammar import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -101,16 +126,26 @@ class LLMEngine:
 
         compile_grammar=False leaves that, which may take seconds, to compile_grammars().
         """
-        given = check_request(self, prompt, params, lora_request, priority, request_id)
-        params, samples = given.params, []
-        for sample_index in range(params.n):
-            seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
+        checked = check_request(self, prompt, params, lora_request, priority, request_id)
+        samples = []
+        for sample_index in range(checked.params.n):
+            seq = Sequence(checked.token_ids, checked.params, cache_salt=checked.cache_salt, lora_id=checked.lora_id)
             seq.sample_index = sample_index
-            given.add_to(seq)
-            seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
-            samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
-        metrics = RequestMetrics(arrival_time=time.perf_counter())
-        request = Request(request_id or "", given.text, given.token_ids, params, samples, stream, metrics)
+            seq.skip_prefix_cache = sample_index == 0 and checked.params.prompt_logprobs is not None
+            checked.add_to(seq)
+            detokenizer = Detokenizer(self.tokenizer, checked.params)
+            if checked.params.stop:
+                seq.stop_checker = detokenizer
+            samples.append(Sample(seq, detokenizer))
+        request = Request(
+            request_id=request_id or "",
+            prompt=checked.text,
+            prompt_token_ids=checked.token_ids,
+            params=checked.params,
+            samples=samples,
+            stream=stream,
+            metrics=RequestMetrics(arrival_time=time.perf_counter()),
+        )
         if compile_grammar:
             self.compile_grammars([request])
         return request
@@ -118,24 +153,31 @@ class LLMEngine:
     def compile_grammars(self, requests: list[Request]) -> None:
         """Make what the outputs of these requests must fit. Raises ValueError. Any thread may call it."""
         if any(request.params.structured_outputs is not None for request in requests):
-            self.features.grammars.compile_for(requests)
+            self.grammars.compile_for(requests)
 
     def enqueue(self, requests: list[Request]) -> list[str]:
-        """Queue requests. Ids and default seeds follow the order given.
+        """Queue requests. Ids and default seeds follow the order given. ValueError for an id that is in use.
 
         Those of one priority are admitted in the order of salt, adapter and token ids, the order of a depth-first walk
         over their prefix tree: prompts with a common prefix come one after another, while it is still cached, even in a
         small pool.
         """
-        self._settle()
+        self._check_is_whole()
+        self._assign_ids(requests)
         try:
-            self._enqueue(requests)
+            with self._change():
+                for request in sorted(requests, key=prefix_order):
+                    self.requests[request.request_id] = request
+                    for sample in request.samples:
+                        self.scheduler.add(sample.seq)
         except BaseException:
-            self.abort_requests(requests)
+            for request in requests:
+                if self.requests.get(request.request_id) is request:
+                    del self.requests[request.request_id]
             raise
         return [request.request_id for request in requests]
 
-    def _enqueue(self, requests: list[Request]) -> None:
+    def _assign_ids(self, requests: list[Request]) -> None:
         for request in requests:
             while str(self._num_requests) in self.requests:  # somebody chose such an id
                 self._num_requests += 1
@@ -144,14 +186,10 @@ class LLMEngine:
             request.request_id = request.request_id or str(index)
             if request.request_id in self.requests:
                 raise ValueError(f"request id {request.request_id!r} is already in use")
-            if request.params.seed is None:
-                for sample in request.samples:
-                    sample.seq.seed = self.config.seed * 1_000_003 + index
-        for request in sorted(requests, key=prefix_order):
-            self.requests[request.request_id] = request
             for sample in request.samples:
-                self.request_of_seq[sample.seq.seq_id] = request
-                self.scheduler.add(sample.seq)
+                sample.seq.request_id = request.request_id
+                if request.params.seed is None:
+                    sample.seq.seed = self.config.seed * 1_000_003 + index
 
     def add_request(
         self, request_id: str | None, prompt: Prompt, params: SamplingParams, *, stream: bool = True, **options: Any
@@ -163,7 +201,13 @@ class LLMEngine:
         """
         options = known_names(options, ("lora_request", "priority"), "generate")
         request = self.make_request(prompt, params, request_id=request_id, stream=stream, **options)
-        return self.enqueue([self.features.with_output_kind(request)])[0]
+        if request.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            request.stream = False
+        if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
+            from nanovllm.features.callers.output_kind import OutputFilter
+
+            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
+        return self.enqueue([request])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
         """End one request now, or several. Returns the last output of one; None for several or if there is none.
@@ -180,23 +224,17 @@ class LLMEngine:
 
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
-        if self._in_step and is_within(LLMEngine.step, self, sys._getframe()):
+        if self._is_stepping:
             self._to_abort += requests
             return
-        self._settle()
-        self.forget(requests)
+        with self._change():
+            self._abort(requests)
 
-    def forget(self, requests: list[Request]) -> None:
-        """Drop requests, ended or not, from the scheduler and from this engine's tables."""
-        self._dropped = requests
-        seq_ids = [sample.seq.seq_id for request in requests for sample in request.samples]
-        self.scheduler.abort(*seq_ids)
+    def _abort(self, requests: list[Request]) -> None:
+        self.scheduler.abort(*(sample.seq.seq_id for request in requests for sample in request.samples))
         for request in requests:
             if self.requests.get(request.request_id) is request:
                 del self.requests[request.request_id]
-        for seq_id in seq_ids:
-            self.request_of_seq.pop(seq_id, None)
-        self._dropped = []
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while any request holds blocks.
@@ -204,11 +242,13 @@ class LLMEngine:
         reset_running_requests: take their blocks first. They wait, are computed again and end with the same tokens.
         reset_connector: forget what is kept beside the pool, too, in memory and on a disk.
         """
-        self._settle()
-        if reset_running_requests:  # as if a step had failed before anything was scheduled
-            self.scheduled, self._in_step = None, True
-            self._settle()
-        return self.block_manager.reset_prefix_cache() and self.features.reset_tiers(reset_connector)
+        with self._change():
+            while reset_running_requests and self.scheduler.running:
+                self.scheduler.preempt_last()
+            was_reset = self.block_manager.reset_prefix_cache()
+            if was_reset and reset_connector and self.tiers is not None:
+                self.tiers.reset()
+            return was_reset
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -218,90 +258,126 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
-        If anything raises, the step is undone: all sequences wait with the tokens from before it, and can go on.
+        If anything raises, the engine begins anew: all sequences wait with the tokens from before the step.
         """
         forks.check_process()
-        self._settle()
-        started, self.scheduled, self._in_step = time.perf_counter(), None, True
+        self._begin_change()
+        started = time.perf_counter()
+        self.scheduled = None
         try:
-            output = self.scheduled = self.scheduler.schedule()
-            if self.requests and not output.chunks:
-                self.features.wait_for_blocks()
-            self.note_scheduled(output, started)
-            result = self.model_runner.run(output)
-            self.scheduler.update(output, result.token_ids)
-            progressed = self.process_outputs(output, result)
-            outputs = [request.output() for request in progressed if request.finished or request.stream]
-            if self.on_step is not None and output.chunks:
-                told_to(self.on_step, output, progressed)
+            self._is_stepping = True
+            self.poll()
+            drafts = self.propose_drafts()
+            scheduled = self.schedule(drafts, started)
+            result = self.model_runner.run(scheduled)
+            progressed = self.update(scheduled, result)
+            return self.make_outputs(scheduled, progressed, started)
         except BaseException:
-            self._settle()
+            if self._is_broken:
+                self.restart()
             raise
-        self._dropped, self._in_step = [request for request in progressed if request.finished], False
-        self.stats.note_step(output, len(self._dropped), time.perf_counter() - started)
-        self.forget(self._dropped)
-        aborted = self._abort_asked()
-        outputs += [request.output() for request in aborted]
-        return self.features.as_asked(outputs, progressed + aborted)
+        finally:
+            self._is_stepping = False
 
-    def note_scheduled(self, output: SchedulerOutput, now: float) -> None:
-        """Count the step's tokens, and tell its requests that they are worked on. now: when the step began."""
-        self.stats.note_scheduled(output)
-        for chunk in output.chunks:
-            self.request_of_seq[chunk.seq.seq_id].note_scheduled(chunk.seq, now)
+    def poll(self) -> None:
+        """Take in blocks that have arrived from lower tiers since the last step."""
+        if self.tiers is not None:
+            self.tiers.poll(self.scheduler.waiting)
+            if not self.scheduler.running and all(seq.awaits_blocks for seq in self.scheduler.waiting):
+                self.tiers.wait(WAIT_S)
 
-    def process_outputs(self, output: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
-        """Let the requests make text and logprobs of what was computed; end sequences at stop strings.
+    def propose_drafts(self) -> dict[int, list[int]]:
+        """{seq_id: tokens that may come next}, which the step checks beside the tokens that it has to compute."""
+        return {} if self.speculation is None else self.speculation.propose(self.scheduler)
 
-        Returns the requests that have got tokens, or a vector.
-        """
+    def schedule(self, drafts: dict[int, list[int]], now: float) -> SchedulerOutput:
+        """Choose the step's work. now: when the step began, for the metrics of requests that are first worked on."""
+        scheduled = self.scheduler.schedule(drafts)
+        self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
+        self.scheduled = scheduled
+        self.stats.count_scheduled(scheduled)
+        for chunk, request in self._in_flight:
+            request.mark_scheduled(chunk.seq, now)
+        return scheduled
+
+    def update(self, scheduled: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
+        """Let sequences and requests take what was computed. Returns the requests that got tokens, or a vector."""
+        self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
-        progressed: dict[str, Request] = {}
-        row = 0
-        for chunk in output.chunks:
-            if not chunk.reaches_end:
-                continue
-            request = self.request_of_seq[chunk.seq.seq_id]
-            progressed[request.request_id] = request
-            if result.pooled:
-                request.pooled = result.pooled[row]
-            stop = request.add_tokens(chunk, result.logprobs[row : row + chunk.num_logits], now)
-            if stop is not None:
-                self.scheduler.finish(chunk.seq, "stop", stop)
-            row += chunk.num_logits
-        for seq_id, position, logprobs in result.prompt_logprobs:
-            request = self.request_of_seq[seq_id]
-            request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, logprobs)
+        progressed = {}
+        results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
+        for (chunk, request), logprobs, pooled, prompt_logprobs in results:
+            for position, found in prompt_logprobs:
+                request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
+            if chunk.reaches_end:
+                request.pooled = pooled
+                request.add_tokens(chunk, logprobs, now)
+                progressed[request.request_id] = request
+        if self.speculation is not None:
+            self.speculation.observe(scheduled)
         return list(progressed.values())
 
-    def _abort_asked(self) -> list[Request]:
+    def make_outputs(self, scheduled: SchedulerOutput, progressed: list[Request], started: float) -> list[RequestOutput]:
+        """Tell observers of the step, forget the requests that have ended, and say what the others have."""
+        outputs = [request.output() for request in progressed if request.finished or request.stream]
+        if self.on_step is not None and scheduled.chunks:
+            told_to(self.on_step, scheduled, progressed)
+        finished = [request for request in progressed if request.finished]
+        for request in finished:
+            del self.requests[request.request_id]
+        aborted = self._abort_what_callbacks_asked()
+        outputs += [request.output() for request in aborted]
+        self.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
+        self._is_broken = False  # the step is made: nothing takes it back any more
+
+        filters = {request.request_id: request.output_filter for request in progressed + aborted}
+        asked = (output if (f := filters[output.request_id]) is None else f.take(output) for output in outputs)
+        return [output for output in asked if output is not None]
+
+    def _abort_what_callbacks_asked(self) -> list[Request]:
         """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
         aborted = [request for request in self._to_abort if self.requests.get(request.request_id) is request]
-        self.forget(aborted)
+        self._abort(aborted)
         self._to_abort = []
         return aborted
 
-    # -- what an exception has interrupted ------------------------------------------------------------------------
+    # -- a change that an exception interrupts --------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Finish what an exception has interrupted: undo the step, or go on forgetting requests.
+    def _begin_change(self) -> None:
+        """From here until the change is complete, the engine counts as broken."""
+        self._check_is_whole()
+        self._is_broken = True
 
-        Called before every other change, so an exception in here loses nothing: the next call begins anew. Raises
-        RuntimeError if the step has not ended, and the caller is a callback of its.
+    def _check_is_whole(self) -> None:
+        """Mend what an exception has left behind. RuntimeError for a callback: it asks in the middle of a step."""
+        if self._is_stepping:
+            raise RuntimeError(WITHIN_A_STEP)
+        if self._is_broken:
+            self.restart()
+        self._in_flight = []
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """What every other change is made in."""
+        self._begin_change()
+        yield
+        self._is_broken = False
+
+    def restart(self) -> None:
+        """Make everything anew from the requests: all wait, with the tokens from before the step, and nothing is cached.
+
+        For an exception in whatever line. Another one in here loses nothing, for the next change begins with this.
         """
-        if self._in_step:
-            if is_within(LLMEngine.step, self, sys._getframe(1)):
-                raise RuntimeError(WITHIN_A_STEP)
-            self.scheduler.roll_back(self.scheduled)
-            for chunk in self.scheduled.chunks if self.scheduled is not None else ():
-                if chunk.reaches_end:
-                    self.request_of_seq[chunk.seq.seq_id].roll_back(chunk)
-            self._dropped, self._in_step = [], False
-        elif self._dropped:
-            self.forget(self._dropped)
-            self.scheduler.roll_back(None)  # a block that was being freed may be in no table and in no queue
-        if self._to_abort:
-            self._abort_asked()
+        self._is_broken = True
+        for chunk, request in self._in_flight:
+            self.requests[request.request_id] = request
+            request.take_back(chunk)
+        self._in_flight = []
+        self.requests = {request_id: request for request_id, request in self.requests.items() if not request.finished}
+        samples = [sample for request in self.requests.values() for sample in request.samples]
+        self.scheduler.restart(sample.seq for sample in samples if not sample.finished)
+        self._abort_what_callbacks_asked()
+        self._is_broken = False
 
     # -- what else vLLM's engine is asked -------------------------------------------------------------------------
 
@@ -325,14 +401,14 @@ class LLMEngine:
         What it raises is logged. It may ask an LLM for stats() and abort(), and must not wait for an event loop.
         To set it raises ValueError without LLM(kv_events_config=...).
         """
-        return None if self.features.kv_events is None else self.features.kv_events.on_batch
+        return None if self.kv_events is None else self.kv_events.on_batch
 
     @on_kv_events.setter
     def on_kv_events(self, follower: "Callable[[KVEventBatch], None] | None") -> None:
-        if self.features.kv_events is None:
+        if self.kv_events is None:
             example = 'kv_events_config={"enable_kv_cache_events": True, "publisher": "null"}'
             raise ValueError(f"KV events are not gathered: LLM({example}) asks for them")
-        self.features.kv_events.on_batch = follower
+        self.kv_events.on_batch = follower
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what PyTorch does until stop_profile(). Raises ValueError without LLM(profiler_config=...)."""
@@ -347,19 +423,19 @@ class LLMEngine:
 
     def add_lora(self, lora_request: "LoRARequest") -> bool:
         """Read an adapter before a request names it. False if it was there. Raises ValueError."""
-        return self.features.known_adapters.add(lora_request)
+        return self.known_adapters.add(lora_request)
 
     def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter. What runs with it ends as it began. False if there is none of this lora_int_id."""
-        return self.features.known_adapters.remove(lora_id)
+        return self.known_adapters.remove(lora_id)
 
     def list_loras(self) -> set[int]:
         """The lora_int_ids of all adapters that are known."""
-        return {request.lora_int_id for request in self.features.known_adapters.requests}
+        return {request.lora_int_id for request in self.known_adapters.requests}
 
     def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter in the CPU's memory, however many others are named. Raises ValueError for an unknown one."""
-        return self.features.known_adapters.pin(lora_id)
+        return self.known_adapters.pin(lora_id)
 
     def __getattr__(self, name: str) -> Any:
         """Raises an AttributeError that says what to use instead of a method that vLLM's LLMEngine has."""

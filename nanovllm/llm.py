@@ -138,7 +138,9 @@ class LLM:
 
         options: lora_request; use_tqdm; concurrency_limit: prompts that are searched for at a time. Raises ValueError.
         """
-        return self.engine.features.beam_search(self, prompts, params, **options)
+        from nanovllm.features.beam_search.search import beam_search
+
+        return beam_search(self, prompts, params, **options)
 
     def abort(self, request_id: str) -> None:
         """End a streamed request: its iterator yields what there is and stops. Unknown ids are ignored.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.stats import GuessRates
+from nanovllm.features.speculation.rates import DraftRates
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 
@@ -44,10 +44,10 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
-class RequestMetrics(GuessRates):
+class RequestMetrics(DraftRates):
     """Points in time of a request, in seconds of time.perf_counter(); None until they have happened.
 
-    Output tokens, guesses that were computed and guesses that became output (chapter 13) are those of the first sample.
+    Output tokens, draft tokens that were computed and those that became output (chapter 13) are of the first sample.
     """
 
     arrival_time: float
@@ -55,7 +55,7 @@ class RequestMetrics(GuessRates):
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_output_tokens: int = 0
-    num_guessed_tokens: int = 0
+    num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
     @property

@@ -25,12 +25,16 @@ class Sample:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     @property
+    def finished(self) -> bool:
+        return self.seq.status is SequenceStatus.FINISHED
+
+    @property
     def text(self) -> str:
         """What may be shown: while the sample runs, only what later tokens cannot change."""
         seq, params = self.seq, self.detokenizer.params
         if not params.detokenize:
             return ""
-        if seq.status is not SequenceStatus.FINISHED:
+        if not self.finished:
             return self.detokenizer.visible_text()
         if isinstance(seq.stop_reason, str):  # a stop string: the detokenizer has cut the text there
             return self.detokenizer.text
@@ -91,41 +95,37 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(sample.seq.status is SequenceStatus.FINISHED for sample in self.samples)
+        return all(sample.finished for sample in self.samples)
 
     @property
     def text_grows(self) -> bool:
-        """Is its text made token by token: for somebody who reads it, or to find stop strings?"""
-        return bool((self.stream and self.params.detokenize) or self.params.stop)
+        """Does somebody read its text while it grows? (Otherwise it is decoded once, at its end.)"""
+        return self.stream and self.params.detokenize
 
-    def note_scheduled(self, seq: Sequence, now: float) -> None:
+    def mark_scheduled(self, seq: Sequence, now: float) -> None:
         """A step is about to work on this sequence. now: seconds of time.perf_counter()."""
         if seq.sample_index == 0 and self.num_cached_tokens is None:
             self.num_cached_tokens = seq.num_cached_tokens
             self.metrics.first_scheduled_time = now
 
-    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
+    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> None:
         """Let text, logprobs and metrics grow by the tokens that the scheduler has just appended to a sample.
 
-        logprobs: of each row of the chunk that gave logits, a TokenLogprobs, or None if they are not asked for. Returns
-        the stop string that the text now ends with, if there is one; tokens after it are dropped from the sequence.
+        logprobs: of each row of the chunk that gave logits, a TokenLogprobs, or None if they are not asked for.
         """
-        seq, sample, stop = chunk.seq, self.samples[chunk.seq.sample_index], None
-        # A text that nobody reads before its end is decoded once, at its end.
-        if self.text_grows:
-            stop = sample.detokenizer.append(seq.tokens[chunk.known_end : -1 if sample.ended_by_token else None])
-            if stop is not None:
-                del seq.tokens[seq.num_prompt_tokens + len(sample.detokenizer.token_ids) :]
-        num_taken = len(seq.tokens) - chunk.known_end
-        for found in filter(None, logprobs[:num_taken]):
+        seq = chunk.seq
+        sample = self.samples[seq.sample_index]
+        new_token_ids = seq.tokens[chunk.known_end :]
+        if self.text_grows and seq.stop_checker is None:  # the scheduler gives the tokens to a stop_checker
+            sample.detokenizer.append(new_token_ids[: -1 if sample.ended_by_token else None])
+        for found in filter(None, logprobs[: len(new_token_ids)]):
             self.add_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
         if sample.error:
             logger.warning("request %s ends with an error: %s", self.request_id, sample.error.splitlines()[0])
-        if seq.sample_index == 0 and num_taken:
+        if seq.sample_index == 0 and new_token_ids:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
-            self.metrics.count(len(chunk.guesses), num_taken)
-        return stop
+            self.metrics.count(len(chunk.draft_token_ids), len(new_token_ids))
 
     def add_logprobs(self, entries: list, token_ids: list[int], position: int, found: Any) -> None:
         """Let entry number `position` be that of token_ids[position]. found: its TokenLogprobs."""
@@ -135,17 +135,20 @@ class Request:
         del entries[position:]  # of a prompt that is computed once more
         entries.append(make_entries(tokenizer, found, token_ids, position))
 
-    def roll_back(self, chunk: ScheduledChunk) -> None:
-        """Drop text, logprobs and counts of the tokens that the scheduler has taken back with a failed step."""
-        seq, sample = chunk.seq, self.samples[chunk.seq.sample_index]
+    def take_back(self, chunk: ScheduledChunk) -> None:
+        """The step has failed: the chunk's sequence has the tokens from before it, and so have text and logprobs."""
+        seq = chunk.seq
+        sample = self.samples[seq.sample_index]
+        if chunk.reaches_end:
+            seq.truncate(chunk.known_end)
         num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
         if seq.sample_index == 0 and num_lost > 0:
-            self.metrics.count(len(chunk.guesses), num_lost, sign=-1)
-        del sample.logprobs[seq.num_generated_tokens :]
-        if self.text_grows:
-            sample.detokenizer.restart(seq.generated_token_ids)
-        if seq.sample_index == 0 and not seq.num_generated_tokens:
+            self.metrics.count(len(chunk.draft_token_ids), num_lost, sign=-1)
+        if seq.sample_index == 0 and seq.num_generated_tokens == 0:
             self.metrics.first_token_time = None
+        del sample.logprobs[seq.num_generated_tokens :]
+        if self.text_grows or seq.stop_checker is not None:
+            sample.detokenizer.restart(seq.generated_token_ids)
 
     def output(self) -> RequestOutput:
         """What there is so far."""

@@ -299,7 +299,7 @@ def tell_engine(story: Story) -> None:
                 first = max(m.first_token_time or 0.0 for m in metrics)
                 found.append(max(m.last_token_time or 0.0 for m in metrics) - first)
                 tokens[llm] = [output.outputs[0].token_ids for output in outputs]
-        counts = sum(m.num_guessed_tokens for m in metrics), sum(m.num_accepted_tokens for m in metrics)
+        counts = sum(m.num_draft_tokens for m in metrics), sum(m.num_accepted_tokens for m in metrics)
         per_token = (f"{1e3 * min(found) / (num_tokens - 1) / len(prompts):.1f}" for found in seconds.values())
         same = f"{sum(a == b for a, b in zip(*tokens.values(), strict=True))} of {len(prompts)}"
         table.add_row(name, *map(str, counts), *per_token, same, "(measured)")

@@ -53,7 +53,7 @@ def check_request(
     if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
         raise ValueError("logits_processors need tensor_parallel_size=1: a function cannot be sent to the ranks")
     priority = check_priority(priority, engine.config.scheduling_policy)
-    adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
+    adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
     bad_words = None
     if params.bad_words:
         from nanovllm.features.logits_processors.bad_words import BadWords  # a table of all tokens' bytes

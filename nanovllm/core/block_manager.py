@@ -189,7 +189,7 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_cached_tokens
         seq.num_registered_blocks = num_hits
         seq.hash_collision = plan.hash_collision
-        if self.enable_prefix_caching and not seq.skips_cache:
+        if self.enable_prefix_caching and not seq.skip_prefix_cache:
             self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision, seq.was_admitted)
         seq.was_admitted = True
         return True
@@ -239,29 +239,14 @@ class BlockManager:
                 self.tell("free", block_id, seq)
         seq.block_table = []
 
-    def commit(self) -> None:
-        """The step's K/V is computed: the names that it gave stay."""
-        self._uncommitted.clear()
-
-    def roll_back(self) -> None:
-        """Undo a step: take back the names that it gave, and all references.
-
-        An exception may have come between any two lines, so map and queue are built anew from the blocks. A name is set
-        after its content and cleared before it, so a block that has a name has its content, too. The order of
-        release is lost: the deepest blocks are taken first, so that no block outlives its parent.
-        """
-        for block_id in self._uncommitted:
-            self.blocks[block_id].block_hash = None
+    def clear(self) -> None:
+        """Forget everything: no block is cached, and none is in use. The pool may be in any state before."""
         self._uncommitted.clear()
         self.hash_to_block = {}
         for block in self.blocks:
             block.ref_count, block.prev_free, block.next_free = 0, None, None  # type: ignore[assignment]
-            if block.block_hash is None:
-                block.clear_name()
-            else:
-                self.hash_to_block.setdefault(block.block_hash, {})[block.block_id] = block
-        eviction_order = sorted(self.blocks, key=lambda block: (block.block_hash is not None, -block.depth))
-        self.free_blocks = FreeBlockQueue(eviction_order)
+            block.clear_name()
+        self.free_blocks = FreeBlockQueue(self.blocks)
 
     # -- questions that change nothing ----------------------------------------------------------------------------
 
@@ -315,7 +300,7 @@ class BlockManager:
         """What an allocation would do; nothing is changed. None if the free queue is too short for it."""
         hits: list[Block] = []
         hash_collision = False
-        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and not seq.skips_cache else 0
+        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and not seq.skip_prefix_cache else 0
         for index in range(num_full):
             block_hash, content = self.name_block(seq, index)
             copies = self.hash_to_block.get(block_hash)

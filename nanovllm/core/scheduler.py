@@ -11,25 +11,19 @@ Invariants:
   order of admission. Without priorities all have 0;
 - at most one running sequence is mid-prompt, the last of its priority: admission stops as soon as the budget cuts a
   prompt. Those with more than long_prefill_token_threshold tokens to compute are cut before that, in any number;
-- `seqs` holds the sequences of both, and nothing else: after a failure the queues are built anew from it;
 - the pool can hold one sequence of max_model_len tokens, so the first running sequence always makes progress.
 """
 
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
-from itertools import filterfalse, islice
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
-
-if TYPE_CHECKING:
-    from nanovllm.features.speculation.choose import Speculation
 
 by_priority = attrgetter("priority")
 
@@ -38,57 +32,48 @@ by_priority = attrgetter("priority")
 class ScheduledChunk:
     """Positions [start, end) of one sequence, to be computed in this step.
 
-        tokens of the sequence   [ computed before | known, computed now | guesses ]
-        positions                0                 start         known_end         end
-        K/V is written                             write_start ............. to end
-        rows with logits                                         [x        x       x]
+        tokens of the sequence   [ computed before | known, computed now | draft tokens ]
+        positions                0                 start         known_end            end
+        K/V is written                             write_start ................ to end
+        rows with logits                                         [x        x          x]
 
-    write_start   exceeds start only for the last token of a fully cached prompt: its K/V is in a shared block already,
-                  and the row is computed for its logits
-    guesses       tokens that may come after the known ones (features/speculation); mostly none
-    reaches_end   known_end is the end of the known tokens. So the row before it gives the next token, and the row of
-                  each guess the token after that guess. False for a chunk that ends inside a prompt.
+    write_start      exceeds start only for the last token of a fully cached prompt: its K/V is in a shared block
+                     already, and the row is computed for its logits
+    draft_token_ids  tokens that may follow the known ones (features/speculation); mostly none
+    reaches_end      known_end is the end of the known tokens. So the row before it gives the next token, and the row
+                     of each draft token the token after that. False for a chunk that ends inside a prompt.
     """
 
     seq: Sequence
     start: int
     end: int
     write_start: int
-    guesses: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
     reaches_end: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: the chunk is asked again after update(), which has made seq.tokens longer.
         object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
 
-    @classmethod
-    def advance(cls, seq: Sequence, num_tokens: int, block_manager: BlockManager) -> "ScheduledChunk":
-        """Let the next num_tokens tokens of a sequence, which has blocks for them, count as computed. Their chunk."""
-        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        seq.num_computed_tokens = end
-        if seq.state is not None:
-            seq.state.advance(end)
-        return cls(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
-
     @property
     def known_end(self) -> int:
-        return self.end - len(self.guesses)
+        return self.end - len(self.draft_token_ids)
 
     @property
     def token_ids(self) -> list[int]:
-        return self.seq.tokens[self.start : self.known_end] + self.guesses
+        return self.seq.tokens[self.start : self.known_end] + self.draft_token_ids
 
     @property
     def num_logits(self) -> int:
         """Rows, the chunk's last ones, whose logits are needed."""
-        return self.reaches_end + len(self.guesses)
+        return self.reaches_end + len(self.draft_token_ids)
 
     def sampled_seqs(self) -> list[Sequence]:
-        """What each of those rows samples for: the sequence, then copies of it, each with one guess more."""
+        """What each of those rows samples for: the sequence, then copies of it, each with one draft token more."""
         seqs = [self.seq] * self.reaches_end
         for n in range(1, self.num_logits):
             seqs.append(copy(self.seq))
-            seqs[n].tokens = self.seq.tokens + self.guesses[:n]
+            seqs[n].tokens = self.seq.tokens + self.draft_token_ids[:n]
         return seqs
 
 
@@ -109,7 +94,6 @@ class Scheduler:
     max_model_len           tokens of one sequence, prompt and output together
     eos_token_ids           end a sequence unless it ignores EOS
     long_prefill_token_threshold    tokens of one prompt in a step, so that shorter ones get in beside it; 0: no limit
-    speculation             guesses tokens, or None
     may_run                 may this sequence run beside those that do? (features/lora: adapters take memory)
     """
 
@@ -122,8 +106,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         long_prefill_token_threshold: int = 0,
-        speculation: "Speculation | None" = None,
-        may_run: Callable[[Sequence, list[Sequence]], bool] = lambda seq, running: True,
+        may_run: Callable[[Sequence, list[Sequence]], bool] | None = None,
     ) -> None:
         needed, found = block_manager.num_blocks_for(max_model_len), len(block_manager.blocks)
         if needed > found:
@@ -136,8 +119,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.long_prefill_token_threshold = long_prefill_token_threshold or max_model_len
-        self.speculation, self.may_run = speculation, may_run
-        self.seqs: dict[int, Sequence] = {}  # all that were added and have not ended, in the order of arrival
+        self.may_run = may_run
+        self.seqs: dict[int, Sequence] = {}  # seq_id -> every sequence that was added and has not ended
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -145,7 +128,7 @@ class Scheduler:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Put a sequence in the queue, behind all of its priority. ValueError when no step could ever sample for it."""
+        """Put a sequence in the queue, after all of its priority. ValueError when no step could ever sample for it."""
         if not 0 < len(seq.tokens) < self.max_model_len + seq.pools:
             bounds = f"1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
@@ -158,100 +141,122 @@ class Scheduler:
         if not dropped:
             return
         for seq in dropped:
-            seq.status, seq.finish_reason = SequenceStatus.FINISHED, "abort"
+            seq.status = SequenceStatus.FINISHED
+            seq.finish_reason = "abort"
         self.running = [seq for seq in self.running if seq.status is not SequenceStatus.FINISHED]
         self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)
         for seq in dropped:
             self.block_manager.free(seq)
 
-    def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a running sequence and free its blocks. If update() has ended it already, only the reason changes."""
-        seq.finish_reason, seq.stop_reason = reason, stop_reason
-        if seq.status is not SequenceStatus.FINISHED:
-            seq.status = SequenceStatus.FINISHED
-            self.running.remove(seq)
-            self.block_manager.free(seq)
-            del self.seqs[seq.seq_id]
+    def restart(self, seqs: Iterable[Sequence]) -> None:
+        """Begin anew with these sequences, in the order of their arrival; the pool is forgotten.
+
+        For a step that has failed: the queues, the pool and the sequences' blocks may be in any state.
+        """
+        self.block_manager.clear()
+        self.seqs = {seq.seq_id: seq for seq in seqs}
+        for seq in self.seqs.values():
+            seq.reset()
+        self.running = []
+        self.waiting = deque(sorted(self.seqs.values(), key=by_priority))
+
+    def can_admit(self) -> bool:
+        """Would the next step admit a sequence, if the running ones took no more blocks? Changes nothing."""
+        if len(self.running) == self.max_num_seqs:
+            return False
+        seq = next((seq for seq in self.waiting if not seq.awaits_blocks), None)
+        if seq is None or (self.may_run is not None and not self.may_run(seq, self.running)):
+            return False
+        return self.block_manager.can_allocate(seq)
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
-        """Choose the next step's chunks: running sequences first, in their order, then admissions."""
+    def schedule(self, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
+        """Choose the next step's chunks: running sequences first, in their order, then admissions.
+
+        drafts: {seq_id: tokens that may follow those of a running sequence}. They get what room the others leave.
+        """
         chunks: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
         budget = self.max_num_batched_tokens
 
-        while len(chunks) < len(self.running) and budget > 0:
-            seq = self.running[len(chunks)]
-            num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, self.long_prefill_token_threshold, budget)
-            if not self.block_manager.append_slots(seq, num_tokens):
-                # The last of running may lose its blocks: it has no chunk yet, as chunks are made in this order.
-                preempted.append(self.preempt_last())
-                continue
+        for seq in tuple(self.running):
+            if budget == 0 or seq in preempted:
+                break  # preempted for one before it, and so were all after it
+            num_tokens = self.num_new_tokens(seq, budget)
+            if not self.make_room(seq, num_tokens, preempted):
+                break
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
-        ready = filterfalse(self.block_manager.awaits, [] if preempted else [*self.waiting])
-        while budget > 0 and len(self.running) < self.max_num_seqs and (new := next(ready, None)) is not None:
-            if not self.may_run(new, self.running) or not self.block_manager.allocate_with_prefix(new):
+        for seq in tuple(self.waiting):
+            # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
+            if budget == 0 or preempted or len(self.running) == self.max_num_seqs:
                 break
-            self.waiting.remove(new)
-            insort_right(self.running, new, key=by_priority)
-            new.status = SequenceStatus.PREFILL
-            num_tokens = min(len(new.tokens) - new.num_computed_tokens, self.long_prefill_token_threshold, budget)
-            chunks.append(self.make_chunk(new, num_tokens))
+            if seq.awaits_blocks:
+                continue
+            if not self.admit(seq):
+                break
+            num_tokens = self.num_new_tokens(seq, budget)
+            chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        if self.speculation is not None:
-            chunks = self.speculation.add_guesses(self, chunks, budget)
-        return SchedulerOutput(chunks, preempted, sum(chunk.end - chunk.start for chunk in chunks))
+        if drafts:
+            budget = self.add_drafts(chunks, drafts, budget)
+        return SchedulerOutput(chunks, preempted, num_tokens=self.max_num_batched_tokens - budget)
 
-    def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
-        """Append the sampled tokens. Returns the sequences that ended.
+    def update(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[Sequence]:
+        """Take the step's result: sequences grow by the sampled tokens, and end. Returns those that have ended.
 
-        token_ids: num_logits for each chunk, in order: none for a chunk inside a prompt, otherwise 1 and its guesses;
-        none at all if the model pools.
+        sampled_token_ids: of each chunk, a token for each row with logits: none for a chunk inside a prompt.
         """
         finished = []
-        sampling = [chunk for chunk in output.chunks if chunk.reaches_end and not chunk.seq.pools]
-        assert len(token_ids) == sum(chunk.num_logits for chunk in sampling), "a token for each row"
-        rows = iter(token_ids)
-        for chunk in sampling:
-            if self.accept_tokens(chunk, list(islice(rows, chunk.num_logits))):
+        for chunk, token_ids in zip(output.chunks, sampled_token_ids, strict=True):
+            if not chunk.reaches_end:
+                continue
+            if chunk.seq.pools:
+                self.finish(chunk.seq, "stop", None)
+            else:
+                self.accept_tokens(chunk, token_ids)
+            if chunk.seq.status is SequenceStatus.FINISHED:
                 finished.append(chunk.seq)
-        for chunk in output.chunks:
-            if chunk.reaches_end and chunk.seq.pools:
-                self.finish(chunk.seq, "stop")
-                finished.append(chunk.seq)
-        if self.speculation is not None:
-            self.speculation.learn_from(output)
-        self.block_manager.commit()
         return finished
-
-    def roll_back(self, output: SchedulerOutput | None) -> None:
-        """Undo a step that an exception has ended, in whatever line: all sequences wait, with the tokens from before.
-
-        output: what schedule() returned; None if it did not. Both queues may be half changed, so they are built anew
-        from `seqs`, and the block manager's from its blocks.
-        """
-        for chunk in output.chunks if output is not None else ():
-            self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
-            if chunk.reaches_end:
-                chunk.seq.cut(chunk.known_end, self.block_manager.block_size)
-        self.block_manager.roll_back()
-        self.running, self.waiting = [], deque(sorted(self.seqs.values(), key=by_priority))
-        for seq in self.waiting:
-            seq.reset()
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant; checks the block manager too."""
         integrity.check_scheduler(self)
 
-    # -- helpers --------------------------------------------------------------------------------------------------
+    # -- schedule(), in parts -------------------------------------------------------------------------------------
+
+    def num_new_tokens(self, seq: Sequence, budget: int) -> int:
+        """How many of a sequence's tokens this step computes."""
+        return min(len(seq.tokens) - seq.num_computed_tokens, self.long_prefill_token_threshold, budget)
+
+    def make_room(self, seq: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
+        """Get a running sequence slots for its next tokens. False if it had to be preempted itself.
+
+        While there is no block, the last of `running` loses its own. That one has no chunk in this step yet: chunks
+        are made in this order.
+        """
+        while not self.block_manager.append_slots(seq, num_tokens):
+            preempted.append(self.preempt_last())
+            if preempted[-1] is seq:
+                return False
+        return True
+
+    def admit(self, seq: Sequence) -> bool:
+        """Move a sequence from waiting to running, with blocks for all its tokens. False if it has to wait."""
+        if self.may_run is not None and not self.may_run(seq, self.running):
+            return False
+        if not self.block_manager.allocate_with_prefix(seq):
+            return False
+        self.waiting.remove(seq)
+        insort_right(self.running, seq, key=by_priority)
+        seq.status = SequenceStatus.PREFILL
+        return True
 
     def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """Give a running sequence its next num_tokens tokens, and register the blocks that they fill.
@@ -262,35 +267,41 @@ class Scheduler:
             schedule:  A gets tokens 0..31, registers blocks 0 and 1     B finds 0 and 1, gets tokens 32..39
             layer 1:   write K/V of A 0..31 and B 32..39   then   attention of A and B        layer 2: the same ...
         """
-        chunk = ScheduledChunk.advance(seq, num_tokens, self.block_manager)
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        is_cached = self.block_manager.is_cached(seq, start)
+        chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
+        seq.num_computed_tokens = end
+        if seq.state is not None:
+            seq.state.advance(end)
         self.block_manager.register_prefix(seq)
         return chunk
 
-    def accept_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
-        """Append the sampled tokens, up to the first that differs from its guess. True if the sequence has ended.
+    def add_drafts(self, chunks: list[ScheduledChunk], drafts: Mapping[int, list[int]], budget: int) -> int:
+        """Let chunks go beyond their known tokens, where slots are left. Returns the budget that is left."""
+        for i, chunk in enumerate(chunks):
+            draft = drafts.get(chunk.seq.seq_id)
+            if draft and chunk.reaches_end:
+                draft = draft[: min(budget, self.num_tokens_left(chunk.seq) - 1)]
+                draft = draft[: self.num_draft_slots(chunk.seq, len(draft))]
+                self.block_manager.append_slots(chunk.seq, len(draft))
+                chunks[i] = replace(chunk, end=chunk.end + len(draft), draft_token_ids=draft)
+                budget -= len(draft)
+        return budget
 
-        token_ids: what each row with logits sampled. A guess is accepted if it is the token sampled in its place; the
-        token after the last accepted guess is appended, too, and those after it were computed for nothing.
-        """
-        seq = chunk.seq
-        seq.status = SequenceStatus.DECODE
-        for token_id, guess in zip(token_ids, [*chunk.guesses, None], strict=True):
-            if token_id != NO_TOKEN:
-                seq.append(token_id)
-            reason, stop_reason = self.finish_reason_of(seq, token_id)
-            if reason is not None or token_id != guess:
-                break
-        if chunk.guesses:  # the K/V of the accepted ones was computed in this step, and may fill a block
-            seq.num_computed_tokens = len(seq.tokens) - 1
-            self.block_manager.register_prefix(seq)
-        if reason is not None:
-            self.finish(seq, reason, stop_reason)
-        return reason is not None
+    def num_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
+        """For how many of num_tokens draft tokens there is room: fresh blocks only if nobody else may need them."""
+        manager = self.block_manager
+        num_slots = len(seq.block_table) * manager.block_size - seq.num_computed_tokens
+        num_spare_blocks = 0 if self.waiting else len(manager.free_blocks) - len(self.running)
+        if manager.num_blocks_for(num_tokens - num_slots) > max(num_spare_blocks, 0):
+            return num_slots
+        return num_tokens
 
     def preempt_last(self) -> Sequence:
         """Of the least important running sequences the youngest. It waits before all of its priority, who came later.
 
-        Its blocks keep their names; admitted again, it starts from what is still cached of them.
+        Its blocks stay cached until they are taken; admitted again, it starts from what is left of them.
         """
         seq = self.running.pop()
         self.block_manager.free(seq)
@@ -299,7 +310,30 @@ class Scheduler:
         self.num_preemptions += 1
         return seq
 
-    def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
+    # -- update(), in parts ---------------------------------------------------------------------------------------
+
+    def accept_tokens(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
+        """Append the sampled tokens, up to the first that differs from its draft token or ends the sequence.
+
+        token_ids: what each row with logits sampled. A draft token is accepted if it is the token sampled in its place;
+        the token after the last accepted one is appended, too, and those after it were computed for nothing.
+        """
+        seq = chunk.seq
+        seq.status = SequenceStatus.DECODE
+        for token_id, draft_token_id in zip(token_ids, [*chunk.draft_token_ids, None], strict=True):
+            if token_id != NO_TOKEN:
+                seq.append(token_id)
+            reason, stop_reason = self.finish_reason_of(seq, token_id)
+            if reason is not None or token_id != draft_token_id:
+                break
+        if chunk.draft_token_ids:  # the K/V of the accepted ones was computed in this step, and may fill a block
+            seq.num_computed_tokens = len(seq.tokens) - 1
+            self.block_manager.register_prefix(seq)
+        if reason is not None:
+            self.finish(seq, reason, stop_reason)
+
+    def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
+        """(finish_reason, stop_reason) of a sequence whose newest token is token_id; (None, None): it goes on."""
         params = seq.sampling_params
         if token_id == NO_TOKEN:
             return "error", None
@@ -308,6 +342,10 @@ class Scheduler:
                 return "stop", None
             if token_id in params.stop_token_ids:
                 return "stop", token_id
+        if seq.stop_checker is not None:
+            stop_string = seq.stop_checker.append([token_id])
+            if stop_string is not None:
+                return "stop", stop_string
         if seq.grammar is not None and seq.grammar.is_complete(seq.generated_token_ids):
             return "error" if seq.grammar.error else "stop", None
         if self.num_tokens_left(seq) <= 0:
@@ -316,5 +354,16 @@ class Scheduler:
 
     def num_tokens_left(self, seq: Sequence) -> int:
         """How many tokens it may still generate."""
-        left, limit = self.max_model_len - len(seq.tokens), seq.sampling_params.max_tokens
-        return left if limit is None else min(left, limit - seq.num_generated_tokens)
+        left = self.max_model_len - len(seq.tokens)
+        if seq.sampling_params.max_tokens is None:
+            return left
+        return min(left, seq.sampling_params.max_tokens - seq.num_generated_tokens)
+
+    def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        """End a running sequence and free its blocks."""
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+        seq.stop_reason = stop_reason
+        self.running.remove(seq)
+        self.block_manager.free(seq)
+        del self.seqs[seq.seq_id]

@@ -29,10 +29,11 @@ class Sequence:
     num_computed_tokens     tokens whose K/V is in the cache when the running step ends
     num_cached_tokens       of those, found in the prefix cache at the last admission
     block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
-    block_hashes            names of its full blocks, computed when they are needed and kept (see block_hash.py)
+    block_hashes            hashes of its full blocks, computed when they are needed and kept (see block_hash.py)
     num_registered_blocks   blocks at its beginning that are registered
-    hash_collision          a name of its blocks already stands for other content: no more of them are registered
+    hash_collision          another block's content has the hash of one of its blocks: no more of them are registered
     was_admitted            it has had blocks; if it waits, it was preempted
+    awaits_blocks           it waits for K/V that is on its way into the pool (core/tiers); others may pass it
 
     With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
 
@@ -61,15 +62,20 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.finish_reason: str | None = None  # "stop", "length", "abort" or "error"
         self.stop_reason: int | str | None = None
-        self.num_computed_tokens = self.num_cached_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
-        self.num_registered_blocks, self.hash_collision = 0, False
+        self.num_registered_blocks = 0
+        self.hash_collision = False
         self.was_admitted = False
+        self.awaits_blocks = False
 
-        # What the engine adds for some requests, each for one feature.
+        # What the engine adds, most of it for some requests only.
+        self.request_id = ""  # of the request that it is a sample of
         self.priority = 0  # the lowest number comes first
-        self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
+        self.stop_checker: Any = None  # finds stop strings in its text (detokenizer.py)
+        self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.bad_words: Any = None  # texts not to generate (features/logits_processors/bad_words.py)
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
@@ -93,15 +99,20 @@ class Sequence:
         self.tokens.append(token_id)
 
     def reset(self) -> None:
-        """Nothing is computed any more: it waits. The caller has taken its blocks back."""
-        self.block_table, self.status, self.state = [], SequenceStatus.WAITING, None
-        self.num_computed_tokens = self.num_cached_tokens = 0
+        """Nothing is computed any more: it waits. Its blocks have been freed already."""
+        self.status = SequenceStatus.WAITING
+        self.block_table = []
+        self.state = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
 
-    def cut(self, num_tokens: int, block_size: int) -> None:
-        """Go back to the first num_tokens tokens, and to not having ended."""
+    def truncate(self, num_tokens: int) -> None:
+        """Go back to the first num_tokens tokens, as if it had never had more: it has not ended, and it waits."""
         del self.tokens[num_tokens:]
-        del self.block_hashes[num_tokens // block_size :]
-        self.finish_reason = self.stop_reason = None
+        self.block_hashes.clear()  # they are computed again when they are needed
+        self.finish_reason = None
+        self.stop_reason = None
+        self.reset()
 
     def __repr__(self) -> str:
         return (

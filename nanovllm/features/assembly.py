@@ -1,26 +1,44 @@
-"""What an engine is assembled from, by its options and by what its requests ask for. Nothing is loaded before that."""
+"""What an engine is assembled from. Each part is made, and its module loaded, only if an option asks for it."""
 
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.snapshots.manager import make_block_manager
+from nanovllm.core.snapshots.manager import make_block_manager as make_manager
 
 if TYPE_CHECKING:
     from nanovllm.core.tiers.tiers import Tiers
+    from nanovllm.engine import LLMEngine
     from nanovllm.features.cache_reports.block_times import BlockTimes
     from nanovllm.features.cache_reports.kv_events import KVEvents
-    from nanovllm.features.grammar.grammar import GrammarCompiler
-    from nanovllm.features.lora.registry import KnownAdapters
-    from nanovllm.outputs import RequestOutput
-    from nanovllm.request import Request
+    from nanovllm.features.speculation.choose import Speculation
 
 
-WAIT_S = 0.02  # for blocks, at a time: then the engine hears of other requests
+def check_cache_options(config: EngineConfig, directory: Path) -> dict[Path, str]:
+    """Check what is kept and told of the prefix cache, before any weight is read. Raises ValueError.
+
+    Returns a stamp of each of the checkpoint's files, if a tier on the disk will have to know what they held.
+    """
+    if has_kv_events(config):
+        from nanovllm.features.cache_reports.config import check_kv_events
+
+        check_kv_events(config)
+    if not has_tiers(config):
+        return {}
+    from nanovllm.features.tiers.assembly import check_options, weight_stamps
+
+    check_options(config)
+    return weight_stamps(directory)
+
+
+def has_tiers(config: EngineConfig) -> bool:
+    return config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
+
+
+def has_kv_events(config: EngineConfig) -> bool:
+    return config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -34,114 +52,47 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     return ModelRunner(config, model_config)
 
 
-class Features:
-    """known_adapters: those that requests have named. grammars: a compiler of what answers must fit. tiers: below the
-    pool, or None. kv_events: for who follows the pool's names, or None. block_times: of cached blocks, or
-    None."""
+def make_speculation(
+    config: EngineConfig, directory: Path, model_config: ModelConfig, tokenizer: Any
+) -> "Speculation | None":
+    """What proposes draft tokens. Raises ValueError or FileNotFoundError for a draft model that cannot."""
+    if config.speculative_config is None:
+        return None
+    from nanovllm.features.speculation.draft_model import make_speculation
 
-    tiers: "Tiers | None" = None
-    kv_events: "KVEvents | None" = None
-    block_times: "BlockTimes | None" = None
+    return make_speculation(config, directory, model_config, tokenizer)
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, tokenizer: Any, directory: Path) -> None:
-        """directory: the checkpoint's, of which no weight is read yet.
 
-        Raises ValueError for options that do not go together, or a directory that cannot be used.
-        """
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self.has_tiers = config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
-        if self.has_tiers:
-            from nanovllm.features.tiers.assembly import check_options, weight_stamps
+def make_block_manager(config: EngineConfig, pool: Any) -> BlockManager:
+    """pool: the KVPool that a model runner has prepared."""
+    caching, hash_algo = config.enable_prefix_caching, config.prefix_caching_hash_algo
+    kinds = None
+    if has_tiers(config) or has_kv_events(config) or config.kv_cache_metrics:
+        from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
 
-            check_options(config)
-            self.weight_stamps = weight_stamps(directory)
-        events: Any = config.kv_events_config
-        self.has_kv_events = events is not None and events.enable_kv_cache_events
-        if self.has_kv_events:
-            from nanovllm.features.cache_reports.config import check_kv_events
+        kinds = WatchedBlockManager, WatchedHybridBlockManager
+    return make_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
 
-            check_kv_events(config)
-        self.is_watched = self.has_tiers or self.has_kv_events or config.kv_cache_metrics
 
-    @cached_property
-    def known_adapters(self) -> "KnownAdapters":
-        from nanovllm.features.lora.registry import KnownAdapters
+def make_kv_events(engine: "LLMEngine") -> "KVEvents | None":
+    if not has_kv_events(engine.config):
+        return None
+    from nanovllm.features.cache_reports.kv_events import make_kv_events
 
-        return KnownAdapters(self.model_config, self.config)
+    return make_kv_events(engine, engine.block_manager)
 
-    def adapter_digest(self, lora_id: int) -> str:
-        """Of the content of the adapter that has this number in this process."""
-        return self.known_adapters.digest_of(lora_id)
 
-    @cached_property
-    def grammars(self) -> "GrammarCompiler":
-        from nanovllm.features.grammar.grammar import GrammarCompiler
+def make_block_times(config: EngineConfig, manager: Any) -> "BlockTimes | None":
+    if not config.kv_cache_metrics:
+        return None
+    from nanovllm.features.cache_reports.block_times import BlockTimes
 
-        return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+    return BlockTimes(manager, config.kv_cache_metrics_sample)
 
-    def with_output_kind(self, request: "Request") -> "Request":
-        """The same; step() gives what its output_kind asks for."""
-        from nanovllm.features.callers.output_kind import OutputFilter
-        from nanovllm.sampling_params import RequestOutputKind
 
-        request.stream &= request.params.output_kind is not RequestOutputKind.FINAL_ONLY
-        if request.params.output_kind is RequestOutputKind.DELTA and request.stream:
-            request.output_filter = OutputFilter(RequestOutputKind.DELTA)
-        return request
+def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, str]) -> "Tiers | None":
+    if not has_tiers(engine.config):
+        return None
+    from nanovllm.features.tiers.assembly import make_tiers
 
-    def as_asked(self, outputs: "list[RequestOutput]", requests: "list[Request]") -> "list[RequestOutput]":
-        """A step's outputs as their requests want them, once nothing can take the step back."""
-        filters = {r.request_id: r.output_filter for r in requests if r.output_filter is not None}
-        taken = ((f.take(o) if (f := filters.get(o.request_id)) else o) for o in outputs) if filters else outputs
-        return [output for output in taken if output is not None]
-
-    @cached_property
-    def beam_search(self) -> Callable[..., Any]:
-        from nanovllm.features.beam_search.search import beam_search
-
-        return beam_search
-
-    def scheduler_options(self, directory: Path) -> dict[str, Any]:
-        """What the scheduler is given for them. directory: the checkpoint's."""
-        options: dict[str, Any] = {"long_prefill_token_threshold": self.config.long_prefill_token_threshold}
-        if self.config.enable_lora:
-            options["may_run"] = self.known_adapters.may_run
-        if self.config.speculative_config is not None:
-            from nanovllm.features.speculation.draft_model import make_speculation
-
-            options["speculation"] = make_speculation(self.config, directory, self.model_config, self.tokenizer)
-        return options
-
-    def make_block_manager(self, runner: Any, pool: Any, directory: Path) -> BlockManager:
-        """With whom it tells of its names. directory: the checkpoint's."""
-        caching, hash_algo = self.config.enable_prefix_caching, self.config.prefix_caching_hash_algo
-        kinds = None
-        if self.is_watched:
-            from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
-
-            kinds = WatchedBlockManager, WatchedHybridBlockManager
-        manager: Any = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
-        if self.has_kv_events:
-            from nanovllm.features.cache_reports.kv_events import make_kv_events
-
-            self.kv_events = make_kv_events(self, manager)
-        if self.config.kv_cache_metrics:
-            from nanovllm.features.cache_reports.block_times import BlockTimes
-
-            self.block_times = BlockTimes(manager, self.config.kv_cache_metrics_sample)
-        if self.has_tiers:
-            from nanovllm.features.tiers.assembly import make_tiers
-
-            self.tiers = make_tiers(self, runner, manager, directory)
-        return manager
-
-    def wait_for_blocks(self) -> None:
-        """Requests wait and a step has nothing to compute: blocks must be on their way from another tier."""
-        if self.tiers is None or not self.tiers.wait(WAIT_S):
-            raise AssertionError("requests wait and none can be scheduled")
-
-    def reset_tiers(self, is_wanted: bool) -> bool:
-        """If so, forget what is kept beside the pool. True, as reset_prefix_cache()."""
-        for store in self.tiers.stores if self.tiers is not None and is_wanted else ():
-            store.reset()
-        return True
+    return make_tiers(engine, directory, weight_stamps)

@@ -67,7 +67,7 @@ def run_batch(
                 with console.working(f"loading {names[0]}"):
                     llm = LLM(**vars(config))
                 for adapter in adapters:
-                    llm.engine.features.known_adapters.check(adapter)
+                    llm.engine.known_adapters.check(adapter)
                 job.check_model(directory, config, adapters)
                 _answer_all(llm, input_file, output, names, signals, console)
                 if not signals:

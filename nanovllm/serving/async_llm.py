@@ -248,7 +248,7 @@ class AsyncLLM(EngineClient):
 
     def _adapter_now(self, lora_request: Any) -> Any:
         """The adapter itself, if it is in memory: what is removed or replaced before the request is made stays its."""
-        return None if lora_request is None else self.engine.features.known_adapters.at_once(lora_request)
+        return None if lora_request is None else self.engine.known_adapters.at_once(lora_request)
 
     def _enter(self, num_samples: int) -> None:
         """Count these sequences as entering. Raises Overloaded if there is no room for them, EngineDied, ValueError."""

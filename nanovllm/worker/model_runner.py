@@ -29,19 +29,49 @@ Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
-    """What a step has computed.
+class RowOutputs:
+    """What execute() makes of a batch: an entry for each row of logits. pooled instead of tokens, if the model pools.
 
-    token_ids        sampled: one for each row of logits, in the order of the chunks (ScheduledChunk.num_logits of each)
-    logprobs         of the same rows; None where the request asks for none
-    pooled           instead of these two, if the model pools: for each row a vector, float32, in the CPU's memory
-    prompt_logprobs  of prompt tokens, where a request asks for them
+    prompt_logprobs: (seq_id, position, of the token there), where a request asks for them.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: "list[TokenLogprobs | None]" = field(default_factory=list)
     pooled: list[torch.Tensor] = field(default_factory=list)
     prompt_logprobs: "PromptLogprobs" = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What a step has computed. Each list has an entry for each chunk of the SchedulerOutput, in its order.
+
+    sampled_token_ids   a token for each row with logits (ScheduledChunk.num_logits): none for a chunk inside a prompt
+    logprobs            of the same rows; None where the request asks for none
+    pooled              the sequence's vector, float32 in the CPU's memory; None inside a prompt, or if tokens are sampled
+    prompt_logprobs     (position, of the prompt's token there) for each row whose next token is the prompt's
+    """
+
+    sampled_token_ids: list[list[int]] = field(default_factory=list)
+    logprobs: "list[list[TokenLogprobs | None]]" = field(default_factory=list)
+    pooled: list[torch.Tensor | None] = field(default_factory=list)
+    prompt_logprobs: "list[list[tuple[int, TokenLogprobs]]]" = field(default_factory=list)
+
+    @classmethod
+    def from_rows(cls, output: SchedulerOutput, rows: RowOutputs) -> "ModelRunnerOutput":
+        """Give each chunk what was computed in its rows."""
+        result = cls()
+        row = 0
+        of_prompts: dict[int, list[tuple[int, TokenLogprobs]]] = {}
+        for seq_id, position, found in rows.prompt_logprobs:
+            of_prompts.setdefault(seq_id, []).append((position, found))
+        for chunk in output.chunks:
+            end = row + chunk.num_logits
+            result.sampled_token_ids.append(rows.token_ids[row:end])
+            result.logprobs.append(rows.logprobs[row:end])
+            result.pooled.append(rows.pooled[row] if rows.pooled and chunk.reaches_end else None)
+            result.prompt_logprobs.append(of_prompts.get(chunk.seq.seq_id, []))
+            row = end
+        return result
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
@@ -145,10 +175,12 @@ class ModelRunner:
         """Compute one step; nothing, if it has no chunks."""
         if not output.chunks:
             return ModelRunnerOutput()
-        return self.execute(*pack(output, self.block_size, self.eos_token_ids))
+        batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
+        rows = self.execute(batch, sampling, adapters)
+        return ModelRunnerOutput.from_rows(output, rows)
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> ModelRunnerOutput:
+    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
         """run() on what pack() has made of a step."""
         with self._step_context():
             if self.adapter_slots is not None:
@@ -170,19 +202,19 @@ class ModelRunner:
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.model(batch, self.rotary, self.kv_cache, self.kernels)
 
-    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> ModelRunnerOutput:
+    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
-            return ModelRunnerOutput()
+            return RowOutputs()
         if self.model_config.pooling is not None:
-            return ModelRunnerOutput(pooled=[vector.clone() for vector in logits.cpu()])
+            return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
         if sampling.is_greedy:
-            return ModelRunnerOutput(self.kernels.most_likely(logits), [None] * num_rows)
+            return RowOutputs(self.kernels.most_likely(logits), [None] * num_rows)
         if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
         # The sampler changes its logits. The buffer is kept from step to step: page faults of a new one take longer.
         token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
-        return ModelRunnerOutput(token_ids, logprobs)
+        return RowOutputs(token_ids, logprobs)
 
     def make_pool(self, free_bytes: int) -> None:
         """free_bytes: what K/V may take, and states where there are any."""

@@ -113,19 +113,13 @@ class HybridBlockManager(BlockManager):
         super().free(seq)
         self.drop_state(seq)
 
-    def commit(self) -> None:
-        super().commit()
+    def clear(self) -> None:
+        """See BlockManager."""
+        super().clear()
         self._new.clear()
-
-    def roll_back(self) -> None:
-        """See BlockManager. No snapshot outlives the step that should have computed it, and no state does."""
-        super().roll_back()
-        kept = self.hash_to_block.keys() - self._new
-        self.snapshots = {name: snapshot for name, snapshot in self.snapshots.items() if name in kept}
-        self._new.clear()
+        self.snapshots.clear()
         self.states.clear()
-        held = {snapshot.slot for snapshot in self.snapshots.values()}
-        self.free_slots = [slot for slot in range(self.max_running + self.max_snapshots) if slot not in held]
+        self.free_slots = list(range(self.max_running + self.max_snapshots))
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 

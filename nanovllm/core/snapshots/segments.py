@@ -7,18 +7,18 @@ from nanovllm.core.snapshots.state import NOTHING_READ
 if TYPE_CHECKING:
     from nanovllm.core.scheduler import ScheduledChunk
 
-DISCARDED = -1  # in place of a slot: nobody keeps the state behind guesses
+DISCARDED = -1  # in place of a slot: nobody keeps the state after draft tokens
 
 
 def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
     """[S, 8]: source, target, log slot, first row in the log, rows from there, first row of the batch, rows from there,
     are these kept in the log?
 
-    The state takes in known tokens only. A step writes what it read of its guesses into the log of the sequence's slot.
-    The next step begins with those that held: it takes them from the log, for their rows have been computed.
+    The state takes in known tokens only. A step writes what it read of its draft tokens into the log of the sequence's slot.
+    The next step begins with the accepted ones: it takes them from the log, for their rows have been computed.
 
-        tokens       [ in the state | guesses that held | this chunk, known | guesses ]
-        taken from                    log                 batch               batch, for their outputs only; to the log
+        tokens       [ in the state | accepted drafts | this chunk, known | draft tokens ]
+        taken from                    log               batch               batch, for their outputs only; to the log
     """
     table, row = [], 0
     for chunk in chunks:
@@ -27,8 +27,8 @@ def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
             logged, first = max(min(end, begin) - start, 0), max(start, begin)
             rows = row + first - begin, max(end - first, 0)
             table.append([source, target, state.slot, start - state.segments[0].start, logged, *rows, 0])
-        if chunk.guesses:
-            rows = row + chunk.known_end - begin, len(chunk.guesses)
+        if chunk.draft_token_ids:
+            rows = row + chunk.known_end - begin, len(chunk.draft_token_ids)
             table.append([state.source, DISCARDED, state.slot, 0, 0, *rows, 1])
         row += chunk.end - begin
     return table

@@ -95,7 +95,7 @@ class Tiers(Watcher):
         if awaited is not None and awaited.is_pending:
             return True
         if awaited is None:
-            if seq.skips_cache or not self.manager.enable_prefix_caching:
+            if seq.skip_prefix_cache or not self.manager.enable_prefix_caching:
                 return False
             if len(self._fetching) >= MAX_FETCHES:
                 return True

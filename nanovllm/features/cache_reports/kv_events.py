@@ -23,7 +23,7 @@ from nanovllm.features.cache_reports.events import (
 from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:
-    from nanovllm.features.assembly import Features
+    from nanovllm.engine import LLMEngine
 
 logger = logging.getLogger("nanovllm")
 
@@ -240,10 +240,10 @@ class KVEvents(Watcher):
             self.path = None  # a line that is missing makes those after it wrong
 
 
-def make_kv_events(features: "Features", manager: WatchedBlockManager) -> KVEvents:
+def make_kv_events(engine: "LLMEngine", manager: WatchedBlockManager) -> KVEvents:
     """As kv_events_config says."""
-    path = features.config.kv_events_config.path  # type: ignore[union-attr]
-    return KVEvents(manager, path, lambda lora_id: features.known_adapters.name_of(lora_id))
+    path = engine.config.kv_events_config.path  # type: ignore[union-attr]
+    return KVEvents(manager, path, lambda lora_id: engine.known_adapters.name_of(lora_id))
 
 
 def _told(block: Block) -> Told:

@@ -59,7 +59,7 @@ def metrics_of(engine: "LLMEngine") -> list[Metric]:
         **cache_counters(stats),
         "generation_tokens": stats["num_output_tokens"],
         "num_preemptions": stats["num_preemptions"],
-        "spec_decode_num_draft_tokens": stats["num_guessed_tokens"],
+        "spec_decode_num_draft_tokens": stats["num_draft_tokens"],
         "spec_decode_num_accepted_tokens": stats["num_accepted_tokens"],
     }
     found: list[Metric] = [Gauge(f"vllm:{name}", {}, value) for name, value in gauges.items()]

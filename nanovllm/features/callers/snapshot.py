@@ -28,8 +28,8 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_preemptions": scheduler.num_preemptions,
         **({} if engine.kv_pool.states is None else {"states": state_counts(engine)}),
-        **({} if engine.features.tiers is None else {"tiers": tier_counts(engine.features.tiers)}),
-        **({} if (times := engine.features.block_times) is None else {"block_times": times.as_dict()}),
+        **({} if engine.tiers is None else {"tiers": tier_counts(engine.tiers)}),
+        **({} if (times := engine.block_times) is None else {"block_times": times.as_dict()}),
         "prefix_cache": {**cache, "utilization": states["cached"] / num_blocks, "hit_tokens": hit_tokens(engine, now)},
         "kv_pool": {
             "num_blocks": num_blocks,
@@ -60,7 +60,7 @@ def hit_tokens(engine: "LLMEngine", now: PrefixCacheStats) -> dict[str, dict[str
     """
     again = now.preempted_hits * engine.block_manager.block_size
     pool_only = {"pool": [now.hits * engine.block_manager.block_size - again, again]}
-    found = pool_only if engine.features.tiers is None else engine.features.tiers.hit_tokens
+    found = pool_only if engine.tiers is None else engine.tiers.hit_tokens
     return {medium: {"first": tokens[0], "again": tokens[1]} for medium, tokens in found.items()}
 
 

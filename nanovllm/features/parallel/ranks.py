@@ -106,7 +106,8 @@ class ParallelRunner:
         batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
-        return self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
+        rows = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
+        return ModelRunnerOutput.from_rows(output, rows)
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank has in its blocks, or is to have: RankRunner.data."""

@@ -109,13 +109,12 @@ class PoolingRequest(Request):
     pooling_params: PoolingParams = field(kw_only=True)
     pooling: PoolingConfig = field(kw_only=True)
 
-    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> str | None:
+    def add_tokens(self, chunk: ScheduledChunk, logprobs: list[Any], now: float) -> None:
         """The step has computed its last token, and pooled."""
         if not bool(self.pooled.isfinite().all()):
             chunk.seq.finish_reason = "error"
             logger.warning("request %s ends with an error: %s", self.request_id, self.samples[0].error)
         self.metrics.first_token_time = self.metrics.last_token_time = now
-        return None
 
     def output(self) -> Any:
         import torch
@@ -156,7 +155,7 @@ def make_request(
         cut = "; truncate_prompt_tokens=-1 cuts it" if token_ids else ""
         raise ValueError(f"a prompt must have 1 to {limit} tokens (max_model_len), found {len(token_ids)}{cut}")
     check_range("a token id of the prompt", token_ids, 0, vocab_size - 1)
-    adapter = None if lora_request is None else engine.features.known_adapters.check(lora_request)
+    adapter = None if lora_request is None else engine.known_adapters.check(lora_request)
     nothing = SamplingParams(**SAMPLES_NOTHING)  # type: ignore[arg-type]
     lora_id = None if adapter is None else adapter.lora_id
     seq = Sequence(token_ids, nothing, cache_salt=salt, lora_id=lora_id)

@@ -1,4 +1,4 @@
-"""SpeculativeConfig: who guesses, and how much, checked before any work (chapter 13)."""
+"""SpeculativeConfig: where draft tokens come from, and how many, checked before any work (chapter 13)."""
 
 import os
 from dataclasses import dataclass, fields
@@ -29,14 +29,14 @@ class SpeculativeConfig:
     """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours.
 
     method:                 "ngram" (a text goes on as it did before), "draft_model" (a smaller model with the same
-                            vocabulary guesses) or "self" (the model itself in fewer bits does)
+                            vocabulary proposes) or "self" (the model itself in fewer bits does)
     model:                  the draft model: a checkpoint's directory or a hub id; method is "draft_model" then
-    num_speculative_tokens: guesses of one sequence in a step, at most; how many pay is measured
+    num_speculative_tokens: draft tokens of one sequence in a step, at most; how many pay is measured
     prompt_lookup_max:      tokens of the longest n-gram that is looked up
     prompt_lookup_min:      and of the shortest
     quantization:           of the draft model's weights: "int8" or "int4"
     revision:               branch, tag or commit of the draft model in the hub
-    max_model_len:          tokens up to which the draft model guesses
+    max_model_len:          tokens up to which the draft model proposes
     """
 
     method: str | None = None
@@ -81,5 +81,5 @@ class SpeculativeConfig:
 
 
 def max_num_logits(max_num_seqs: int, config: Any) -> int:
-    """Rows of a step that may give logits: one a sequence, and the guesses of one. config: None if nobody guesses."""
+    """Rows of a step that may give logits: one a sequence, and the draft tokens of one. config: None without speculation."""
     return max_num_seqs + (0 if config is None else config.num_speculative_tokens)

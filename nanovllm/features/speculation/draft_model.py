@@ -1,4 +1,4 @@
-"""A draft model: a smaller one, or the same one in fewer bits, that guesses what the model will sample (chapter 13).
+"""A draft model: a smaller one, or the same one in fewer bits, that proposes what the model will sample (chapter 13).
 
 It generates a few tokens ahead, with weights and a KV cache of its own. It samples with the request's parameters and
 its noise: where both models think alike, they draw the same token, at any temperature.
@@ -35,7 +35,7 @@ KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft mode
 def make_speculation(
     config: EngineConfig, directory: Path, model_config: ModelConfig, tokenizer: Any
 ) -> Speculation | None:
-    """What guesses for this engine. Raises ValueError or FileNotFoundError for a draft model that cannot."""
+    """What proposes draft tokens for this engine. Raises ValueError or FileNotFoundError for a draft model that cannot."""
     chosen = config.speculative_config
     if not isinstance(chosen, SpeculativeConfig):
         return None
@@ -103,9 +103,9 @@ def check_vocabulary(drafts: dict[str, int], ours: dict[str, int], name: str) ->
 
 
 class DraftModel:
-    """A Proposer (choose.py). K/V is kept from step to step: guesses that held are not computed again.
+    """A Proposer (choose.py). K/V is kept from step to step: draft tokens that were accepted are not computed again.
 
-    drafts   sequence -> its copy here, which is some guesses longer
+    drafts   sequence -> its copy here, which is some draft tokens longer
     """
 
     first_acceptance = 0.9
@@ -120,27 +120,26 @@ class DraftModel:
         self._is_torn = False
 
     def kind(self, seq: Sequence) -> int | None:
-        """It always has an opinion, as far as its positions go."""
+        """It always has a proposal, as far as its positions go."""
         return 0 if len(seq.tokens) < self.max_model_len else None
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """Guesses for each sequence; none for one that has no room here."""
+        """Draft tokens for each sequence; none for one that has no room here."""
         if self._is_torn:  # an exception has interrupted the last call, in whatever line
             self.drafts.clear()
-            self.manager.roll_back()
+            self.manager.clear()
         self._is_torn = True
         for seq in [seq for seq in self.drafts if seq.status in (SequenceStatus.WAITING, SequenceStatus.FINISHED)]:
             self.manager.free(self.drafts.pop(seq))
-        lengths = {seq: len(seq.tokens) + num_guesses for seq, num_guesses in wanted}
+        lengths = {seq: len(seq.tokens) + num_tokens for seq, num_tokens in wanted}
         active = followed = [seq for seq in lengths if self.follow(seq, lengths[seq])]
         budget = self.max_num_batched_tokens
         while active:
             active = self.step(active, budget)
             active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq] and self.goes_on(seq)]
-        self.manager.commit()
         self._is_torn = False
-        guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
-        return [list(takewhile(lambda token_id: NO_TOKEN < token_id < self.vocab_size, found)) for found in guesses]
+        proposals = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
+        return [list(takewhile(lambda token_id: NO_TOKEN < token_id < self.vocab_size, found)) for found in proposals]
 
     def follow(self, seq: Sequence, length: int) -> bool:
         """Bring the copy up to the sequence's tokens, with room for so many. False if that cannot be."""
@@ -157,7 +156,7 @@ class DraftModel:
             same -= 1
         draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
         del draft.block_hashes[same // self.manager.block_size :]
-        # A step has failed: named blocks stay. Or guesses are in a state, which cannot go back.
+        # A cached block is never written again. Or draft tokens are in a state, which cannot go back.
         is_behind = draft.state is not None and same < draft.state.num_tokens
         if is_behind or same < draft.num_registered_blocks * self.manager.block_size:
             self.manager.free(draft)
@@ -182,16 +181,26 @@ class DraftModel:
             draft = self.drafts[seq]
             num_tokens = min(len(draft.tokens) - draft.num_computed_tokens, budget)
             if num_tokens > 0:
-                chunks.append(ScheduledChunk.advance(draft, num_tokens, self.manager))
-                if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be named
+                chunks.append(self.make_chunk(draft, num_tokens))
+                if len(draft.tokens) == len(seq.tokens):  # all tokens are known yet: what is full may be cached
                     self.manager.register_prefix(draft)
             budget -= num_tokens
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-        token_ids = self.runner.run(SchedulerOutput(chunks, [], num_tokens)).token_ids
-        sampling = [chunk.seq for chunk in chunks if chunk.reaches_end]
-        for draft, token_id in zip(sampling, token_ids, strict=True):
-            draft.append(token_id)
-        if num_tokens <= 2 * len(active):  # no prompts: what a guess costs
+        result = self.runner.run(SchedulerOutput(chunks, [], num_tokens))
+        for chunk, token_ids in zip(chunks, result.sampled_token_ids, strict=True):
+            chunk.seq.tokens += token_ids
+        if num_tokens <= 2 * len(active):  # no prompts: what a draft token costs
             self._times.append(time.perf_counter() - started)
             self.draft_s = median(self._times)
+        sampling = [chunk.seq for chunk in chunks if chunk.reaches_end]
         return [seq for seq in active if self.drafts[seq] in sampling]
+
+    def make_chunk(self, draft: Sequence, num_tokens: int) -> ScheduledChunk:
+        """The next tokens of a draft. They count as computed when the runner has been called."""
+        start = draft.num_computed_tokens
+        end = start + num_tokens
+        chunk = ScheduledChunk(draft, start, end, write_start=end if self.manager.is_cached(draft, start) else start)
+        draft.num_computed_tokens = end
+        if draft.state is not None:
+            draft.state.advance(end)
+        return chunk

@@ -1,4 +1,4 @@
-"""Guesses from the text itself: it goes on as it did where its last tokens stood before (chapter 13).
+"""Draft tokens from the text itself: it may go on as it did where its last tokens occurred before (chapter 13).
 
 Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding), and arXiv:2304.04487 before it. Good at
 quotes, at edits and at what repeats itself; it costs nothing but the lookup.
@@ -10,7 +10,7 @@ from nanovllm.core.sequence import Sequence
 
 
 class NgramProposer:
-    """Guesses that a text goes on as it did where its last tokens stood before, the longest n-gram counting first.
+    """Proposes that a text goes on as it did where its last tokens occurred before, the longest n-gram counting first.
 
     prompt_lookup_max, prompt_lookup_min: tokens of an n-gram. The newest place counts. (arXiv:2304.04487; the names are
     vLLM's.)
@@ -23,12 +23,12 @@ class NgramProposer:
         self._indexes: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
     def kind(self, seq: Sequence) -> int | None:
-        """Tokens of the n-gram that was found: the longer, the better the guess."""
+        """Tokens of the n-gram that was found: the longer, the better the draft."""
         found = self._index(seq).find(seq.tokens)
         return found and found[0]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self._index(seq).guess(seq.tokens, n) for seq, n in wanted]
+        return [self._index(seq).propose(seq.tokens, n) for seq, n in wanted]
 
     def _index(self, seq: Sequence) -> "NgramIndex":
         if seq not in self._indexes:
@@ -45,7 +45,7 @@ class NgramIndex:
         self.num_tokens = 0
 
     def find(self, tokens: list[int]) -> tuple[int, int] | None:
-        """(n, position behind it) of the longest n-gram that the tokens end with and that was there before."""
+        """(n, the position after it) of the longest n-gram that the tokens end with and that was there before."""
         if len(tokens) < self.num_tokens:  # a step has failed: its tokens are gone
             self.follower, self.num_tokens = {}, 0
         for position in range(self.num_tokens, len(tokens)):
@@ -59,9 +59,10 @@ class NgramIndex:
                 return n, start
         return None
 
-    def guess(self, tokens: list[int], num_guesses: int) -> list[int]:
+    def propose(self, tokens: list[int], num_tokens: int) -> list[int]:
+        """What followed the longest n-gram that the tokens end with: so many tokens, or none."""
         found = self.find(tokens)
-        text = tokens[found[1] : found[1] + num_guesses] if found else []
-        while text and len(text) < num_guesses:  # it overlaps what it continues: the text repeats itself
-            text += text[: num_guesses - len(text)]
+        text = tokens[found[1] : found[1] + num_tokens] if found else []
+        while text and len(text) < num_tokens:  # it overlaps what it continues: the text repeats itself
+            text += text[: num_tokens - len(text)]
         return text

@@ -21,7 +21,7 @@ from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
 
 if TYPE_CHECKING:
-    from nanovllm.features.assembly import Features
+    from nanovllm.engine import LLMEngine
 
 logger = logging.getLogger("nanovllm")
 
@@ -39,33 +39,34 @@ def check_options(config: EngineConfig) -> None:
             raise ValueError(f"prefix_cache_dir: {config.prefix_cache_dir} cannot be used: {error}") from error
 
 
-def make_tiers(features: "Features", runner: Any, manager: Any, directory: Path) -> Tiers:
+def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, str]) -> Tiers:
     """Of an engine whose runner is prepared. directory: the checkpoint's."""
     from nanovllm.features.tiers.pool_data import PoolData, RanksData
 
-    config = features.config
+    config, runner, manager = engine.config, engine.model_runner, engine.block_manager
     data: Any = (PoolData if config.tensor_parallel_size == 1 else RanksData)(runner)
     memory = MemoryStore(config.cpu_cache_bytes) if config.cpu_cache_bytes else None
     disk, key = None, b"of one process"
     if config.prefix_cache_dir is not None:
-        disk, key = open_disk(features, runner, data, directory)
-    if features.kv_events is not None:
+        disk, key = open_disk(engine, runner, data, directory, weight_stamps)
+    if engine.kv_events is not None:
         for store, told in ((memory, "CPU"), (None if disk is None else disk.directory, "DISK")):
             if store is not None:
-                store.on_stored = partial(features.kv_events.tier_stored, told)
-                store.on_removed = partial(features.kv_events.tier_removed, told)
-    tiers = Tiers(manager, data, TierNames(key, features.adapter_digest), memory, disk)
-    if features.kv_events is not None and disk is not None:
-        disk.directory.on_lost = partial(features.kv_events.tier_lost, "DISK")
+                store.on_stored = partial(engine.kv_events.tier_stored, told)
+                store.on_removed = partial(engine.kv_events.tier_removed, told)
+    tiers = Tiers(manager, data, TierNames(key, lambda lora_id: engine.known_adapters.digest_of(lora_id)), memory, disk)
+    if engine.kv_events is not None and disk is not None:
+        disk.directory.on_lost = partial(engine.kv_events.tier_lost, "DISK")
         tiers.on_kept = disk.tell_of
     return tiers
 
 
-def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> tuple[DiskStore | None, bytes]:
+def open_disk(
+    engine: "LLMEngine", runner: Any, data: Any, directory: Path, loaded: dict[Path, str]
+) -> tuple[DiskStore | None, bytes]:
     """(store, fingerprint). None, with a warning, if the directory can not even be read."""
-    config, model = features.config, features.model_config
+    config, model = engine.config, engine.model_config
     path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
-    loaded = features.weight_stamps
 
     def opened(is_writable: bool) -> tuple[CacheDirectory, str]:
         kept = CacheDirectory(path, config.prefix_cache_bytes, is_writable)
@@ -85,7 +86,7 @@ def open_disk(features: "Features", runner: Any, data: Any, directory: Path) -> 
         logger.warning("prefix cache: %s cannot be used: %s", path, error)
         return None, b""
     store = DiskStore(kept)
-    weakref.finalize(features, store.close)  # at exit, too
+    weakref.finalize(engine, store.close)  # at exit, too
     return store, bytes.fromhex(key)
 
 

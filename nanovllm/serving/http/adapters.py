@@ -59,7 +59,7 @@ class AdapterUpdates:
         return PlainTextResponse(text, headers=warning_headers(warning_of(left_out)))
 
     def _load(self, body: dict[str, Any]) -> str:
-        known, name = self.llm.engine.features.known_adapters, body["lora_name"]
+        known, name = self.llm.engine.known_adapters, body["lora_name"]
         if not isinstance(path := body.get("lora_path"), str) or not path:
             raise Refused(400, f"lora_path must be text that is not empty, found {shorten(path)}")
         if body.get("is_3d_lora_weight"):
@@ -76,7 +76,7 @@ class AdapterUpdates:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def _unload(self, body: dict[str, Any]) -> str:
-        known, name = self.llm.engine.features.known_adapters, body["lora_name"]
+        known, name = self.llm.engine.known_adapters, body["lora_name"]
         if (adapter := known.named(name)) is None:
             raise Refused(404, f"there is no adapter {shorten(name)}; there is {', '.join(known.names) or 'none'}")
         known.remove(adapter.lora_int_id)

@@ -47,7 +47,7 @@ class Api:
 
     @property
     def _all_names(self) -> tuple[str, ...]:
-        return self.names + self.llm.engine.features.known_adapters.names
+        return self.names + self.llm.engine.known_adapters.names
 
     def _model(self, name: str) -> dict[str, Any]:
         is_adapter, length = name not in self.names, self.llm.engine.scheduler.max_model_len

@@ -67,7 +67,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
             RENDERER.start()  # it needs half a second, which is less than the load does
             llm = AsyncLLM(**vars(config), max_waiting=options.max_waiting)
         for adapter in adapters:
-            llm.engine.features.known_adapters.check(adapter)
+            llm.engine.known_adapters.check(adapter)
         with llm:
             write_repeated_lines_once()
             log = write_lines(options)

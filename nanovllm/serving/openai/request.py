@@ -158,7 +158,7 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
 
 def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> "Adapter | None":
     """The adapter that the name stands for now, if it is one's. Raises UnknownModel, or ValueError."""
-    known = llm.engine.features.known_adapters
+    known = llm.engine.known_adapters
     adapter = None if model in served_names else known.resolve(model)
     if served_names and model not in served_names and adapter is None:
         adapters = "".join(f", with adapter {name}" for name in known.names)

@@ -107,7 +107,7 @@ def test_tiers_have_their_hits(checkpoint):
 
 
 def test_without_the_option_nothing_is_measured(llm, checkpoint):
-    assert "block_times" not in llm.stats() and llm.engine.features.block_times is None
+    assert "block_times" not in llm.stats() and llm.engine.block_times is None
     assert {f"vllm:{name}" for name in NAMES}.isdisjoint(metric.name for metric in llm.get_metrics())
     for share in (0, 1.1, "some"):
         expect("kv_cache_metrics_sample must be", LLM, str(checkpoint()), kv_cache_metrics_sample=share)

@@ -195,7 +195,7 @@ def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog
     for i in range(20):
         told.generate([[i] * 9], GREEDY, use_tqdm=False)
     assert planted.call_count > 20 and caplog.text.count("which is told of every step, has failed") > 20
-    assert max_events > 3 or len(told.engine.features.kv_events._events) <= 1 + 21, "one for each prompt"
+    assert max_events > 3 or len(told.engine.kv_events._events) <= 1 + 21, "one for each prompt"
     told.on_kv_events = follower
     told.generate([[1, 2]], GREEDY, use_tqdm=False)
     assert holds(follower, told.engine.block_manager) and len(follower.blocks) >= 5
@@ -219,7 +219,7 @@ def test_a_copy_that_was_not_computed_is_no_copy():
     manager.free(admit(manager, [1, 2]))
     manager.commit()
     again = sequence([1, 2])
-    again.skips_cache = True
+    again.skip_prefix_cache = True
     assert manager.allocate_with_prefix(again)
     compute(manager, again)
     admit(manager, [7])  # evicts the first block, while the second has the name, too
@@ -296,7 +296,7 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
     for life in range(2):
         llm = LLM(str(checkpoint()), **options, cpu_cache_bytes=40_000, prefix_cache_dir=tmp_path / "cache")
         llm.on_kv_events = follower = Strict()
-        disk, seen = llm.engine.features.tiers.disk, set()
+        disk, seen = llm.engine.tiers.disk, set()
         for _ in range(30):
             prompts = [[*rng.choice(stems), *rng.choices(range(200), k=rng.randint(1, 9))] for _ in range(3)]
             llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -308,7 +308,7 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
         llm.generate([[1, 2]], GREEDY, use_tqdm=False)
         assert seen == {"GPU", "CPU", "DISK"}
         there = {(store, name) for store, name in follower.blocks if store != "GPU"}
-        memory = llm.engine.features.tiers.memory
+        memory = llm.engine.tiers.memory
         assert all((disk if store == "DISK" else memory).may_have(name) for store, name in there)
         assert life == 0 or llm.stats()["tiers"]["disk"]["hit_tokens"] > 0
         disk.close()

@@ -112,7 +112,7 @@ def test_progress_bar(monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "3/4" in shown and "prefill 300 tok/s, decode 10 tok/s, prefix hits 75%" in shown and "guesses" not in shown
     with progress_bar(stats, cache, 4, True) as advance:
-        stats.num_guessed_tokens, stats.num_accepted_tokens = 8, 6
+        stats.num_draft_tokens, stats.num_accepted_tokens = 8, 6
         advance(3)
     assert "guesses 75% right" in capsys.readouterr().err
     with progress_bar(stats, cache, 4, False) as advance:

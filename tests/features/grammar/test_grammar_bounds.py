@@ -161,8 +161,8 @@ def test_a_lexer_that_is_exhausted_is_not_used_again(llm, monkeypatch):
 
 
 def test_samples_share_the_work(llm, monkeypatch):
-    calls, compile = [], llm.engine.features.grammars.compile
-    monkeypatch.setattr(llm.engine.features.grammars, "compile", lambda params: calls.append(params) or compile(params))
+    calls, compile = [], llm.engine.grammars.compile
+    monkeypatch.setattr(llm.engine.grammars, "compile", lambda params: calls.append(params) or compile(params))
     params = SamplingParams(n=5, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="[a-z]{9}"))
     [output] = llm.generate([[5]], params)
     assert len(calls) == 1 and all(len(sample.text) == 9 for sample in output.outputs)
@@ -177,8 +177,8 @@ def test_who_has_no_grammar_does_not_wait_for_any(checkpoint, monkeypatch):
         return [output async for output in stream][-1]
 
     async def run(llm):
-        compile = llm.engine.features.grammars.compile
-        monkeypatch.setattr(llm.engine.features.grammars, "compile", lambda params: may_end.wait() and compile(params))
+        compile = llm.engine.grammars.compile
+        monkeypatch.setattr(llm.engine.grammars, "compile", lambda params: may_end.wait() and compile(params))
         giants = [asyncio.create_task(last(llm.generate([5], asked(choice=[str(i)])))) for i in range(num_giants)]
         given_up = asyncio.create_task(last(llm.generate([5], asked(choice=["x"]))))
         with pytest.raises(TimeoutError):

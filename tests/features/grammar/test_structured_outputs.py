@@ -100,7 +100,7 @@ def test_random_schemas(checkpoint, num_schemas):
                 jsonschema.validate(json.loads(completion.text), schema)
                 num_finished += 1
             else:
-                assert is_prefix_of_one_that_fits(llm.engine.features.grammars, asked, completion.token_ids, rng)
+                assert is_prefix_of_one_that_fits(llm.engine.grammars, asked, completion.token_ids, rng)
                 num_cut += 1
         llm.engine.scheduler.check_integrity()
     assert num_finished > 0.8 * num_schemas and num_cut >= num_schemas // 50
@@ -213,7 +213,7 @@ def test_probabilities_are_renormalised(llm):
     """The token chosen is the one that the same noise chooses from the allowed tokens' own softmax."""
     generator = torch.Generator().manual_seed(0)
     params = structured(regex="[a-z]{1,9}", temperature=0.8)
-    grammar = llm.engine.features.grammars.compile(params.structured_outputs)
+    grammar = llm.engine.grammars.compile(params.structured_outputs)
     bits = torch.zeros(10, dtype=torch.int32)
     grammar.write_mask([], bits.data_ptr(), bits.nbytes)
     allowed = torch.tensor([t for t in range(320) if int(bits[t // 32]) >> t % 32 & 1])
@@ -221,7 +221,7 @@ def test_probabilities_are_renormalised(llm):
     for seed in range(200):
         logits = torch.randn(1, 320, generator=generator) * 3
         seq = Sequence([1], SamplingParams(temperature=0.8, seed=seed, logprobs=1))
-        seq.grammar = llm.engine.features.grammars.compile(params.structured_outputs)
+        seq.grammar = llm.engine.grammars.compile(params.structured_outputs)
         [token_id], [found] = sample(logits.clone(), SamplingBatch.from_sequences([seq]))
         shares = (logits[0, allowed].double() / 0.8).softmax(0).cumsum(0)
         assert token_id == allowed[int((shares <= uniform_noise(seq)).sum())]

@@ -75,7 +75,7 @@ def test_a_server_has_models_beside_its_own(checkpoint, modules, texts):
     adapters = {name: path for name, _, path in (module.partition("=") for module in modules)}
     with serving(checkpoint(), enable_lora=True) as server:
         for i, (name, path) in enumerate(adapters.items(), 1):
-            server.llm.engine.features.known_adapters.check(LoRARequest(name, i, path))
+            server.llm.engine.known_adapters.check(LoRARequest(name, i, path))
         client = server.client()
         assert [model.id for model in client.models.list()][-2:] == ["a", "b"]
         assert client.models.retrieve("b").id == "b"

@@ -164,7 +164,7 @@ def llm(base) -> LLM:
 
 def test_a_name_is_resolved_once(llm, paths, answers, folder):
     """What was removed or replaced since stays what it was, and does not come back."""
-    known, in_place = llm.engine.features.known_adapters, LoRARequest("x", 1, str(folder), load_inplace=True)
+    known, in_place = llm.engine.known_adapters, LoRARequest("x", 1, str(folder), load_inplace=True)
     llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder)))
     old = known.resolve("x")
     put(paths[1], folder)
@@ -178,7 +178,7 @@ def test_a_name_is_resolved_once(llm, paths, answers, folder):
 
 def test_removed_while_it_is_read(llm, paths, answers, monkeypatch):
     """The request that named it has its answer, and the adapter stays removed."""
-    remove, known = lambda: llm.llm_engine.remove_lora(1), llm.engine.features.known_adapters
+    remove, known = lambda: llm.llm_engine.remove_lora(1), llm.engine.known_adapters
     todo = meanwhile(monkeypatch, remove)
     assert answer_of(llm, LoRARequest("x", 1, paths[0])) == answers[0]
     assert not todo and known.names == () and known.resolve("x") is None
@@ -195,7 +195,7 @@ def test_removed_while_it_is_read(llm, paths, answers, monkeypatch):
 
 def test_replaced_while_it_is_read(llm, paths, answers, folder, monkeypatch):
     """A name stands for what it stands for then; nobody is told of files that no longer count."""
-    known = llm.engine.features.known_adapters
+    known = llm.engine.known_adapters
     llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder)))
     llm.llm_engine.add_lora(LoRARequest("y", 2, paths[1]))
     entered = []
@@ -212,7 +212,7 @@ def test_replaced_while_it_is_read(llm, paths, answers, folder, monkeypatch):
 
 def test_files_that_are_not_what_was_loaded(llm, paths, folder, caplog):
     """The client hears of the name, the log of the path."""
-    known = llm.engine.features.known_adapters
+    known = llm.engine.known_adapters
     for change in (lambda: put(paths[1], folder), lambda: shutil.rmtree(folder)):
         llm.llm_engine.add_lora(LoRARequest("x", 1, str(folder), load_inplace=True))
         llm.llm_engine.add_lora(LoRARequest("y", 2, paths[2]))

@@ -101,7 +101,7 @@ def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
     while len(draft.manager.free_blocks) > 8:
         draft.manager.free_blocks.popleft().ref_count = 1
     assert_same(generate(llm, requests), expected)
-    assert 0 < llm.stats()["num_guessed_tokens"] < 1000
+    assert 0 < llm.stats()["num_draft_tokens"] < 1000
 
 
 def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
@@ -182,5 +182,5 @@ def test_a_draft_without_a_token_guesses_nothing(checkpoint, eager):
     [expected] = llm.generate([[5, 6, 7]], params)
     llm.engine.scheduler.speculation.proposer.runner.model.embed_tokens.data[:] = torch.nan
     [found] = llm.generate([[5, 6, 7]], params)
-    assert expected.metrics.num_guessed_tokens > 0 == found.metrics.num_guessed_tokens
+    assert expected.metrics.num_draft_tokens > 0 == found.metrics.num_draft_tokens
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids

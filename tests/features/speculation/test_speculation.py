@@ -193,16 +193,16 @@ def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options
         llm.engine._num_requests = 0
         assert_same(found, expected, tolerance)
     stats = llm.stats()
-    assert 0 < stats["num_accepted_tokens"] < stats["num_guessed_tokens"] * 0.9
+    assert 0 < stats["num_accepted_tokens"] < stats["num_draft_tokens"] * 0.9
     assert stats["num_output_tokens"] == 2 * sum(len(s.token_ids) for o in expected for s in o.outputs)
     metrics = [o.metrics for o in found]
     assert all(m.num_output_tokens == len(o.outputs[0].token_ids) for m, o in zip(metrics, found, strict=True))
-    assert 0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_guessed_tokens for m in metrics)
+    assert 0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_draft_tokens for m in metrics)
 
     llm = LLM(str(checkpoint()), speculative_config=NGRAM, **options)
     let_guess(llm.engine.scheduler, llm.engine.scheduler.speculation.proposer, rng)
     assert_same(generate(llm, requests), expected, tolerance)
-    assert llm.stats()["num_guessed_tokens"] > 0
+    assert llm.stats()["num_draft_tokens"] > 0
 
 
 @pytest.mark.ci
@@ -286,7 +286,7 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
     engine.add_request("x", prompt, params, stream=False)
     metrics, stats = run_to_end(engine, InterruptedError)["x"].metrics, engine.stats
     assert fault.num_failures > 2 and stats.num_accepted_tokens > 5
-    for name in ("num_output_tokens", "num_guessed_tokens", "num_accepted_tokens"):
+    for name in ("num_output_tokens", "num_draft_tokens", "num_accepted_tokens"):
         assert getattr(metrics, name) == getattr(stats, name), name
 
 

@@ -39,7 +39,7 @@ def cached(llm: LLM, prompts=PROMPTS, **options) -> list[int]:
 
 def end(llm: LLM) -> None:
     """As when its process ends."""
-    llm.engine.features.tiers.disk.close()
+    llm.engine.tiers.disk.close()
 
 
 @pytest.mark.compiler
@@ -253,7 +253,7 @@ def test_killed_while_it_serves(checkpoint, tmp_path):
     again = engine(checkpoint(), tmp_path / "cache")
     assert answers(again) == reference
     assert again.stats()["tiers"]["disk"]["hit_tokens"] > 0
-    kept(again.engine.features.tiers.disk.directory)
+    kept(again.engine.tiers.disk.directory)
     end(again)
 
 
@@ -327,8 +327,8 @@ def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_pat
     monkeypatch.setattr(disk_store, "monotonic", lambda: 1000.0)
     llm = engine(checkpoint(), tmp_path / "cache")
     reference = answers(llm)
-    llm.engine.features.tiers.disk.flush()
-    kept, looks = llm.engine.features.tiers.disk.directory, []
+    llm.engine.tiers.disk.flush()
+    kept, looks = llm.engine.tiers.disk.directory, []
     monkeypatch.setattr(kept, "read", lambda records, read=kept.read: looks.append(records) or read(records))
     with locked_elsewhere(tmp_path / "cache", "EXCLUSIVE"):
         for number in range(6):
@@ -337,7 +337,7 @@ def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_pat
             answers(llm, [[number, *range(270, 300)]])
         assert len(looks) == 1 and llm.stats()["tiers"]["disk"]["num_dropped"] == 0
     monkeypatch.setattr(disk_store, "monotonic", lambda: 2000.0)
-    llm.engine.features.tiers.disk.flush()
+    llm.engine.tiers.disk.flush()
     llm.reset_prefix_cache()
     before = llm.stats()["tiers"]["disk"]["num_read"]
     assert answers(llm) == reference and llm.stats()["tiers"]["disk"]["num_read"] > before

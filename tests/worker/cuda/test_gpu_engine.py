@@ -193,7 +193,7 @@ def test_draft_tokens(checkpoint, tmp_path, monkeypatch, method):
     with pretend_gpu():
         llm = LLM(str(checkpoint()), optimizations=GRAPHS, speculative_config=config, **OPTIONS)
         assert tokens_of(llm, params) == expected
-        assert llm.stats()["num_guessed_tokens"] > 0
+        assert llm.stats()["num_draft_tokens"] > 0
 
 
 @BACKENDS
@@ -224,7 +224,7 @@ def test_tiers(checkpoint, tmp_path, variant):
     with pretend_gpu():
         llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
         assert tokens_of(llm) == expected == tokens_of(llm)
-        llm.engine.features.tiers.disk.close()
+        llm.engine.tiers.disk.close()
         llm = LLM(str(checkpoint(variant)), prefix_cache_dir=tmp_path / "cache", **options)
         [output] = llm.generate([prompts_of()[4]], GREEDY)
         assert output.num_cached_tokens >= 16 and output.outputs[0].token_ids == expected[4]
