@@ -749,7 +749,7 @@ def host_times(llm: LLM, num_steps: int) -> tuple[Row, float]:
         "pack": (model_runner, "pack"),
         "run": (engine.model_runner, "run"),
         "update": (engine.scheduler, "update"),
-        "outputs": (engine, "process_outputs"),
+        "outputs": (engine, "update"),
     }
     places = {name: place for name, place in places.items() if hasattr(*place)}
     spent = dict.fromkeys(places, 0.0)

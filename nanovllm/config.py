@@ -93,7 +93,7 @@ class EngineConfig:
     enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
     max_lora_rank: int = option(16, "the largest rank of an adapter")
-    speculative_config: dict[str, Any] | Any = option(None, 'who guesses tokens, such as {"method": "ngram"}')
+    speculative_config: dict[str, Any] | Any = option(None, 'who proposes draft tokens, such as {"method": "ngram"}')
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
     kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
     kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")

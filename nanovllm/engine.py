@@ -317,7 +317,9 @@ class LLMEngine:
             self.speculation.observe(scheduled)
         return list(progressed.values())
 
-    def make_outputs(self, scheduled: SchedulerOutput, progressed: list[Request], started: float) -> list[RequestOutput]:
+    def make_outputs(
+        self, scheduled: SchedulerOutput, progressed: list[Request], started: float
+    ) -> list[RequestOutput]:
         """Tell observers of the step, forget the requests that have ended, and say what the others have."""
         outputs = [request.output() for request in progressed if request.finished or request.stream]
         if self.on_step is not None and scheduled.chunks:
@@ -364,7 +366,7 @@ class LLMEngine:
         self._is_broken = False
 
     def restart(self) -> None:
-        """Make everything anew from the requests: all wait, with the tokens from before the step, and nothing is cached.
+        """Make everything anew from the requests. All wait, with the tokens from before the step; nothing is cached.
 
         For an exception in whatever line. Another one in here loses nothing, for the next change begins with this.
         """

@@ -66,7 +66,7 @@ class Running:
 
         def check() -> None:
             self.engine.scheduler.check_integrity()
-            assert not self.engine.scheduler.seqs and not self.engine.request_of_seq and not self.llm.thread.readers
+            assert not self.engine.scheduler.seqs and not self.llm.thread.readers
             assert len(self.engine.block_manager.free_blocks) == len(self.engine.block_manager.blocks)
 
         self.call(check)

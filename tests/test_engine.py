@@ -99,7 +99,7 @@ def test_request_id_in_use(llm):
 
 def test_a_token_that_was_taken_back_was_not_the_first(llm, monkeypatch):
     [request_id] = llm.engine.enqueue([request := llm.engine.make_request([5, 6, 7], sampled(max_tokens=2))])
-    plant(monkeypatch, llm.engine, "process_outputs", [1], after=True)
+    plant(monkeypatch, llm.engine, "update", [1], after=True)
     with pytest.raises(RuntimeError):
         llm.engine.step()
     failed = time.perf_counter()

@@ -22,7 +22,7 @@ FOLDER = nanovllm.__path__[0]
 FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py", "detokenizer.py"))
 BLOCK_SIZE, NUM_BLOCKS = 4, 10
 SHARED = [40 + i for i in range(13)]
-# The first line of a `finally`, a plain store: Python calls signal handlers at calls and jumps, so nothing is raised here.
+# A plain store, in a `finally`. Python calls signal handlers at calls and jumps, so nothing is raised here.
 UNINTERRUPTIBLE = "self._is_stepping = False"
 
 

@@ -42,9 +42,9 @@ class Client:
         """A step is over, and this was its part."""
         num_new = len(self.seq.tokens) - chunk.known_end if chunk.reaches_end else 0
         self.token_times += [now] * num_new
-        if chunk.guesses:
+        if chunk.draft_token_ids:
             self.num_held += num_new - 1
-            self.num_checked += min(num_new, len(chunk.guesses))
+            self.num_checked += min(num_new, len(chunk.draft_token_ids))
 
 
 class ChosenGuesses(Speculation):

@@ -54,7 +54,7 @@ class Cache:
 
     def run(self, output: SchedulerOutput) -> list[int]:
         """The tokens that the model samples in a step."""
-        texts = [(chunk, chunk.seq.tokens[: chunk.known_end] + chunk.guesses) for chunk in output.chunks]
+        texts = [(chunk, chunk.seq.tokens[: chunk.known_end] + chunk.draft_token_ids) for chunk in output.chunks]
         for chunk, tokens in texts:
             for position in range(chunk.write_start, chunk.end):
                 self.slots[self.slot(chunk.seq, position)] = tuple(tokens[: position + 1])

@@ -202,16 +202,16 @@ def one_step(
     before, taken = list(seq.tokens), list[int]()
     copy = Sequence(seq.tokens[:num_prompt], seq.sampling_params)
     copy.tokens = list(seq.tokens)
-    for token_id, guessed in zip(sampled, [*chunk.guesses, None], strict=True):
+    for token_id, guessed in zip(sampled, [*chunk.draft_token_ids, None], strict=True):
         taken.append(token_id)
         copy.append(token_id)
         reason, _ = scheduler.finish_reason_of(copy, token_id)
         if reason is not None or token_id != guessed:
             break
     ended = function(scheduler, chunk, sampled)
-    said = f"guesses {chunk.guesses}, sampled {sampled}: {hint}"
+    said = f"guesses {chunk.draft_token_ids}, sampled {sampled}: {hint}"
     expect(taken, seq.tokens[len(before) :], f"{said} (the tokens appended)")
-    expect_answer(reason is not None, ended, f"for guesses {chunk.guesses}, sampled {sampled}")
+    expect_answer(reason is not None, ended, f"for guesses {chunk.draft_token_ids}, sampled {sampled}")
     expect(reason, seq.finish_reason, f"{said} (the finish reason)")
     if reason is None:
         expect(SequenceStatus.DECODE, seq.status, "the sequence's status")

@@ -39,7 +39,7 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
     """Take in what a step has sampled for one sequence, as far as it holds. Returns: has the sequence ended?
 
         chunk.seq      the sequence. Its tokens do not have the guesses in them
-        chunk.guesses  the tokens that were guessed to come next, perhaps none
+        chunk.draft_token_ids  the tokens that were guessed to come next, perhaps none
         token_ids      what was sampled: behind the known tokens, then behind each guess; one more than guesses
 
     A guess holds if it is the token that was sampled in its place. A row counts only if all guesses before it hold.

@@ -231,7 +231,7 @@ def naming_too_early(self: Speculation, scheduler: Scheduler, chunks: list, budg
     chunks = OUR_ADD_GUESSES(self, scheduler, chunks, budget)
     for chunk in chunks:
         seq, known_end = chunk.seq, chunk.known_end
-        seq.tokens += chunk.guesses
+        seq.tokens += chunk.draft_token_ids
         seq.num_computed_tokens = chunk.end
         scheduler.block_manager.register_prefix(seq)
         del seq.tokens[known_end:]

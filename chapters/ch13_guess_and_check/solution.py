@@ -32,9 +32,9 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
         reason, stop_reason = scheduler.finish_reason_of(seq, token_id)
         if reason is not None:
             break
-        if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
+        if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:
             break
-    if chunk.guesses:
+    if chunk.draft_token_ids:
         seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
         scheduler.block_manager.register_prefix(seq)
     if reason is not None:

@@ -93,7 +93,7 @@ def steps_watched(llm: LLM) -> Iterator[list[Step]]:
     def update(output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
         finished = ours(output, token_ids)
         chunks = [chunk for chunk in output.chunks if chunk.reaches_end]
-        steps.extend(Step(chunk.guesses, chunk.seq.tokens[chunk.known_end :]) for chunk in chunks)
+        steps.extend(Step(chunk.draft_token_ids, chunk.seq.tokens[chunk.known_end :]) for chunk in chunks)
         return finished
 
     with replaced(llm.engine.scheduler, "update", update):

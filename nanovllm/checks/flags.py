@@ -22,7 +22,7 @@ ENGINE_GROUPS = {
     "enable_prefix_caching prefix_caching_hash_algo prefix_cache_dir prefix_cache_bytes cpu_cache_bytes "
     "kv_events_config kv_cache_metrics kv_cache_metrics_sample".split(),
     "the machine": "tensor_parallel_size enforce_eager optimizations profiler_config".split(),
-    "adapters and guesses": "enable_lora max_loras max_lora_rank speculative_config".split(),
+    "adapters and draft tokens": "enable_lora max_loras max_lora_rank speculative_config".split(),
 }
 ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
 ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}

@@ -44,7 +44,7 @@ ENGINE: Table = {
     **_asks("parts of the model in another memory", cpu_offload_gb=0),
     **_any("kv_offloading_size"),  # cpu_cache_bytes, in GiB: see RENAMED
     **_asks("a KV cache that is shared with other engines", kv_transfer_config=None),
-    **_asks("guesses (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
+    **_asks("draft tokens (ours: `speculative_config`)", spec_method=None, spec_model=None, spec_tokens=None),
     **_any("max_cpu_loras"),
     **_asks("adapters of another dtype than the model's", lora_dtype="auto"),
     **_asks("logprobs of other logits than the raw ones", logprobs_mode="raw_logprobs"),
@@ -86,9 +86,9 @@ SPECULATIVE: Table = {
     **_asks("other code for the draft model", enforce_eager=None, attention_backend=None, moe_backend=None),
     **_asks("a KV cache of another dtype than the model's", kv_cache_dtype=None),
     **_asks("files of another revision than the weights'", code_revision=None),
-    **_asks("guesses in another vocabulary", use_heterogeneous_vocab=False),
-    **_asks("a model that guesses several tokens at once", parallel_drafting=False),
-    **_asks("a number of guesses by batch size (here it is measured)", num_speculative_tokens_per_batch_size=None),
+    **_asks("draft tokens in another vocabulary", use_heterogeneous_vocab=False),
+    **_asks("a model that proposes several tokens at once", parallel_drafting=False),
+    **_asks("a number of draft tokens by batch size (here it is measured)", num_speculative_tokens_per_batch_size=None),
     **_asks("acceptance other than of exactly what is sampled", rejection_sample_method="standard"),
 }
 LORA: Table = {

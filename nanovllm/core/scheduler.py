@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import TypeVar
 
 from nanovllm.core import integrity
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
+
+Row = TypeVar("Row")
 
 by_priority = attrgetter("priority")
 
@@ -84,6 +87,15 @@ class SchedulerOutput:
     chunks: list[ScheduledChunk]
     preempted: list[Sequence]
     num_tokens: int
+
+    def per_chunk(self, rows: list[Row]) -> list[list[Row]]:
+        """Split a list that has an entry for each row with logits: those of each chunk."""
+        parts = []
+        start = 0
+        for chunk in self.chunks:
+            parts.append(rows[start : start + chunk.num_logits])
+            start += chunk.num_logits
+        return parts
 
 
 class Scheduler:

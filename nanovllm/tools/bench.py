@@ -23,7 +23,7 @@ class Measurement:
     tpot_s: float  # time per output token after the first
     latency_s: float  # submitted -> last token, of the slowest
     output_tokens_per_s: float
-    guesses: EngineStats = field(default_factory=EngineStats)  # of this batch
+    drafts: EngineStats = field(default_factory=EngineStats)  # of this batch
 
 
 def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: int = 0) -> Measurement:
@@ -35,8 +35,8 @@ def measure(llm: LLM, batch_size: int, input_len: int, output_len: int, seed: in
     seconds = time.perf_counter() - started
     ttft_s = mean(output.metrics.ttft_s or 0.0 for output in outputs)
     tpot_s = mean(output.metrics.tpot_s or 0.0 for output in outputs)
-    guesses = llm.engine.stats - before
-    return Measurement(batch_size, ttft_s, tpot_s, seconds, batch_size * output_len / seconds, guesses)
+    drafts = llm.engine.stats - before
+    return Measurement(batch_size, ttft_s, tpot_s, seconds, batch_size * output_len / seconds, drafts)
 
 
 def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int) -> int:
@@ -58,17 +58,17 @@ def run_bench(llm: LLM, batch_sizes: list[int], input_len: int, output_len: int)
         "output\ntokens/s",
     ):
         table.add_column(name, justify="right")
-    guessing = llm.engine.scheduler.speculation is not None
-    for name in ("guesses\nthat hold", "tokens\na step") if guessing else ():
+    has_drafts = llm.engine.speculation is not None
+    for name in ("drafts\naccepted", "tokens\na step") if has_drafts else ():
         table.add_column(name, justify="right")
-    bar_width = BAR_WIDTH // 2 if guessing else BAR_WIDTH
+    bar_width = BAR_WIDTH // 2 if has_drafts else BAR_WIDTH
     table.add_column("", width=bar_width)
     best = max(row.output_tokens_per_s for row in rows)
     for row in rows:
         times = f"{row.ttft_s * 1e3:,.0f}", f"{row.tpot_s * 1e3:,.1f}", f"{row.latency_s:,.2f}"
         bar = "█" * round(row.output_tokens_per_s / best * bar_width)
-        share, per_step = row.guesses.acceptance_rate, row.guesses.tokens_per_step
-        guesses = ("-" if share is None else f"{share:.0%}", f"{per_step:.2f}") if guessing else ()
-        table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", *guesses, bar)
+        share, per_step = row.drafts.acceptance_rate, row.drafts.tokens_per_step
+        draft_columns = ("-" if share is None else f"{share:.0%}", f"{per_step:.2f}") if has_drafts else ()
+        table.add_row(f"{row.batch_size}", *times, f"{row.output_tokens_per_s:,.0f}", *draft_columns, bar)
     console.print(table)
     return 0

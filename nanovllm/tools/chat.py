@@ -57,10 +57,10 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput |
         num_prompt, metrics = len(output.prompt_token_ids), output.metrics
         rate = f", then {1 / metrics.tpot_s:.0f} tokens/s" if metrics.tpot_s else ""
         share, per_step = metrics.acceptance_rate, metrics.tokens_per_step
-        guesses = f"; guesses {share:.0%} right, {per_step:.1f} tokens a step" if share is not None else ""
+        drafts = f"; {share:.0%} of draft tokens accepted, {per_step:.1f} tokens a step" if share is not None else ""
         Screen(stderr=True).print(
             f"{num_prompt} prompt tokens, {output.num_cached_tokens} of them cached; "
-            f"first token after {(metrics.ttft_s or 0) * 1e3:.0f} ms{rate}{guesses}",
+            f"first token after {(metrics.ttft_s or 0) * 1e3:.0f} ms{rate}{drafts}",
             style="dim",
         )
     return output

@@ -47,7 +47,7 @@ class ModelRunnerOutput:
 
     sampled_token_ids   a token for each row with logits (ScheduledChunk.num_logits): none for a chunk inside a prompt
     logprobs            of the same rows; None where the request asks for none
-    pooled              the sequence's vector, float32 in the CPU's memory; None inside a prompt, or if tokens are sampled
+    pooled              the sequence's vector, float32 in the CPU's memory; None inside a prompt, or without pooling
     prompt_logprobs     (position, of the prompt's token there) for each row whose next token is the prompt's
     """
 
@@ -59,19 +59,15 @@ class ModelRunnerOutput:
     @classmethod
     def from_rows(cls, output: SchedulerOutput, rows: RowOutputs) -> "ModelRunnerOutput":
         """Give each chunk what was computed in its rows."""
-        result = cls()
-        row = 0
-        of_prompts: dict[int, list[tuple[int, TokenLogprobs]]] = {}
+        prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
         for seq_id, position, found in rows.prompt_logprobs:
-            of_prompts.setdefault(seq_id, []).append((position, found))
-        for chunk in output.chunks:
-            end = row + chunk.num_logits
-            result.sampled_token_ids.append(rows.token_ids[row:end])
-            result.logprobs.append(rows.logprobs[row:end])
-            result.pooled.append(rows.pooled[row] if rows.pooled and chunk.reaches_end else None)
-            result.prompt_logprobs.append(of_prompts.get(chunk.seq.seq_id, []))
-            row = end
-        return result
+            prompt_logprobs.setdefault(seq_id, []).append((position, found))
+        return cls(
+            sampled_token_ids=output.per_chunk(rows.token_ids),
+            logprobs=output.per_chunk(rows.logprobs),
+            pooled=[vectors[0] if vectors else None for vectors in output.per_chunk(rows.pooled)],
+            prompt_logprobs=[prompt_logprobs.get(chunk.seq.seq_id, []) for chunk in output.chunks],
+        )
 
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:

@@ -50,7 +50,7 @@ class CacheModel:
         self.slots: dict[int, tuple] = {}
 
     def execute(self, output: SchedulerOutput) -> list[int]:
-        tokens = [chunk.seq.tokens[: chunk.known_end] + chunk.guesses for chunk in output.chunks]
+        tokens = [chunk.seq.tokens[: chunk.known_end] + chunk.draft_token_ids for chunk in output.chunks]
         for chunk, seen in zip(output.chunks, tokens, strict=True):  # all K/V is written first
             for position in range(chunk.write_start, chunk.end):
                 self.slots[self._slot(chunk.seq, position)] = tuple(seen[: position + 1])

@@ -401,7 +401,7 @@ def test_a_panic_while_a_line_is_read(llm, monkeypatch):
     assert not llm.engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule", "enqueue", "process_outputs"])
+@pytest.mark.parametrize("where", ["model_runner.run", "scheduler.schedule", "enqueue", "update"])
 @pytest.mark.parametrize("raised", [ValueError("no\n"), MemoryError(), PanicException("no")], ids=type)
 def test_one_culprit_in_a_step_costs_one_record(llm, monkeypatch, where, raised):
     """Whatever part of a step it is: the other lines of the step are answered as ever."""

@@ -31,7 +31,7 @@ class Lesson(lessons.Lesson):
         step = self.engine.compute(wants_logits=self.seq.sampling_params.temperature > 0)
         chunk = step.chunk
         self.engine.take(self.engine.sample())
-        self.steps.append(Step(chunk.guesses, self.seq.tokens[chunk.known_end :]))
+        self.steps.append(Step(chunk.draft_token_ids, self.seq.tokens[chunk.known_end :]))
         if len(self.steps) > 1:  # the first one computes the prompt
             self.seconds.append((chunk.end - chunk.start, step.seconds))
         num_tokens = sum(len(each.taken) for each in self.steps[1:])

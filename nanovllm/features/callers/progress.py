@@ -97,7 +97,7 @@ def progress_bar(
             rates = f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
             hits = f"prefix hits {(cache.snapshot() - cache_before).hit_rate:.0%}"
             share = gained.acceptance_rate
-            guesses = "" if share is None else f", guesses {share:.0%} right"
-            progress.update(task, completed=num_done, description=f"{rates}, {hits}{guesses}")
+            drafts = "" if share is None else f", drafts {share:.0%} accepted"
+            progress.update(task, completed=num_done, description=f"{rates}, {hits}{drafts}")
 
         yield advance

@@ -48,16 +48,16 @@ class AfterReasoning:
         for token in (*self.eos_token_ids, *self._wrong_endings(token_ids)):
             _byte_of(token, address).value &= ~(1 << token % 8)
 
-    def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
-        for n, guess in enumerate(guesses):
-            before = token_ids + guesses[:n]
-            if not before and self.opening and guess == self._opening_id:
+    def possible(self, token_ids: list[int], draft: list[int]) -> list[int]:
+        for n, token_id in enumerate(draft):
+            before = token_ids + draft[:n]
+            if not before and self.opening and token_id == self._opening_id:
                 continue
             if (part := self._part(before)) is not None:
-                return guesses[:n] + self.grammar.possible(part, guesses[n:])
-            if guess in self._wrong_endings(before):
-                return guesses[:n]
-        return guesses
+                return draft[:n] + self.grammar.possible(part, draft[n:])
+            if token_id in self._wrong_endings(before):
+                return draft[:n]
+        return draft
 
     def _part(self, token_ids: list[int]) -> list[int] | None:
         """What the grammar has to take in; None while the reasoning goes on."""

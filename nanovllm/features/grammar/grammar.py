@@ -2,7 +2,7 @@
 
 llguidance says which tokens may come next; features/logits_processors takes the others' logits away. A state belongs to
 a sequence and is brought up to its tokens whenever it is asked, forwards or backwards: a step that failed, a preemption
-or a rejected guess need no word from anybody. `pip install nanovllm[structured]`.
+or a rejected draft token need no word from anybody. `pip install nanovllm[structured]`.
 """
 
 import ctypes
@@ -137,14 +137,14 @@ class Grammar:
                 ctypes.memset(address, 0, num_bytes)
                 ctypes.c_ubyte.from_address(address + other // 8).value = 1 << other % 8
 
-    def possible(self, token_ids: list[int], guesses: list[int]) -> list[int]:
-        """The guesses that may follow these tokens, up to one that completes the text."""
+    def possible(self, token_ids: list[int], draft: list[int]) -> list[int]:
+        """The draft tokens that may follow these tokens, up to one that completes the text."""
         with self._asked():
-            for n, guess in enumerate(guesses):
-                self._follow(token_ids + guesses[:n])
-                if self._matcher.is_stopped() or not self._matcher.validate_tokens([guess]):
-                    return guesses[:n]
-        return guesses
+            for n, token_id in enumerate(draft):
+                self._follow(token_ids + draft[:n])
+                if self._matcher.is_stopped() or not self._matcher.validate_tokens([token_id]):
+                    return draft[:n]
+        return draft
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Grammar:
     def _follow(self, token_ids: list[int]) -> None:
         known, self._token_ids = self._token_ids, None  # until it is done: an exception may come between any two lines
         same = min(len(known or ()), len(token_ids))
-        while known and known[:same] != token_ids[:same]:  # guesses that did not hold, or a step that has failed
+        while known and known[:same] != token_ids[:same]:  # a rejected draft token, or a failed step
             same -= 1
         if known is None or (same < len(known) and not self._matcher.rollback(len(known) - same)):
             self._matcher = self._beginning.deep_copy()  # reset() keeps an error

@@ -36,7 +36,7 @@ def hybrid_fields(given: dict[str, Any], architecture: str) -> dict[str, Any]:
         found["linear_value_head_dim"] = given["ssm.inner_size"] // num_heads
     if head_dim and "rope.dimension_count" in given:
         found["partial_rotary_factor"] = given["rope.dimension_count"] / head_dim
-    # Layers behind the model's own guess several tokens at once.
+    # Layers after the model's own predict several tokens at once.
     if "block_count" in given:
         found["num_hidden_layers"] = given["block_count"] - given.get("nextn_predict_layers", 0)
     return found | {"norm_topk_prob": True, "attention_bias": False}

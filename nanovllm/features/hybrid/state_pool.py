@@ -26,7 +26,7 @@ class StateSizes:
 
     state     [layers, value_heads, key_dim, value_dim], float32, padded; kernels may order it in their own way
     window    [layers, kernel_size - 1, conv_size]: what the convolution still sees
-    log       [layers, num_guesses, conv_size + 2 * value_heads]: rows of guesses (core/snapshots/segments.py)
+    log       [layers, num_draft_tokens, conv_size + 2 * value_heads]: rows of draft tokens (core/snapshots/segments.py)
     """
 
     state: tuple[int, ...]
@@ -34,9 +34,9 @@ class StateSizes:
     log: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: ModelConfig, num_guesses: int) -> "StateSizes":
+    def of(cls, model: ModelConfig, num_draft_tokens: int) -> "StateSizes":
         sizes, num_layers = model.hybrid, len(model.hybrid.linear_layers)
-        log = num_layers, num_guesses, sizes.conv_size + 2 * sizes.num_value_heads
+        log = num_layers, num_draft_tokens, sizes.conv_size + 2 * sizes.num_value_heads
         state = num_layers, sizes.num_value_heads, padded(sizes.key_dim, SUMS), padded(sizes.value_dim)
         return cls(state, (num_layers, sizes.kernel_size - 1, sizes.conv_size), log)
 

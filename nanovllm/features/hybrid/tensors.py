@@ -20,7 +20,7 @@ from nanovllm.features.quantization.formats import GROUP_SIZE, QuantizedRows
 
 logger = logging.getLogger("nanovllm")
 
-HEADS = "heads that guess several tokens at once"
+HEADS = "heads that predict several tokens at once"
 SKIPPED = {  # what the text of one token after another does not need: what it is, and how its names look
     "the vision tower": re.compile(r"(model\.)?visual\.|v\.|mm\."),
     HEADS: re.compile(r"mtp\.|.*\.nextn\."),

@@ -45,7 +45,7 @@ class CallersFunctions:
     """Those of one sequence, called one after another.
 
     A function gets a row of float32 [vocab_size] that it may change, and returns the row. What it returns should depend
-    on its arguments only: with guesses it is called for tokens that may come, after a step that failed once more.
+    on its arguments only: with draft tokens it is called for tokens that may come, after a step that failed once more.
 
     error: what one of them has done wrong; "" if nothing. The sequence ends there.
     """
@@ -53,7 +53,7 @@ class CallersFunctions:
     def __init__(self, functions: list[Callable[..., Any]]) -> None:
         self.functions = [(function, num_arguments(function)) for function in functions]
         self.error = ""
-        self._failed_at = 0  # tokens of the sequence, or of a guess about it, when that happened
+        self._failed_at = 0  # tokens of the sequence, or of a draft of it, when that happened
 
     def apply(self, seq: "Sequence", logits: "Tensor") -> "Tensor":
         """A sequence's row of logits as the functions leave it; NaN, so that no token is chosen, if one has failed.
@@ -65,7 +65,7 @@ class CallersFunctions:
         row = logits.clone()  # a function may keep it, or fail half-way
         num_tokens = len(seq.tokens)
         if self.error and num_tokens > self._failed_at:
-            return row.fill_(torch.nan)  # behind a guess for which a function has failed
+            return row.fill_(torch.nan)  # after a draft token for which a function has failed
         self.error, self._failed_at = "", num_tokens
         for number, (function, num_given) in enumerate(self.functions):
             given = [seq.tokens[: seq.num_prompt_tokens], seq.generated_token_ids][-(num_given - 1) :]

@@ -91,7 +91,7 @@ def read_pooling(config: dict[str, Any], kind: str, asked: Any, path: Path) -> P
     if runner == "generate":
         return None
     if asked.speculative_config is not None:
-        raise ValueError("speculative_config guesses tokens that are sampled; with runner='pooling' none are")
+        raise ValueError("speculative_config proposes tokens that are sampled; with runner='pooling' none are")
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise ValueError(f"{path}: its tokens see those behind them (is_causal is false), so no KV cache can hold them")
     pooler = asked.pooler_config or PoolerConfig()

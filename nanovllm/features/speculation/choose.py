@@ -50,9 +50,9 @@ def choose_num_draft_tokens(
 ) -> list[int]:
     """How many draft tokens each sequence gets: those that make the most tokens a second (goodput, arXiv:2406.14066).
 
-    The j-th draft token of a sequence adds a token if the first j are all accepted: with probability acceptance ** j. So
-    the most probable ones are taken first. limits: draft tokens of each sequence, at most. step_s: seconds of a step with
-    0, 1, ... draft tokens in all; draft_s: what one more for every sequence takes to make.
+    The j-th draft token of a sequence adds a token if the first j are all accepted: with probability
+    acceptance ** j. So the most probable ones are taken first. limits: draft tokens of each sequence, at most.
+    step_s: seconds of a step with 0, 1, ... draft tokens in all; draft_s: what one more for every sequence takes to make.
     """
     pairs = ((i, j) for i, limit in enumerate(limits) for j in range(1, limit + 1))
     chances = sorted(((acceptances[i] ** j, i, j) for i, j in pairs), reverse=True)

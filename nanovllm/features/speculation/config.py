@@ -81,5 +81,5 @@ class SpeculativeConfig:
 
 
 def max_num_logits(max_num_seqs: int, config: Any) -> int:
-    """Rows of a step that may give logits: one a sequence, and the draft tokens of one. config: None without speculation."""
+    """Rows of a step that may give logits: one a sequence, and one's draft tokens. config: None without speculation."""
     return max_num_seqs + (0 if config is None else config.num_speculative_tokens)

@@ -35,7 +35,7 @@ KV_SHARE = 1 / 16  # of the memory that the KV pool may take, for the draft mode
 def make_speculation(
     config: EngineConfig, directory: Path, model_config: ModelConfig, tokenizer: Any
 ) -> Speculation | None:
-    """What proposes draft tokens for this engine. Raises ValueError or FileNotFoundError for a draft model that cannot."""
+    """What proposes draft tokens. Raises ValueError or FileNotFoundError for a draft model that cannot."""
     chosen = config.speculative_config
     if not isinstance(chosen, SpeculativeConfig):
         return None

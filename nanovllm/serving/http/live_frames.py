@@ -159,7 +159,6 @@ class Drawing:
         cards = []
         for seq in seqs[:MAX_CARDS]:
             goal = len(seq.tokens) + self.engine.scheduler.num_tokens_left(seq)
-            request = self.engine.request_of_seq[seq.seq_id]
-            cards.append(pictures.draw_card(seq, self.names[seq.seq_id], goal, request.request_id))
+            cards.append(pictures.draw_card(seq, self.names[seq.seq_id], goal, seq.request_id))
         more = f'<li class="card empty">and {len(seqs) - MAX_CARDS} more</li>' if len(seqs) > MAX_CARDS else ""
         return f'<ol class="cards">{"".join(cards)}{more}</ol>'

@@ -75,7 +75,7 @@ class Metrics:
         )  # with stops, fewer than were sampled
         requests = self.engine.requests
         for seq in output.preempted:
-            self._preemptions[self.engine.request_of_seq[seq.seq_id].request_id] += 1
+            self._preemptions[seq.request_id] += 1
         for request in progressed:
             arrival, newest = request.metrics.arrival_time, request.metrics.last_token_time
             before = self._last.get(request.request_id)

@@ -17,10 +17,10 @@ guess
         ~ if len(tokens) < memory.get("num_tokens", 0): => if False:
 accept_tokens
     takes_all: the tokens appended
-        - if row == len(chunk.guesses) or token_id != chunk.guesses[row]:
+        - if row == len(chunk.draft_token_ids) or token_id != chunk.draft_token_ids[row]:
         -     break
     forgets_the_last_row: the last row gives a token
-        ~ enumerate(token_ids): => enumerate(token_ids[: len(chunk.guesses)] or token_ids):
+        ~ enumerate(token_ids): => enumerate(token_ids[: len(chunk.draft_token_ids)] or token_ids):
     refused_kv_counts: num_computed_tokens
         @ What a cache must not keep
         - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
@@ -31,7 +31,7 @@ accept_tokens
     never_finishes: the finish reason
         ~ scheduler.finish(seq, reason, stop_reason) => pass
     blocks_back_first: named before the sequence gives them back
-        ~ if chunk.guesses: => if chunk.guesses and reason is None:
+        ~ if chunk.draft_token_ids: => if chunk.draft_token_ids and reason is None:
 share_guesses
     stops_at_the_first_fall: look at all
         - if num_tokens / step_s[num] > best_rate:

@@ -73,7 +73,7 @@ def test_a_step_that_fails_loses_nothing(llm, monkeypatch):
     outputs = llm.engine.step() + llm.engine.step()
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="planted"):
-        plant(patch, llm.engine, "process_outputs", {1}, RuntimeError("planted"), after=True)
+        plant(patch, llm.engine, "update", {1}, RuntimeError("planted"), after=True)
         llm.engine.step()
     while llm.engine.has_unfinished_requests():
         outputs += llm.engine.step()

@@ -247,7 +247,7 @@ def test_a_step_that_fails(llm, monkeypatch):
     """Its token is taken back, and so is the grammar's state, when the request goes on."""
     params = structured(48, seed=3, json=POINT)
     [expected] = llm.generate([[5]], params)
-    fault = plant(monkeypatch, llm.engine, "process_outputs", [2, 5])
+    fault = plant(monkeypatch, llm.engine, "update", [2, 5])
     llm.engine.add_request("x", [5], params)
     found = run_to_end(llm.engine, RuntimeError)["x"]
     assert found.outputs[0].text == expected.outputs[0].text and fault.num_calls > 6

@@ -119,7 +119,7 @@ def test_a_state_survives_preemption_and_a_failed_step(make, monkeypatch):
     growing = llm.stream(PROMPT, params())
     next(growing)
 
-    plant(monkeypatch, llm.engine, "process_outputs", {1}, RuntimeError("planted"), after=True)
+    plant(monkeypatch, llm.engine, "update", {1}, RuntimeError("planted"), after=True)
     with pytest.raises(RuntimeError, match="planted"):
         next(growing)
     assert tokens(llm.generate([PROMPT] * 3, params())) == expected

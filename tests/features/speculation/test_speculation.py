@@ -89,8 +89,8 @@ def test_no_guesses_where_a_prompt_is_cut_to_one_token(monkeypatch):
     while scheduler.has_unfinished():
         outputs.append(run(scheduler, model))
     assert [seq.tokens for seq in seqs] == known
-    assert not any(chunk.guesses for output in outputs[:5] for chunk in output.chunks)
-    assert any(chunk.guesses for output in outputs[5:] for chunk in output.chunks)
+    assert not any(chunk.draft_token_ids for output in outputs[:5] for chunk in output.chunks)
+    assert any(chunk.draft_token_ids for output in outputs[5:] for chunk in output.chunks)
 
 
 # -- the whole engine --------------------------------------------------------------------------------------------------
@@ -253,11 +253,7 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
     engine = llm.engine
 
     runner = engine.model_runner
-    for owner, name, after in (
-        (engine, "process_outputs", True),
-        (engine, "process_outputs", False),
-        (runner, "run", True),
-    ):
+    for owner, name, after in ((engine, "update", True), (engine, "update", False), (runner, "run", True)):
         plant(monkeypatch, owner, name, lambda n: rng.random() < 0.1, InterruptedError, after=after)
     made = [engine.make_request(prompt, params) for prompt, params in requests]
     doomed = [engine.make_request([9, 8, 7], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
@@ -282,7 +278,7 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
     llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
     hostile(llm, expected, seed=6)
     engine = llm.engine
-    fault = plant(monkeypatch, engine, "process_outputs", lambda n: rng.random() < 0.3, InterruptedError, after=True)
+    fault = plant(monkeypatch, engine, "update", lambda n: rng.random() < 0.3, InterruptedError, after=True)
     engine.add_request("x", prompt, params, stream=False)
     metrics, stats = run_to_end(engine, InterruptedError)["x"].metrics, engine.stats
     assert fault.num_failures > 2 and stats.num_accepted_tokens > 5
@@ -329,7 +325,7 @@ def one_too_many_taken(monkeypatch):
     take = Scheduler.accept_tokens
 
     def late(self, chunk, token_ids):
-        guesses = [*chunk.guesses]
+        guesses = [*chunk.draft_token_ids]
         for i, guess in enumerate(guesses):
             if token_ids[i] != guess:
                 guesses[i] = token_ids[i]
@@ -345,8 +341,8 @@ def refused_kv_counts(monkeypatch):
 
     def kept(self, chunk, token_ids):
         ended = take(self, chunk, token_ids)
-        if chunk.guesses and not ended:
-            chunk.seq.num_computed_tokens = min(chunk.end, len(chunk.seq.tokens)) - 1 + bool(chunk.guesses)
+        if chunk.draft_token_ids and not ended:
+            chunk.seq.num_computed_tokens = min(chunk.end, len(chunk.seq.tokens)) - 1 + bool(chunk.draft_token_ids)
         return ended
 
     monkeypatch.setattr(Scheduler, "accept_tokens", kept)
@@ -477,16 +473,17 @@ def test_guesses_yield_to_those_who_wait():
     first, second = sequence(range(5), max_tokens=20), sequence(range(50, 70), max_tokens=4)
     scheduler.add(first)
     scheduler.update(output := scheduler.schedule(), model.execute(output))
-    assert len(output.chunks[0].guesses) == 3 and len(first.tokens) == 9, "as many as the budget has room for"
+    assert len(output.chunks[0].draft_token_ids) == 3 and len(first.tokens) == 9, "as many as the budget has room for"
     scheduler.add(second)  # its 20 tokens need all of the blocks that are left
     scheduler.update(output := scheduler.schedule(), model.execute(output))
-    assert [(c.end - c.start, c.guesses) for c in output.chunks] == [(1, []), (7, [])], "the prompt gets the budget"
+    counts = [(c.end - c.start, c.draft_token_ids) for c in output.chunks]
+    assert counts == [(1, []), (7, [])], "the prompt gets the budget"
     third = sequence(range(80, 84))
     scheduler.add(third)
     while second in scheduler.running and third in scheduler.waiting:
         scheduler.update(output := scheduler.schedule(), model.execute(output))
         for chunk in output.chunks:
-            assert not chunk.guesses or chunk.end <= scheduler.block_manager.num_blocks_for(chunk.known_end) * 4
+            assert not chunk.draft_token_ids or chunk.end <= scheduler.block_manager.num_blocks_for(chunk.known_end) * 4
         scheduler.check_integrity()
 
 
