@@ -15,7 +15,8 @@ def step_segments(chunks: "list[ScheduledChunk]") -> list[list[int]]:
     are these kept in the log?
 
     The state takes in known tokens only. A step writes what it read of its draft tokens into the log of the
-    sequence's slot. The next step begins with the accepted ones: it takes them from the log, for their rows have been computed.
+    sequence's slot. The next step begins with the accepted ones: it takes them from the log, for their rows have been
+    computed.
 
         tokens       [ in the state | accepted drafts | this chunk, known | draft tokens ]
         taken from                    log               batch               batch, for their outputs only; to the log

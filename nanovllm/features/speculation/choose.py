@@ -52,7 +52,8 @@ def choose_num_draft_tokens(
 
     The j-th draft token of a sequence adds a token if the first j are all accepted: with probability
     acceptance ** j. So the most probable ones are taken first. limits: draft tokens of each sequence, at most.
-    step_s: seconds of a step with 0, 1, ... draft tokens in all; draft_s: what one more for every sequence takes to make.
+    step_s: seconds of a step with 0, 1, ... draft tokens in all; draft_s: what one more for every sequence takes to
+    make.
     """
     pairs = ((i, j) for i, limit in enumerate(limits) for j in range(1, limit + 1))
     chances = sorted(((acceptances[i] ** j, i, j) for i, j in pairs), reverse=True)

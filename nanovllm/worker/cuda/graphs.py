@@ -2,8 +2,8 @@
 
 A decode is hundreds of short kernels, and launching them one by one takes longer than running them. A graph launches
 them all at once, but always reads and writes the same memory: a step's batch is copied into buffers that the graphs
-share. A batch between two sizes is padded with rows that write nothing and that nobody reads. A step with draft tokens is
-no such decode: its kernels are launched one by one, which takes longer. features/speculation measures both kinds of
+share. A batch between two sizes is padded with rows that write nothing and that nobody reads. A step with draft tokens
+is no such decode: its kernels are launched one by one, which takes longer. features/speculation measures both kinds of
 step and proposes only where that pays.
 """
 
