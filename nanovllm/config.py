@@ -138,6 +138,8 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name} must be {kinds}, found {shorten(value)}")
         return config(**value) if isinstance(value, dict) else value
     if name == "logits_processors":
+        if value == ():
+            return ()
         from nanovllm.features.logits_processors.classes import classes_of
 
         return classes_of(value)

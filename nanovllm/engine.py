@@ -89,7 +89,7 @@ class LLMEngine:
         self._is_stepping = False
         self._is_broken = False  # an exception has interrupted a change: restart() comes before the next one
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # of the step that is being made
-        self._to_abort: list[Request] = []  # what a callback has asked for in the middle of a step
+        self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a step
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLMEngine":
@@ -225,7 +225,7 @@ class LLMEngine:
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
         if self._is_stepping:
-            self._to_abort += requests
+            self._to_abort.update((request.request_id, request) for request in requests)
             return
         with self._change():
             self._abort(requests)
@@ -283,8 +283,11 @@ class LLMEngine:
         """Take in blocks that have arrived from lower tiers since the last step."""
         if self.tiers is not None:
             self.tiers.poll(self.scheduler.waiting)
-            if not self.scheduler.running and all(seq.awaits_blocks for seq in self.scheduler.waiting):
+            if self.requests and not self.scheduler.running and self._all_await_blocks():
                 self.tiers.wait(WAIT_S)
+
+    def _all_await_blocks(self) -> bool:
+        return all(seq.awaits_blocks for seq in self.scheduler.waiting)
 
     def propose_drafts(self) -> dict[int, list[int]]:
         """{seq_id: tokens that may come next}, which the step checks beside the tokens that it has to compute."""
@@ -293,6 +296,7 @@ class LLMEngine:
     def schedule(self, drafts: dict[int, list[int]], now: float) -> SchedulerOutput:
         """Choose the step's work. now: when the step began, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
+        assert scheduled.chunks or self._all_await_blocks(), "requests wait and none can be scheduled"
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
         self.scheduled = scheduled
         self.stats.count_scheduled(scheduled)
@@ -338,9 +342,8 @@ class LLMEngine:
 
     def _abort_what_callbacks_asked(self) -> list[Request]:
         """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
-        aborted = [request for request in self._to_abort if self.requests.get(request.request_id) is request]
+        aborted = [request for request in self._to_abort.values() if self.requests.get(request.request_id) is request]
         self._abort(aborted)
-        self._to_abort = []
         return aborted
 
     # -- a change that an exception interrupts --------------------------------------------------------------------
@@ -357,6 +360,7 @@ class LLMEngine:
         if self._is_broken:
             self.restart()
         self._in_flight = []
+        self._to_abort = {}
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -374,7 +378,6 @@ class LLMEngine:
         for chunk, request in self._in_flight:
             self.requests[request.request_id] = request
             request.take_back(chunk)
-        self._in_flight = []
         self.requests = {request_id: request for request_id, request in self.requests.items() if not request.finished}
         samples = [sample for request in self.requests.values() for sample in request.samples]
         self.scheduler.restart(sample.seq for sample in samples if not sample.finished)

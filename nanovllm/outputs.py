@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.features.speculation.rates import DraftRates
+from nanovllm.stats import DraftRates
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 

@@ -7,8 +7,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.calls import check_priority
 from nanovllm.checks.values import check_number, check_range, shorten
 from nanovllm.core.sequence import Sequence
-from nanovllm.features.logits_processors.classes import check_classes
-from nanovllm.features.logits_processors.functions import CallersFunctions
 from nanovllm.prompts import parse_prompt
 from nanovllm.sampling_params import SamplingParams
 
@@ -36,6 +34,8 @@ class CheckedRequest(NamedTuple):
         """What a sequence carries for features."""
         seq.bad_words, seq.adapter, seq.priority = self.bad_words, self.adapter, self.priority
         if self.processors or self.params.logits_processors:
+            from nanovllm.features.logits_processors.functions import CallersFunctions
+
             of_engine = [make() for make in self.processors]
             seq.functions = CallersFunctions([*of_engine, *self.params.logits_processors])
 
@@ -59,7 +59,11 @@ def check_request(
         from nanovllm.features.logits_processors.bad_words import BadWords  # a table of all tokens' bytes
 
         bad_words = BadWords(engine.tokenizer, list(params.bad_words), engine.model_config.vocab_size)
-    processors = check_classes(engine, params)
+    processors = []
+    if engine.config.logits_processors:
+        from nanovllm.features.logits_processors.classes import check_classes
+
+        processors = check_classes(engine, params)
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.features.logits_processors.processors import LogitsProcessors
 from nanovllm.worker.batch import move_together
 from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
+    from nanovllm.features.logits_processors.processors import LogitsProcessors
     from nanovllm.features.logprobs.scores import TokenLogprobs
 
 NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
@@ -38,7 +38,7 @@ class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted, or which; None: not even its own
-    processors          what happens to the logits before a token is chosen
+    processors          what changes logits before a token is chosen: masks, biases, penalties; None: nothing does
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     has_filters         does any of them set top_k, top_p or min_p?
@@ -46,7 +46,7 @@ class SamplingBatch:
     """
 
     num_logprobs: list[int | list[int] | None]
-    processors: LogitsProcessors
+    processors: "LogitsProcessors | None"
     random_rows: Tensor
     temperature: Tensor
     top_k: Tensor
@@ -70,7 +70,7 @@ class SamplingBatch:
     @property
     def is_greedy(self) -> bool:
         """Is every row's most likely token wanted, of the model's own logits, and nothing else?"""
-        return not len(self.random_rows) and not self.processors and all(k is None for k in self.num_logprobs)
+        return not len(self.random_rows) and self.processors is None and all(k is None for k in self.num_logprobs)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int] = frozenset()) -> "SamplingBatch":
@@ -78,7 +78,11 @@ class SamplingBatch:
         random_rows = [row for row, p in enumerate(each) if p.temperature >= MIN_TEMPERATURE]
         params = [each[row] for row in random_rows]
         num_logprobs = [p.logprob_token_ids or p.logprobs for p in each]
-        processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
+        processors = None
+        if any(changes_logits(seq) for seq in seqs):
+            from nanovllm.features.logits_processors.processors import LogitsProcessors
+
+            processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
             nothing = dict.fromkeys(NUMBERS, NOTHING)
             return cls(num_logprobs, processors, **nothing, has_filters=False)
@@ -99,8 +103,20 @@ class SamplingBatch:
         if device.type == "cpu":
             return self
         numbers = {name: getattr(self, name) for name in NUMBERS}
+        if self.processors is None:
+            [numbers] = move_together((numbers,), device)
+            return replace(self, **numbers)
         numbers, of_processors = move_together((numbers, self.processors.tensors()), device)
         return replace(self, **numbers, processors=replace(self.processors, **of_processors))
+
+
+def changes_logits(seq: Sequence) -> bool:
+    """Does a request ask for more than temperature, top_k, top_p and min_p? (features/logits_processors, grammar)"""
+    p = seq.sampling_params
+    has_penalty = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    has_mask = seq.grammar is not None or seq.bad_words is not None or p.allowed_token_ids is not None
+    must_not_end = seq.num_generated_tokens < p.min_tokens
+    return has_penalty or has_mask or must_not_end or bool(p.logit_bias) or seq.functions is not None
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["TokenLogprobs | None"]]:
@@ -109,9 +125,11 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["Token
     NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
     """
     batch = batch.to(logits.device)
-    batch.processors.apply_grammars(logits)
+    if batch.processors is not None:
+        batch.processors.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
-    batch.processors.apply(logits)
+    if batch.processors is not None:
+        batch.processors.apply(logits)
     chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
     if len(batch.random_rows):
@@ -129,9 +147,11 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """A token for each of batch.random_rows. logits: [len(random_rows), vocab_size]."""
     scaled = logits / batch.temperature[:, None]
     if batch.has_filters:
+        from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = batch.processors.threshold(scaled, top_k, batch.top_p, batch.min_p)
+        threshold = logit_threshold(scaled, top_k, batch.top_p, batch.min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)

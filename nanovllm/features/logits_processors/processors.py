@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.grammar.masks import PendingBits, compute_bits, unpack
-from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
 from nanovllm.worker.batch import move_together
 
 
@@ -58,7 +57,6 @@ class LogitsProcessors:
     generated: Entries | None
     grammar_rows: list[int]
     pending: PendingBits | None = None
-    threshold = staticmethod(logit_threshold)
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
@@ -90,12 +88,6 @@ class LogitsProcessors:
         if grammars:
             made.pending = compute_bits(grammars)
         return made
-
-    def __bool__(self) -> bool:
-        """Does anything happen to any row?"""
-        entries = (self.bias, self.seen, self.generated)
-        lists = (self.allowed, self.banned, self.functions, self.grammar_rows)
-        return any(entry is not None for entry in entries) or any(lists)
 
     def tensors(self) -> dict[str, Any]:
         """The fields that hold tensors, so that all of them can go to a device together."""

@@ -106,7 +106,8 @@ class ParallelRunner:
         batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
-        rows = self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
+        pending = None if sampling.processors is None else sampling.processors.pending
+        rows = self._ask("execute", batch, sampling, adapters, late=pending)[0]
         return ModelRunnerOutput.from_rows(output, rows)
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:
