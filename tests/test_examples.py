@@ -145,6 +145,17 @@ def test_prefix_cache_walkthrough(run):
 
 
 @pytest.mark.ci
+def test_trace_request(run, checkpoint):
+    """The walk goes in one direction: each stage of a step begins where the one before it has ended."""
+    printed = run("trace_request.py", str(checkpoint()))
+    stages = re.findall(r"(\d)\. (\w+):", printed)
+    assert stages == [(str(n), name) for n, name in enumerate("poll draft schedule run update outputs".split(), 1)]
+    walk = printed.split("2. draft")[1].split("4. run")[0]
+    assert "Scheduler.schedule x4" in walk and "BlockManager.allocate_with_prefix" in walk and "worker/" not in walk
+    files = printed.split("files:\n")[1].split()
+    assert files[0] == "llm.py" and len(files) == int(re.search(r"passed (\d+) files", printed)[1]) <= 36
+
+
 def test_bench_prefix_cache(run, tmp_path):
     model = make_checkpoint(tmp_path, "llama", vocab_size=40_000, max_position_embeddings=2048)
     out = run("bench_prefix_cache.py", str(model), "--requests", "2", "--blocks", "50000")
