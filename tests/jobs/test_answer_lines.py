@@ -1,5 +1,6 @@
 """A line of a batch job: what it may ask for, its answer, and the window of lines in flight."""
 
+import itertools
 import json
 import math
 import time
@@ -506,7 +507,7 @@ def test_infinite_numbers_in_an_answer(llm, monkeypatch):
 
     def infinite(output):
         result = run(output)
-        for entry in result.logprobs:
+        for entry in itertools.chain(*result.logprobs):
             object.__setattr__(entry, "logprob", -math.inf)
             object.__setattr__(entry, "top_logprobs", [math.nan for _ in entry.top_logprobs])
         return result

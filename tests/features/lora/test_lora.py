@@ -275,8 +275,8 @@ def test_no_more_adapters_run_than_have_room():
         scheduler.add(Sequence([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True), lora_id=lora_id))
     first = scheduler.schedule()
     assert [chunk.seq.lora_id for chunk in first.chunks] == [1, None, 2, 1]  # nobody overtakes the third adapter
-    scheduler.update(first, [9] * 4)
-    scheduler.update(scheduler.schedule(), [9] * 4)
+    scheduler.update(first, [[9]] * 4)
+    scheduler.update(scheduler.schedule(), [[9]] * 4)
     assert [chunk.seq.lora_id for chunk in scheduler.schedule().chunks] == [3, 1]
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import openai
 import pytest
@@ -22,7 +23,6 @@ from nanovllm.serving.http.html_pictures import draw_block, holders
 from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.shown import Shown
-from nanovllm.worker.model_runner import ModelRunnerOutput
 from tests.checkpoints import SMALL
 from tests.faults import plant
 from tests.servers import PATIENCE_S, raw_post, serving
@@ -362,7 +362,7 @@ def test_a_failed_step_is_500_and_the_server_goes_on(server, client, monkeypatch
 
 
 def without_tokens(result):
-    return ModelRunnerOutput([NO_TOKEN] * len(result.token_ids))
+    return replace(result, sampled_token_ids=[[NO_TOKEN] * len(row) for row in result.sampled_token_ids])
 
 
 def test_a_sample_that_fails_is_500(server, client, monkeypatch):
