@@ -50,14 +50,15 @@ class LLMEngine:
         forks.check_process()
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
-        self.config, self.model_runner = config, make_runner(config, model_config)
+        self.config = config
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         self.model_config = model_config = with_eos(model_config, self.tokenizer, directory)
+        self.model_runner = make_runner(config, model_config)
         self.features = Features(config, model_config, self.tokenizer, directory)
         scheduler_options = self.features.scheduler_options(directory)
         forks.watch()
         self.model_runner.load(directory)
-        self.kv_pool = self.model_runner.prepare(model_config.eos_token_ids)
+        self.kv_pool = self.model_runner.prepare()
         self.block_manager = self.features.make_block_manager(self.model_runner, self.kv_pool, directory)
         self.scheduler = Scheduler(
             self.block_manager,

@@ -82,7 +82,7 @@ def time_layer() -> list[Times]:
         x = net.in_proj(hidden)
 
         def run(function: Any, x: torch.Tensor = x, num_rows: int = num_rows) -> torch.Tensor:
-            return function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[num_rows], plans={}))
+            return function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[num_rows], attn_metadata={}))
 
         out = run(ours)
 

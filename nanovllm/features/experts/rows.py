@@ -132,7 +132,11 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
     ends = address(sorted_rows.ends, torch.int64, (num_met,))
     if is_quantized:
         return quantized_kernels_for(kernels).products(x, of_weights, ends, num_met, None, first.weight)
-    return products(kernels.library, kernels.num, x, of_weights, ends, num_met, None, *first.weight.shape)
+    n, k = first.weight.shape
+    return products(
+        kernels.library, kernels.recorder, kernels.num, x,
+        weights=of_weights, ends=ends, num_weights=num_met, bias=None, n=n, k=k,
+    )  # fmt: skip
 
 
 def _reordered_address(kernels: Kernels, shape: tuple[int, int], weight: Tensor) -> int:
