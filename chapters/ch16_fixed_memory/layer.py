@@ -11,8 +11,8 @@ from torch import nn
 from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.delta_rule import delta_net
-from nanovllm.features.hybrid.kernels import kernels_for
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.features.hybrid.state_pool import StateSizes
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.reorder import reorder_weights

@@ -97,7 +97,7 @@ def plain_rope(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
             return None
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         return None
-    fields = next((each for each in given if each), {})
+    fields: dict[str, Any] = next((each for each in given if each), {})
     fields = {name: value for name, value in fields.items() if value is not None}
     return {"rope_type": "default"} | numbers_of(fields, ROPE_THETA, f"{path}: rotary scaling")
 

@@ -35,7 +35,7 @@ def read_model_fields(
 ) -> dict[str, Any]:
     """See ModelConfig.from_directory."""
     if "text_config" in overrides:
-        from nanovllm.features.hybrid.config import text_overrides
+        from nanovllm.features.hybrid.hybrid_config import text_overrides
 
         overrides = text_overrides(overrides)
     folder = directory.parent if directory.is_file() else directory  # a GGUF file's is beside it, if it has one
@@ -68,7 +68,7 @@ def read_model_fields(
     if "eos_token_id" in overrides:
         ends = [("hf_overrides", overrides["eos_token_id"])]
     if "text_config" in config:
-        from nanovllm.features.hybrid.config import text_config
+        from nanovllm.features.hybrid.hybrid_config import text_config
 
         config = text_config(config, path)
     return _fields(_overridden(config, overrides), generation, ends, path, generation_path, asked)
@@ -94,7 +94,7 @@ def _fields(
     architecture = str((typed(config, "architectures", [], path) or ["none named"])[0])
     kind = "generate"
     if architecture not in ARCHITECTURES:
-        from nanovllm.features.pooling.config import kind_of
+        from nanovllm.features.pooling.pooling_config import kind_of
 
         architecture, kind = kind_of(architecture)
     check_choice(f"{path}: architecture", architecture, ARCHITECTURES)
@@ -128,7 +128,7 @@ def _pooling_of(config: dict[str, Any], kind: str, asked: Any, path: Path) -> An
     is_sentence_transformer = path.name == "config.json" and path.with_name("modules.json").is_file()
     if kind == "generate" and not is_asked_for and not is_sentence_transformer:
         return None
-    from nanovllm.features.pooling.config import read_pooling
+    from nanovllm.features.pooling.pooling_config import read_pooling
 
     return read_pooling(config, kind, asked, path)
 
@@ -146,7 +146,7 @@ def _rope_of(config: dict[str, Any], architecture: str, path: Path) -> dict[str,
 def _experts_of(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
     if "Moe" not in architecture and not architecture.startswith("Qwen3Next"):
         return {}
-    from nanovllm.features.experts.config import read_experts
+    from nanovllm.features.experts.expert_config import read_experts
 
     return read_experts(config, architecture, num_layers, path)
 
@@ -162,6 +162,6 @@ def _layer_kinds_of(config: dict[str, Any], architecture: str, num_layers: int, 
 def _hybrid_of(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
     if architecture not in HYBRID:
         return {}
-    from nanovllm.features.hybrid.config import read_hybrid
+    from nanovllm.features.hybrid.hybrid_config import read_hybrid
 
     return read_hybrid(config, num_layers, path)

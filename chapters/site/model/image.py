@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nanovllm import LLM
-from nanovllm.features.quantization.c_kernels import QuantizedArgs, QuantizedPart, parts_of
 from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.features.quantization.quantized_kernels import QuantizedArgs, QuantizedPart, parts_of
 from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.c_kernels import (
     FEW_ROWS,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
-from nanovllm.features.quantization.c_kernels import parts_of
 from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
+from nanovllm.features.quantization.quantized_kernels import parts_of
 from nanovllm.worker.cpu.c_kernels import INT, PTR, products
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class RankRunner(ModelRunner):
-    """A ModelRunner that has a share of the model. The layers add up what the ranks get (layers.py); rank 0 samples."""
+    """A ModelRunner that has a share of the model. Its layers add up what the ranks get (parallel_layers.py).
+
+    Rank 0 samples.
+    """
 
     group: RankGroup
 

@@ -92,7 +92,7 @@ class RecordedStep(RecordedSteps):
         self.attention_step = AttentionStep()
         self.delta_step: ctypes.Structure | None = None
         if self.model.config.hybrid is not None:
-            from nanovllm.features.hybrid.c_kernels import DeltaStep
+            from nanovllm.features.hybrid.hybrid_c_kernels import DeltaStep
 
             self.delta_step = DeltaStep(num_logged=MAX_ROWS)
         self.memory: tuple[list[Tensor], ...] = [], [], []  # what the calls read and write between inputs and logits
@@ -187,7 +187,7 @@ class RecordedStep(RecordedSteps):
         if 0 in batch.query_lens:  # somebody's mistake: PyTorch looks whether the row before it exists
             return None
         if self.delta_step is not None:
-            from nanovllm.features.hybrid.c_kernels import delta_step
+            from nanovllm.features.hybrid.hybrid_c_kernels import delta_step
 
             this_step = delta_step(batch)
             if this_step.num_logged > MAX_ROWS:

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from examples.make_gguf import write_gguf
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.hybrid.config import HybridConfig
-from nanovllm.features.hybrid.kernels import kernels_for
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid.hybrid_config import HybridConfig
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import HYBRID, HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits

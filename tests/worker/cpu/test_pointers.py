@@ -8,7 +8,7 @@ import torch
 
 import nanovllm
 from nanovllm import LLM
-from nanovllm.features.hybrid.kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.worker.cpu.pointers import address, address_or_null
 from tests.checkpoints import SMALL
 from tests.worker.cpu.test_kernels import kernels

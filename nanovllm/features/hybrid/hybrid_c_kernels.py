@@ -15,7 +15,7 @@ from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
 if TYPE_CHECKING:
-    from nanovllm.features.hybrid.layers import GatedDeltaNet
+    from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 
 COLUMNS, SUMS = 16, 4  # as in cpu/delta_rule.h
 
@@ -129,7 +129,7 @@ def add_gated(kernels: Kernels, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
 
 
 def in_c(kernels: Kernels) -> tuple[partial, ...]:
-    """The functions of kernels.py, in their order."""
+    """The functions of hybrid_kernels.py, in their order."""
     lib = kernels.library
     for function, args in (lib.delta_net, DeltaArgs), (lib.multiply_by_gate, GateArgs), (lib.add_gated, GateArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]
