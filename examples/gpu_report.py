@@ -659,9 +659,9 @@ def bytes_of_step(llm: LLM) -> int:
 
 def bandwidth(run: Run) -> float:
     """Bytes per second, read and written, by the best of ten large copies on the GPU."""
-    from nanovllm.worker.cuda import platform as cuda
+    from nanovllm.worker.cuda.platform import CUDAPlatform
 
-    source = torch.ones(run.sizes.copy_bytes, dtype=torch.uint8, device=cuda.device())
+    source = torch.ones(run.sizes.copy_bytes, dtype=torch.uint8, device=CUDAPlatform().device)
     target = torch.zeros_like(source)
     best = float("inf")
     for _ in range(10):
@@ -692,9 +692,9 @@ def choice_of_kernels(backend: str, dtype: str) -> str:
 
 
 def try_graph() -> str:
-    from nanovllm.worker.cuda import platform as cuda
+    from nanovllm.worker.cuda.platform import CUDAPlatform
 
-    x = torch.ones(4, device=cuda.device())
+    x = torch.ones(4, device=CUDAPlatform().device)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -31,7 +31,6 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.request import Request
 from nanovllm.tools.demo_model import model_or_demo
 from nanovllm.worker import model_runner
-from nanovllm.worker.cpu.recorded_step import RECORDED
 from nanovllm.worker.layers import Linear
 
 NUM_STEPS = 20
@@ -109,10 +108,9 @@ def request(llm: LLM, num_prompt: int, num_output: int, stream: bool = True) -> 
 def show_python(llm: LLM, batches: list[int], context: int) -> None:
     """Decode steps and the part of them that is spent outside C functions, of requests whose text nobody reads yet."""
     runner = llm.engine.model_runner
-    library, record = runner.kernels.library, runner._graphs
+    library, recorder, recorded = runner.kernels.library, runner.kernels.recorder, runner.recorded_steps
     if library is None or runner.device.type != "cpu":
         return
-    functions = {name: getattr(library, name) for name in (*RECORDED, "replay")}
     in_c = [0.0]
 
     def timed(function: Callable) -> Callable:
@@ -126,26 +124,27 @@ def show_python(llm: LLM, batches: list[int], context: int) -> None:
     table = Table(title="Decode steps, median", title_justify="left")
     for name in ("batch", "", "ms a step", "of it Python"):
         table.add_column(name, justify="right")
-    for name, function in functions.items():
-        setattr(library, name, timed(function))
+    timers = ExitStack()
+    timers.enter_context(mock.patch.object(recorder, "call", timed(recorder.call)))
+    timers.enter_context(mock.patch.object(library, "replay", timed(library.replay)))
     for batch in batches:
         ids = [request(llm, context, 3 * NUM_STEPS + 4, stream=False) for _ in range(batch)]
         while llm.engine.scheduler.waiting or any(s.num_generated_tokens == 0 for s in llm.engine.scheduler.running):
             llm.engine.step()
-        for how, graphs in (("recorded", record), ("call by call", None)):
-            if how == "recorded" and graphs is None:
+        for how, replayed in (("recorded", recorded), ("call by call", None)):
+            if how == "recorded" and replayed is None:
                 continue
-            steps, runner._graphs = [], graphs
+            runner.recorded_steps = replayed
+            steps = []
             for _ in range(NUM_STEPS):
                 in_c[0], started = 0.0, time.perf_counter()
                 llm.engine.step()
                 steps.append((time.perf_counter() - started, in_c[0]))
             step_s, python_s = (statistics.median(s) for s in zip(*((s, s - c) for s, c in steps), strict=True))
             table.add_row(str(batch), how, f"{step_s * 1e3:.2f}", f"{python_s * 1e3:.2f}")
-        runner._graphs = record
+        runner.recorded_steps = recorded
         llm.engine.abort_request(ids)
-    for name, function in functions.items():
-        setattr(library, name, function)
+    timers.close()
     console.print(table, "")
 
 
@@ -181,7 +180,9 @@ def add_timers(llm: LLM, timers: ExitStack) -> None:
         (Linear, "forward", "linear layers"),
     ):
         timers.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
-    functions = (field.name for field in dataclasses.fields(runner.kernels) if field.name != "library")
+    functions = (
+        field.name for field in dataclasses.fields(runner.kernels) if field.name not in ("library", "num", "recorder")
+    )
     parts = dict.fromkeys(functions, "small operations")
     parts |= {"paged_attention": "attention", "most_likely": "sampling"}
     runner.kernels = dataclasses.replace(

@@ -66,7 +66,7 @@ class LLMEngine:
         self.speculation = assembly.make_speculation(config, directory, self.model_config, self.tokenizer)
         forks.watch()
         self.model_runner.load(directory)
-        self.kv_pool = self.model_runner.prepare(self.model_config.eos_token_ids)
+        self.kv_pool = self.model_runner.prepare()
         self.block_manager = assembly.make_block_manager(config, self.kv_pool)
         self.kv_events = assembly.make_kv_events(self)
         self.block_times = assembly.make_block_times(config, self.block_manager)

@@ -155,9 +155,9 @@ class LLM:
 
         prefix_cache counts blocks, its hit_tokens tokens; recent_hit_rate is that of the last 1,000 requests since the
         cache was reset, utilization the share of the pool that is cached. For an interval, subtract two
-        engine.block_manager.stats.snapshot(). same_bits says where a prompt's logits have the same bits in any company:
-        "on every processor", "on processors that multiply bf16 pairs" (AVX512-BF16), or "not promised". end_tokens:
-        {token id: which of the checkpoint's files call it an end of an answer}.
+        engine.block_manager.stats.snapshot(). batch_invariant says where a prompt's logits have the same bits whatever
+        runs beside it: "on every processor", "on processors that multiply bf16 pairs" (AVX512-BF16), or "not
+        promised". end_tokens: {token id: which of the checkpoint's files call it an end of an answer}.
         """
         return self._shared.stats()
 

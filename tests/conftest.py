@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Files are handed out to processes as a whole: those that take longest come first, so that nobody waits for the last.
-LONGEST = """test_gpu_engine test_later_labs test_labs test_site_labs test_page_model test_digests test_same_bits
+LONGEST = """test_gpu_engine test_later_labs test_labs test_site_labs test_page_model test_digests test_batch_invariant
 test_kernels test_site test_exercises test_examples test_compilers test_wheel test_parallel test_lora
 test_speculation test_triton_kernels test_ray test_ray_serve""".split()
 

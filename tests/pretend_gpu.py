@@ -44,6 +44,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import nanovllm.worker.cuda
 from nanovllm.worker.cuda import platform
+from nanovllm.worker.cuda.platform import CUDAPlatform
 
 aten = torch.ops.aten
 NAME = "pretend"
@@ -527,6 +528,13 @@ def modules_replaced(modules: dict[str, Any]) -> Iterator[None]:
         sys.modules.update(before)
 
 
+class PretendPlatform(CUDAPlatform):
+    """That of a GPU, on the pretend device."""
+
+    def __init__(self) -> None:
+        self.device = GPU.device
+
+
 @contextmanager
 def pretend_gpu(total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_gpus: int = 1) -> Iterator[PretendGPU]:
     """Meanwhile there is a GPU, with so much memory. num_gpus: as many are counted, for ranks; a process has one."""
@@ -548,7 +556,7 @@ def pretend_gpu(total_bytes: int = 1 << 30, with_flash_attn: bool = False, num_g
     with ExitStack() as patches:
         for name, value in cuda.items():
             patches.enter_context(patch.object(torch.cuda, name, value))
-        patches.enter_context(patch.object(platform, "device", lambda: GPU.device))
+        patches.enter_context(patch.object(platform, "CUDAPlatform", PretendPlatform))
         patches.enter_context(patch.object(Tensor, "pin_memory", pinned_copy))
         modules: dict[str, Any] = {"flash_attn": flash_attn() if with_flash_attn else None}
         if importlib.util.find_spec("triton") is not None:

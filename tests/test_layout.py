@@ -16,24 +16,20 @@ ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$"
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
 HEART = """
-checkpoint checks.callbacks checks.calls checks.exits checks.forks checks.names checks.pool checks.prompt_length
-checks.requests checks.values config core.block_hash core.block_manager core.cache_stats core.integrity.states
-core.scheduler core.sequence detokenizer engine files.config_json files.end_tokens files.gguf_file
-files.gguf_weights files.hub files.model_fields files.system files.tensor_files files.token_bytes files.tokenizer
-llm outputs prompts request sampling_params stats worker.attention worker.batch worker.cpu.argmax
-worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory worker.cpu.onednn worker.cpu.platform worker.cpu.pointers
-worker.cpu.recorded_step worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers
-worker.loader worker.model worker.model_runner worker.sampler
+checkpoint checks.callbacks checks.calls checks.exits checks.forks checks.names checks.prompt_length checks.requests
+checks.values config core.block_hash core.block_manager core.cache_stats core.integrity.states core.scheduler
+core.sequence detokenizer engine files.config_json files.end_tokens files.hub files.model_fields files.system
+files.tensor_files files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats
+worker.attention worker.batch worker.cpu.argmax worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
+worker.cpu.onednn worker.cpu.platform worker.cpu.pointers worker.cpu.recorded_step worker.cpu.recorder
+worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
+worker.model_runner worker.platform worker.sampler
 """
 WINGS = """
-core.snapshots.manager core.snapshots.policy core.snapshots.segments core.snapshots.state features.assembly
-features.callers.fair_lock features.callers.output_kind features.callers.progress features.callers.shared_engine
-features.callers.snapshot features.experts.config features.grammar.masks features.hybrid.c_kernels
-features.hybrid.config features.hybrid.delta_rule features.hybrid.gguf_names features.hybrid.kernels
-features.logits_processors.classes features.logits_processors.functions features.logits_processors.processors
-features.logits_processors.top_k_top_p features.pooling.config features.pooling.params
-features.positions.layer_kinds features.positions.rope_config features.quantization.formats
-features.speculation.rates
+core.snapshots.manager core.snapshots.policy core.snapshots.state features.assembly features.callers.fair_lock
+features.callers.output_kind features.callers.progress features.callers.shared_engine features.callers.snapshot
+features.grammar.masks features.logits_processors.classes features.logits_processors.functions
+features.logits_processors.processors features.logits_processors.top_k_top_p features.speculation.rates
 """
 LOADED = """
 import sys

@@ -55,7 +55,7 @@ def attention_by(function: Attention, bench: Bench) -> Iterator[None]:
     # rows_of() reads the cache as PyTorch's functions lay it out; the C kernels have a layout of their own.
     write = TORCH_KERNELS.rotary_and_write
     kernels = replace(runner.kernels, paged_attention=paged_attention, rotary_and_write=write)
-    with replaced(runner, "kernels", kernels), replaced(runner, "_graphs", None):
+    with replaced(runner, "kernels", kernels), replaced(runner, "recorded_steps", None):
         yield
 
 

@@ -16,9 +16,11 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
+from nanovllm.worker.cpu.recorded_step import RecordedStep
 from nanovllm.worker.cuda.graphs import DecodeGraphs
 from nanovllm.worker.kernels import TORCH_KERNELS
 from nanovllm.worker.model_runner import ModelRunner
+from nanovllm.worker.platform import ForwardPass, RecordedSteps
 
 Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -89,8 +91,14 @@ def use_write_kv(function: Write) -> Iterator[None]:
         kernels = replace(runner.kernels, rotary_and_write=rotary_and_write, paged_attention=attention)
         return runner.model(batch, runner.rotary, runner.kv_cache, kernels)
 
-    # A recorded CUDA graph would replay what was recorded, with our kernel.
-    with replaced(ModelRunner, "forward", forward), replaced(DecodeGraphs, "run", lambda graphs, batch: None):
+    def run(recorded: RecordedSteps, batch: Batch, forward_pass: ForwardPass) -> None:
+        """A recorded step would replay what was recorded, with our kernel."""
+
+    with (
+        replaced(ModelRunner, "forward", forward),
+        replaced(RecordedStep, "run", run),
+        replaced(DecodeGraphs, "run", run),
+    ):
         yield
 
 

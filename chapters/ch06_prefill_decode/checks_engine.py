@@ -31,7 +31,7 @@ def generate_with_step_cost(function: Cost, bench: Bench) -> None:
         hook = register_module_forward_hook(counted)
         try:
             # A step that is replayed from a CUDA graph runs no Python: nothing could be counted in it.
-            with replaced(runner, "_graphs", None):
+            with replaced(runner, "recorded_steps", None):
                 result = OUR_RUN(runner, output)
         finally:
             hook.remove()

@@ -34,7 +34,7 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.parallel import ranks as parallel
 from nanovllm.features.parallel.group import RankGroup, shard_config
-from nanovllm.features.parallel.layers import ParallelDecoder, RowParallelLinear
+from nanovllm.features.parallel.parallel_layers import ParallelDecoder, RowParallelLinear
 from nanovllm.files import tensor_files
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.batch import Batch

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.layers import ParallelDecoder, RowParallelLinear
+from nanovllm.features.parallel.parallel_layers import ParallelDecoder, RowParallelLinear
 
 
 def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:

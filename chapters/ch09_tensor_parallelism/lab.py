@@ -22,7 +22,7 @@ from chapters.story import Story, stopwatch
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.parallel.group import RankGroup, shard_config
-from nanovllm.features.parallel.layers import RowParallelLinear
+from nanovllm.features.parallel.parallel_layers import RowParallelLinear
 from nanovllm.files import tensor_files
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.worker.kernels import silu_and_mul

@@ -114,7 +114,9 @@ def _why_wrong(parts: list[Part], whole: Part, got: Tensor) -> str:
     return next((why for why, is_it in causes.items() if is_it), otherwise)
 
 
-def same_bits(function: AttendInParts, inputs: tuple[Tensor, Tensor, Tensor], shuffled: bool, cause: str) -> None:
+def expect_same_bits(
+    function: AttendInParts, inputs: tuple[Tensor, Tensor, Tensor], shuffled: bool, cause: str
+) -> None:
     """For several numbers of workers, and, if shuffled, for several orders in which the parts are done."""
     num_keys = len(inputs[1])
     expected = attended(function, inputs, 1, None)
@@ -135,14 +137,14 @@ def check_numbers_of_workers(function: AttendInParts, bench: Bench) -> None:
         "the parts came in the same order both times: how you group them, or what else you do, depends on the shares"
     )
     for num_keys in (3 * PART, 9 * PART + 5, 20 * PART):
-        same_bits(function, example(num_keys), False, cause)
+        expect_same_bits(function, example(num_keys), False, cause)
 
 
 def check_orders(function: AttendInParts, bench: Bench) -> None:
     """The same bits, whichever worker is done first"""
     cause = "only the order in which parts were done has changed: add them in the order of the row"
     for num_keys in (3 * PART, 9 * PART + 5, 20 * PART):
-        same_bits(function, example(num_keys), True, cause)
+        expect_same_bits(function, example(num_keys), True, cause)
 
 
 def check_cancelling(function: AttendInParts, bench: Bench) -> None:
@@ -150,7 +152,7 @@ def check_cancelling(function: AttendInParts, bench: Bench) -> None:
     cause = (
         "more digits make the difference rarer and do not take it away: the order of the parts must be that of the row"
     )
-    same_bits(function, that_cancel(12 * PART), True, cause)
+    expect_same_bits(function, that_cancel(12 * PART), True, cause)
 
 
 def check_engine(function: AttendInParts, bench: Bench) -> None:

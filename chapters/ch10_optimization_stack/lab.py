@@ -16,7 +16,7 @@ from torch import Tensor
 from chapters import draw
 from chapters.ch06_prefill_decode.lab import read_rate
 from chapters.ch10_optimization_stack import setups
-from chapters.ch10_optimization_stack.same_bits import (
+from chapters.ch10_optimization_stack.batch_invariant import (
     NUM_OUTPUT,
     NUM_PROMPT,
     PIECE,

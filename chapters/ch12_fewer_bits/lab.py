@@ -21,9 +21,9 @@ from chapters.draw import make_table
 from chapters.play import actions
 from chapters.story import Story, one_core, stopwatch
 from nanovllm import LLM
-from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import FORMATS, GROUP_SIZE, Q4_0, Q4_1, Q8_0, Format, merge, quantize_q8_0
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1
+from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS
 

@@ -19,9 +19,9 @@ from chapters.patching import replaced
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.snapshots.policy import Policy
-from nanovllm.features.hybrid import delta_rule, layers
-from nanovllm.features.hybrid.kernels import HybridKernels
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid import delta_rule, hybrid_layers
+from nanovllm.features.hybrid.hybrid_kernels import HybridKernels
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.worker.batch import Batch
 
 SIZES: dict[str, Any] = {
@@ -171,7 +171,7 @@ def remembers() -> Callable[[Sequence, int], list[int]]:
 
 def answer_with_guesses(function: ReadGuesses) -> None:
     proposer, of_layers = Proposes(remembers()), HybridKernels(delta_net=GuessingLayers(function).delta_net)
-    with replaced(layers, "kernels_for", lambda kernels: of_layers):
+    with replaced(hybrid_layers, "kernels_for", lambda kernels: of_layers):
         compare(", without any guess")
         with guessing(hybrid_engine(), proposer, NUM_GUESSES), steps_watched(hybrid_engine()) as steps:
             compare(" where it guesses: the state is not that of the tokens before")

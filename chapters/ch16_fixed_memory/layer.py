@@ -11,8 +11,8 @@ from torch import nn
 from chapters.story import stopwatch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.hybrid.delta_rule import delta_net
-from nanovllm.features.hybrid.kernels import kernels_for
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.features.hybrid.state_pool import StateSizes
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.cpu.reorder import reorder_weights
@@ -82,7 +82,7 @@ def time_layer() -> list[Times]:
         x = net.in_proj(hidden)
 
         def run(function: Any, x: torch.Tensor = x, num_rows: int = num_rows) -> torch.Tensor:
-            return function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[num_rows], plans={}))
+            return function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[num_rows], attn_metadata={}))
 
         out = run(ours)
 

@@ -18,7 +18,7 @@ CLASSES = {  # a module of nano-vllm -> its classes that have a counterpart here
     "nanovllm.layers.linear": {
         "LinearBase": ("nanovllm.worker.layers", "Linear"),
         "ReplicatedLinear": ("nanovllm.worker.layers", "Linear"),
-        "RowParallelLinear": ("nanovllm.features.parallel.layers", "RowParallelLinear"),
+        "RowParallelLinear": ("nanovllm.features.parallel.parallel_layers", "RowParallelLinear"),
     },
     "nanovllm.layers.rotary_embedding": {"RotaryEmbedding": ("nanovllm.worker.layers", "RotaryEmbedding")},
     "nanovllm.models.qwen3": {
@@ -35,7 +35,7 @@ REFUSED = {  # a module, or a name in one -> where the thing is here
     "layers.attention": "attention is two functions: rotary_and_write in nanovllm/worker/kernels.py writes K and V, "
     "paged_attention in nanovllm/worker/attention.py reads them; the layer is Attention in nanovllm/worker/model.py",
     "layers.embed_head": "the embedding and the output head are embed() and logits() of Decoder in "
-    "nanovllm/worker/model.py; ParallelDecoder in nanovllm/features/parallel/layers.py splits them over ranks",
+    "nanovllm/worker/model.py; ParallelDecoder in nanovllm/features/parallel/parallel_layers.py splits them over ranks",
     "layers.linear": "Linear in nanovllm/worker/layers.py merges projections (out_sizes), and a rank's is one of "
     "smaller sizes; nanovllm/features/parallel/ cuts a rank's share out of the checkpoint",
     "layers.rotary_embedding": "it is a function, rotate in nanovllm/worker/kernels.py; "

@@ -7,7 +7,6 @@ from typing import Any
 
 from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 from nanovllm.config import DTYPES
-from nanovllm.features.positions.layer_kinds import DEFAULTS
 from nanovllm.sampling_params import SAMPLING_BOUNDS
 
 GENERATION = {name: SAMPLING_BOUNDS[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
@@ -16,7 +15,18 @@ GENERATION |= {"max_new_tokens": SAMPLING_BOUNDS["max_tokens"]}
 SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()
 NUMBERS: dict[str, Bounds] = dict.fromkeys(SIZES, (Integral, 1, 2**24)) | dict.fromkeys(COUNTS, (Integral, 1, 2**10))
-NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0), "rope_theta": (Real, MIN_POSITIVE)}
+ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
+NUMBERS |= {"rms_norm_eps": (Real, MIN_POSITIVE, 1.0)} | ROPE_THETA
+
+# transformers' values of fields that config.json lacks, which differ from one model_type to the next. A field that is
+# there and null is not missing: it says that there is none.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {"sliding_window": 4096},
+    "qwen3": {"sliding_window": 4096},
+    "qwen3_moe": {"sliding_window": 4096},
+    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,6 +85,21 @@ def biases_of(config: dict[str, Any], architecture: str, path: Path) -> dict[str
         "o_bias": not is_qwen2 and attention_bias,
         "mlp_bias": not is_qwen and typed(config, "mlp_bias", False, path),
     }
+
+
+def plain_rope(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """The fields of a rotary embedding that is not scaled; None: features/positions/rope_config.py has to look."""
+    given = [config[name] for name in ("rope_parameters", "rope_scaling") if name in config]
+    for each in given:
+        if not isinstance(each, dict) or each.keys() - {"rope_type", "rope_theta"}:
+            return None
+        if (each.get("rope_type") or "default") != "default":
+            return None
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        return None
+    fields: dict[str, Any] = next((each for each in given if each), {})
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return {"rope_type": "default"} | numbers_of(fields, ROPE_THETA, f"{path}: rotary scaling")
 
 
 def dtype_of(config: dict[str, Any], path: Path) -> str:

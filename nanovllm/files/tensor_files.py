@@ -13,9 +13,7 @@ from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
-from nanovllm.features.quantization.formats import BYTES_PER_NUMBER, FORMATS
 from nanovllm.files.config_json import read_json
-from nanovllm.files.gguf_weights import GGUFWeights
 from nanovllm.files.system import installed_bytes
 
 logger = logging.getLogger("nanovllm")
@@ -25,7 +23,9 @@ ROWS_AT_A_TIME = 4096  # are compared
 
 # Not weights: written by old exporters and computed here from the config; in a GGUF file a part of the config.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")
-WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64", *FORMATS)
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+GROUP_FORMATS = ("Q8_0", "Q4_0", "Q4_1")  # in GGUF files: features/quantization/formats.py
+WEIGHT_DTYPES = FLOAT_DTYPES + GROUP_FORMATS
 
 
 class WeightFiles:
@@ -45,7 +45,7 @@ class WeightFiles:
 
     @property
     def are_quantized(self) -> bool:
-        return not FORMATS.keys().isdisjoint(self.stored.values())
+        return not set(GROUP_FORMATS).isdisjoint(self.stored.values())
 
     def read(self, name: str) -> Any:
         """A Tensor, still in the mapped file; of weights of few bits their QuantizedRows."""
@@ -62,9 +62,13 @@ class WeightFiles:
         """Raise a ValueError for weights that this machine cannot hold."""
         # A rank on a GPU has one of its own; those on a CPU share its memory.
         memory = torch.cuda.mem_get_info(device)[0] * num_ranks if device.type != "cpu" else installed_bytes()
-        plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
-        numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
-        needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())
+        needed: float = sum(tensor.numel() for tensor in self.whole.values()) * dtype.itemsize
+        if quantization is not None or self.are_quantized:
+            from nanovllm.features.quantization.formats import BYTES_PER_NUMBER
+
+            plain = BYTES_PER_NUMBER.get(quantization, dtype.itemsize)
+            numbers = {name: tensor.numel() for name, tensor in self.whole.items()}
+            needed = sum(n * BYTES_PER_NUMBER.get(self.stored[name], plain) for name, n in numbers.items())
         if needed > memory:
             needs = f"need {needed / 1e9:.1f} GB of {memory / 1e9:.1f} GB of memory"
             raise ValueError(f"the weights in {self.directory} {needs}")
@@ -126,9 +130,12 @@ class OtherName:
 def tensor_files(directory: Path) -> dict[str, Any]:
     """{tensor name: the open file that holds it}."""
     if directory.is_file():
+        from nanovllm.files.gguf_weights import GGUFWeights
+
         weights = GGUFWeights(directory)
         return dict.fromkeys(weights.names, weights)
-    index_path, weight_map = directory / "model.safetensors.index.json", None
+    index_path = directory / "model.safetensors.index.json"
+    weight_map = None
     if index_path.is_file():
         weight_map = read_json(index_path).get("weight_map")
         names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else [""]

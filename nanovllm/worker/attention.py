@@ -42,9 +42,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
 
 def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     out = q.new_empty(q.shape)
-    if "decode_groups" not in batch.plans:
-        batch.plans["decode_groups"] = _decode_groups(batch, k_cache.shape[1])
-    for rows, tables, seqlens_k in batch.plans["decode_groups"]:
+    if "decode_groups" not in batch.attn_metadata:
+        batch.attn_metadata["decode_groups"] = _decode_groups(batch, k_cache.shape[1])
+    for rows, tables, seqlens_k in batch.attn_metadata["decode_groups"]:
         out[rows] = _decode(q[rows], k_cache, v_cache, tables, seqlens_k)
     start = 0
     for b, num_rows in enumerate(batch.query_lens):

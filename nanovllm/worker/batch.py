@@ -5,7 +5,6 @@ This is the layout of FlashAttention's varlen functions.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
-from nanovllm.core.snapshots.segments import step_segments
+
+# The fields of a Batch that are on the device.
+TENSORS = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
 
 
 def cdiv(a: int, b: int) -> int:
@@ -34,7 +35,7 @@ class Batch:
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
                                      say which slots the host takes, and stay in its memory
-    plans                  what a backend works out in the first layer and uses in the others
+    attn_metadata          what a backend works out in the first layer and uses in the others; a changed batch has none
     """
 
     input_ids: Tensor
@@ -47,7 +48,7 @@ class Batch:
     max_query_len: int
     max_key_len: int
     segments: Tensor | None = field(default=None, repr=False)
-    plans: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    attn_metadata: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, block_size: int) -> "Batch":
@@ -56,7 +57,9 @@ class Batch:
         positions: list[int] = []
         slots: list[int] = []
         logits_rows: list[int] = []
-        cu_seqlens_q, seqlens_k, tables = [0], [], []
+        cu_seqlens_q = [0]
+        seqlens_k: list[int] = []
+        tables: list[list[int]] = []
         for chunk in output.chunks:
             table = chunk.seq.block_table
             input_ids += chunk.token_ids
@@ -75,6 +78,11 @@ class Batch:
             return torch.tensor(values, dtype=dtype)
 
         query_lens = [chunk.end - chunk.start for chunk in output.chunks]
+        segments = None
+        if output.chunks[0].seq.state is not None:
+            from nanovllm.core.snapshots.segments import step_segments
+
+            segments = tensor(step_segments(output.chunks))
         batch = cls(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
@@ -85,9 +93,9 @@ class Batch:
             logits_rows=tensor(logits_rows),
             max_query_len=max(query_lens),
             max_key_len=max(seqlens_k),
-            segments=None if output.chunks[0].seq.state is None else tensor(step_segments(output.chunks)),
+            segments=segments,
         )
-        vars(batch).update(query_lens=query_lens, key_lens=seqlens_k)  # they need not be made of the tensors again
+        batch.attn_metadata.update(query_lens=query_lens, key_lens=seqlens_k)  # not to be read from the tensors
         return batch
 
     def to(self, device: torch.device) -> "Batch":
@@ -97,32 +105,38 @@ class Batch:
         """
         if device.type == "cpu":
             return self
-        names = "input_ids positions slot_mapping cu_seqlens_q seqlens_k block_tables logits_rows".split()
         rows, slots = self.written
-        moved = move_together(({name: getattr(self, name) for name in names}, rows, slots), device)
-        tensors, rows, slots = moved
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors, rows, slots = move_together((tensors, rows, slots), device)
         batch = replace(self, **tensors)
-        vars(batch).update(query_lens=self.query_lens, key_lens=self.key_lens)
-        vars(batch).update(written=(None, batch.slot_mapping) if rows is None else (rows, slots))
+        batch.attn_metadata.update(query_lens=self.query_lens, key_lens=self.key_lens, written=(rows, slots))
         return batch
 
-    # Computed at the first layer that asks, then kept for the other layers of the step.
+    # Worked out once a step, by whoever asks first, and kept in attn_metadata.
 
-    @cached_property
+    @property
+    def query_lens(self) -> list[int]:
+        """Rows of each sequence."""
+        if "query_lens" not in self.attn_metadata:
+            self.attn_metadata["query_lens"] = self.cu_seqlens_q.diff().tolist()
+        return self.attn_metadata["query_lens"]
+
+    @property
+    def key_lens(self) -> list[int]:
+        """seqlens_k as a list."""
+        if "key_lens" not in self.attn_metadata:
+            self.attn_metadata["key_lens"] = self.seqlens_k.tolist()
+        return self.attn_metadata["key_lens"]
+
+    @property
     def written(self) -> tuple[Tensor | None, Tensor]:
         """(rows, slots) to write. rows is None if every row is written, which is the usual case."""
-        if bool((self.slot_mapping >= 0).all()):
-            return None, self.slot_mapping
-        rows = (self.slot_mapping >= 0).nonzero().squeeze(1)
-        return rows, self.slot_mapping[rows]
-
-    @cached_property
-    def query_lens(self) -> list[int]:
-        return self.cu_seqlens_q.diff().tolist()
-
-    @cached_property
-    def key_lens(self) -> list[int]:
-        return self.seqlens_k.tolist()
+        if "written" not in self.attn_metadata:
+            is_written = self.slot_mapping >= 0
+            rows = None if bool(is_written.all()) else is_written.nonzero().squeeze(1)
+            slots = self.slot_mapping if rows is None else self.slot_mapping[rows]
+            self.attn_metadata["written"] = rows, slots
+        return self.attn_metadata["written"]
 
 
 def move_together(tree: Any, device: torch.device) -> Any:

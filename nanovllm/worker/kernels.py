@@ -18,9 +18,9 @@ The ones here are plain PyTorch, for any device; cpu/c_kernels.py has the same i
     most_likely(logits) -> token ids
         The first of each row's largest logits, float32 [R, vocab_size]; NO_TOKEN: one is NaN or +infinity, or all
         -infinity.
-    library, num
-        The compiled C library, in which features find kernels of their own, and the dtype of its numbers. None: PyTorch
-        does the work.
+    library, num, recorder
+        The compiled C library, in which features find kernels of their own, the dtype of its numbers, and who makes its
+        calls (cpu/recorder.py). None: PyTorch does the work.
 """
 
 from collections.abc import Callable
@@ -50,12 +50,17 @@ class Kernels:
     most_likely: Callable[[Tensor], list[int]]
     library: Any = None
     num: Any = None
+    recorder: Any = None
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0) -> Tensors:
     residual = hidden if residual is None else residual.add_(hidden)
-    weight, x = (weight.float() + offset, residual.float()) if offset else (weight, residual)
-    return F.rms_norm(x, weight.shape, weight, eps).to(hidden.dtype), residual
+    x = residual
+    if offset:
+        weight = weight.float() + offset
+        x = residual.float()
+    normed = F.rms_norm(x, weight.shape, weight, eps)
+    return normed.to(hidden.dtype), residual
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -65,7 +70,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def rotary_and_write(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch) -> None:
     if cos_sin is not None:
-        rotate_heads(q, k, *cos_sin)
+        cos, sin = cos_sin
+        rotate_heads(q, k, cos, sin)
     rows, slots = batch.written
     if rows is not None:
         k, v = k[rows], v[rows]
@@ -88,5 +94,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 TORCH_KERNELS = Kernels(
-    add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear, most_likely
+    add_rms_norm=add_rms_norm,
+    silu_and_mul=silu_and_mul,
+    rotary_and_write=rotary_and_write,
+    paged_attention=paged_attention,
+    reorder_weight=reorder_weight,
+    linear=linear,
+    most_likely=most_likely,
 )

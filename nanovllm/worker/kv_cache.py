@@ -1,14 +1,26 @@
-"""The KV cache: one tensor for all layers, and its layout (chapter 3). How many blocks it gets: checks/pool.py."""
+"""The KV cache: one tensor for all layers, its layout, and how many blocks its pool gets (chapter 3)."""
 
+import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.core.snapshots.state import StateSlots
+from nanovllm.checks.values import check_number
+from nanovllm.config import EngineConfig
 from nanovllm.worker.cpu.memory import lazy_zeros
+
+if TYPE_CHECKING:
+    from nanovllm.core.snapshots.state import StateSlots
+    from nanovllm.features.hybrid.state_pool import StatePool
+
+logger = logging.getLogger("nanovllm")
+
+MAX_NUM_BLOCKS = 2**22  # each is a Python object of the block manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +31,49 @@ class KVPool:
     block_size: int
     max_model_len: int  # what the caller asked for, or the most that model and pool allow
     num_bytes: int
-    states: StateSlots | None = None  # of a hybrid model
+    states: "StateSlots | None" = None  # of a hybrid model
 
 
-def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros on a GPU. Raises ValueError where they do not fit."""
-    try:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    except torch.OutOfMemoryError:
-        num_bytes, free_bytes = math.prod(shape) * dtype.itemsize, torch.cuda.mem_get_info()[0]
+def num_blocks_for_pool(
+    config: EngineConfig, model: ModelConfig, block_size: int, itemsize: int, max_model_len: int, free_bytes: int
+) -> int:
+    """Blocks of the pool. itemsize: bytes of a number. free_bytes: memory that may be used for it, as it was measured.
+
+    Raises ValueError when not one block fits, or more are asked for than any machine holds.
+    """
+    block_bytes = block_size * model.kv_bytes_per_token(itemsize)
+    pool_bytes = free_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    num_blocks = pool_bytes // block_bytes
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    elif num_blocks < 1:
         raise ValueError(
-            f"the KV pool takes {num_bytes / 1e9:.3f} GB and the GPU has {free_bytes / 1e9:.3f} GB left; lower "
-            "kv_cache_memory_bytes or num_gpu_blocks_override, or leave them out: then the pool takes what is left"
-        ) from None
+            f"the KV pool gets {pool_bytes / 1e6:.1f} MB and one block of {block_size} tokens needs "
+            f"{block_bytes / 1e6:.1f} MB; free some memory or raise kv_cache_memory_bytes"
+        )
+    elif config.kv_cache_memory_bytes is None:
+        # No more than max_num_seqs sequences of max_model_len can use; more would only keep cached prefixes longer.
+        num_blocks = min(num_blocks, config.max_num_seqs * -(-max_model_len // block_size))
+    check_number("the size of the KV pool in bytes", num_blocks * block_bytes, Integral)
+    return check_number("the size of the KV pool in blocks", num_blocks, Integral, 1, MAX_NUM_BLOCKS)
+
+
+def max_model_len_of_pool(config: EngineConfig, num_blocks: int, block_size: int, max_model_len: int) -> int:
+    """The tokens that one sequence may have in this pool, max_model_len at most.
+
+    Raises ValueError if the caller has asked for more than the pool holds.
+    """
+    num_tokens = num_blocks * block_size
+    if num_tokens >= max_model_len:
+        return max_model_len
+    if config.max_model_len is not None or num_tokens < 2:
+        raise ValueError(
+            f"one sequence of max_model_len={max_model_len} tokens does not fit in the KV pool of "
+            f"{num_blocks} blocks x {block_size} tokens; lower max_model_len or enlarge the pool "
+            "(kv_cache_memory_bytes, num_gpu_blocks_override)"
+        )
+    logger.info("max_model_len %d -> %d: what the KV pool holds", max_model_len, num_tokens)
+    return num_tokens
 
 
 class KVCache:
@@ -46,11 +88,34 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: Any, states: Any = None
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: "StatePool | None" = None,
     ) -> None:
-        """states: of a hybrid model's other layers, which are put between these (features/hybrid/state_pool.py)."""
+        """states: of a hybrid model's other layers, which are put between these (features/hybrid/state_pool.py).
+
+        Raises ValueError where they do not fit.
+        """
         shape = (2, config.num_kv_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         self.data = lazy_zeros(shape, dtype) if device.type == "cpu" else device_zeros(shape, dtype, device)
         self.num_bytes = self.data.nbytes
-        kv_layers: list = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
-        self.layers = kv_layers if states is None else states.join(kv_layers)
+        self.layers: list[Any] = [(self.data[0, i], self.data[1, i]) for i in range(config.num_kv_layers)]
+        if states is not None:
+            self.layers = states.join(self.layers)
+
+
+def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros on a GPU. Raises ValueError where they do not fit."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        free_bytes, _ = torch.cuda.mem_get_info()
+        raise ValueError(
+            f"the KV pool takes {num_bytes / 1e9:.3f} GB and the GPU has {free_bytes / 1e9:.3f} GB left; lower "
+            "kv_cache_memory_bytes or num_gpu_blocks_override, or leave them out: then the pool takes what is left"
+        ) from None

@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
 
 
 def make_hybrid(config: ModelConfig, index: int) -> nn.Module:
-    from nanovllm.features.hybrid.layers import make_attention  # with a gate, or with a state of fixed size
+    from nanovllm.features.hybrid.hybrid_layers import make_attention  # with a gate, or with a state of fixed size
 
     return make_attention(config, index)
 

@@ -3,26 +3,31 @@
 It owns everything that is a tensor: the weights, the KV pool, the batch. It never decides what to compute.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.pool import check_pool, log_pool, num_blocks_for_pool
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.kv_cache import KVCache, KVPool
+from nanovllm.worker.kv_cache import KVCache, KVPool, max_model_len_of_pool, num_blocks_for_pool
 from nanovllm.worker.layers import RotaryEmbedding
 from nanovllm.worker.loader import load_model
+from nanovllm.worker.platform import ForwardPass, RecordedSteps, platform_of_this_machine
 from nanovllm.worker.sampler import SamplingBatch, sample
 
 if TYPE_CHECKING:
+    from nanovllm.features.hybrid.state_pool import StatePool
     from nanovllm.features.logprobs.scores import PromptLogprobs, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
+    from nanovllm.features.parallel.group import RankGroup
+
+logger = logging.getLogger("nanovllm")
 
 DEFAULT_BLOCK_SIZE = 16
 Packed = tuple[Batch, SamplingBatch, "BatchAdapters | None"]
@@ -72,10 +77,11 @@ class ModelRunnerOutput:
 
 def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]) -> Packed:
     """A step as arrays: all that a rank is told of it. eos_token_ids: not to be sampled before min_tokens."""
-    batch, adapters = Batch.from_scheduler_output(output, block_size), None
+    batch = Batch.from_scheduler_output(output, block_size)
     sampling = SamplingBatch.from_scheduler_output(output, eos_token_ids)
     if sampling.prompt_rows is not None:
         batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
+    adapters = None
     if any(chunk.seq.adapter is not None for chunk in output.chunks):
         from nanovllm.features.lora.slots import BatchAdapters
 
@@ -83,45 +89,46 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     return batch, sampling, adapters
 
 
-def platform_of_this_machine() -> Any:
-    """The module of what a CPU and a GPU do differently; the other one is not loaded."""
-    if torch.cuda.is_available():
-        from nanovllm.worker.cuda import platform as cuda
-
-        return cuda
-    from nanovllm.worker.cpu import platform as cpu
-
-    return cpu
-
-
 class ModelRunner:
     """All of the model, or one rank's share (features/parallel). load(), prepare(), then a run() for each step.
 
-    same_bits         where a row's logits have the same bits, whatever else a step computes: see cpu/platform.py
+    recorded_steps    forward passes to replay; None: each one runs as it is
+    batch_invariant   where a row's logits do not depend on the rest of the step: see Platform.batch_invariant
     """
 
-    group: Any = None  # of ranks
-    states: Any = None  # of a hybrid model (features/hybrid/state_pool.py)
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        local_config: ModelConfig | None = None,
+        group: "RankGroup | None" = None,
+    ) -> None:
+        """Check what can be checked before any weight is read, and on a CPU allocate the KV cache.
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, local_config: Any = None) -> None:
-        """Check what can be checked before any weight is read, and on a CPU begin to make the KV pool.
-
-        local_config: the sizes of this rank's share of the model.
+        model_config: of the whole model; its eos_token_ids are not sampled before min_tokens. local_config: the sizes
+        of this rank's share. group: the ranks that share the model.
         """
-        self.config, self.model_config, self.local_config = config, model_config, local_config or model_config
+        self.config = config
+        self.model_config = model_config
+        self.local_config = local_config or model_config
+        self.group = group
         self.platform = platform_of_this_machine()
-        self.device = self.platform.device()
+        self.device = self.platform.device
         self.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
-        limit = model_config.max_position_embeddings
-        if config.max_model_len is not None and config.max_model_len > limit:
-            raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {limit} positions")
-        self.max_model_len = config.max_model_len or limit
-        self.kernels, block_size = self.platform.choose_kernels(self)
+        self.max_model_len = config.max_model_len or model_config.max_position_embeddings
+        if self.max_model_len > model_config.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len={config.max_model_len} is more than the model's "
+                f"{model_config.max_position_embeddings} positions"
+            )
+        self.kernels, block_size = self.platform.choose_kernels(config, self.local_config, self.dtype)
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
-        self.kv_config, self.kv_dtype = self.platform.kv_numbers(self)
-        self._graphs: Any = None
+        self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
+        self.recorded_steps: RecordedSteps | None = None
         self._logits = torch.empty(0)
-        self.platform.begin_pool(self)
+        self._free_bytes = self.platform.free_bytes(config)  # None: known when the weights are in
+        if self._free_bytes is not None:
+            self.allocate_kv_cache(self._free_bytes)
 
     def load(self, directory: Path) -> None:
         """Read the weights."""
@@ -137,7 +144,8 @@ class ModelRunner:
             dummy=config.load_format == "dummy",
         )
         self.weight_bytes = sum(tensor.nbytes for tensor in chain(self.model.parameters(), self.model.buffers()))
-        self._step_context = self.platform.finish_load(self)
+        self.platform.prepare_weights(config, self.model, self.kernels)
+        self.step_context = self.platform.step_context(self.model, self.kernels)
         self.rotary = RotaryEmbedding(self.model_config, self.max_model_len, self.dtype, self.device)
         self.adapter_slots = None
         if config.enable_lora:
@@ -153,71 +161,35 @@ class ModelRunner:
                 group=self.group,
             )
 
-    def prepare(self, eos_token_ids: frozenset[int]) -> KVPool:
-        """The weights are there: finish the KV pool, on a GPU record the decode graphs. Returns the pool's size."""
-        self.eos_token_ids = eos_token_ids
-        self._graphs = self.platform.finish_pool(self)
-        self.same_bits = self.platform.same_bits(self)
-        log_pool(self)
+    def prepare(self) -> KVPool:
+        """The weights are there: on a GPU allocate the KV cache, and record what can be replayed."""
+        if self._free_bytes is None:
+            self.kv_cache = self.kv_cache_of_one_block()
+            free_bytes = self.platform.profile_free_bytes(
+                self.config,
+                self.forward_pass,
+                run=self.run,
+                max_model_len=self.max_model_len,
+                block_size=self.block_size,
+            )
+            self.allocate_kv_cache(free_bytes)
+        self.recorded_steps = self.platform.record_steps(
+            self.config, self.forward_pass, max_model_len=self.max_model_len, block_size=self.block_size
+        )
+        self.batch_invariant = self.platform.batch_invariant(self.model, self.kernels)
+        logger.info("Batch invariance: %s", self.batch_invariant)
         return KVPool(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_bytes=self.kv_cache.num_bytes,
-            states=self.states and self.states.slots,
+            states=None if self.states is None else self.states.slots,
         )
 
-    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; nothing, if it has no chunks."""
-        if not output.chunks:
-            return ModelRunnerOutput()
-        batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
-        rows = self.execute(batch, sampling, adapters)
-        return ModelRunnerOutput.from_rows(output, rows)
-
-    @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
-        """run() on what pack() has made of a step."""
-        with self._step_context():
-            if self.adapter_slots is not None:
-                self.adapter_slots.begin_step(adapters, batch)
-            hidden = None if self._graphs is None or adapters is not None else self._graphs.run(batch)
-            if hidden is None:
-                hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
-            if sampling.prompt_rows is None:
-                return self._sample(self.model.logits(hidden), sampling)
-            num_sampled = len(sampling.num_logprobs)
-            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
-            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
-            return replace(output, prompt_logprobs=prompt_logprobs)
-
-    def usage(self) -> dict[str, int]:
-        """Bytes of the weights and of the KV pool."""
-        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self.model(batch, self.rotary, self.kv_cache, self.kernels)
-
-    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
-        num_rows = len(logits)
-        if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
-            return RowOutputs()
-        if self.model_config.pooling is not None:
-            return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
-        if sampling.is_greedy:
-            return RowOutputs(self.kernels.most_likely(logits), [None] * num_rows)
-        if self._logits.shape[0] < num_rows:
-            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
-        # The sampler changes its logits. The buffer is kept from step to step: page faults of a new one take longer.
-        token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
-        return RowOutputs(token_ids, logprobs)
-
-    def make_pool(self, free_bytes: int) -> None:
-        """free_bytes: what K/V may take, and states where there are any."""
-        if self.model_config.hybrid is not None:
-            from nanovllm.features.hybrid.state_pool import StatePool
-
-            self.states = StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
+    def allocate_kv_cache(self, free_bytes: int) -> None:
+        """The KV cache in its final size. free_bytes: what K/V may take, and states where there are any."""
+        self.states = self.make_states(free_bytes)
+        if self.states is not None:
             free_bytes -= self.states.slots.num_bytes
         self.num_blocks = num_blocks_for_pool(
             self.config,
@@ -227,7 +199,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             free_bytes=free_bytes,
         )
-        self.max_model_len = check_pool(self.config, self.num_blocks, self.block_size, self.max_model_len)
+        self.max_model_len = max_model_len_of_pool(self.config, self.num_blocks, self.block_size, self.max_model_len)
         self.kv_cache = KVCache(
             self.kv_config,
             num_blocks=self.num_blocks,
@@ -236,3 +208,87 @@ class ModelRunner:
             device=self.device,
             states=self.states,
         )
+        logger.info(
+            "KV pool: %d blocks of %d = %d tokens, %.1f MB in %s; max_model_len %d",
+            self.num_blocks,
+            self.block_size,
+            self.num_blocks * self.block_size,
+            self.kv_cache.num_bytes / 1e6,
+            self.kv_dtype,
+            self.max_model_len,
+        )
+        self.platform.kv_cache_allocated(self.kv_cache)
+
+    def kv_cache_of_one_block(self) -> KVCache:
+        """To try steps with, before the KV cache has its size."""
+        return KVCache(
+            self.kv_config,
+            num_blocks=1,
+            block_size=self.block_size,
+            dtype=self.kv_dtype,
+            device=self.device,
+            states=self.make_states(free_bytes=0),
+        )
+
+    def make_states(self, free_bytes: int) -> "StatePool | None":
+        """Slots for states, of a hybrid model."""
+        if self.model_config.hybrid is None:
+            return None
+        from nanovllm.features.hybrid.state_pool import StatePool
+
+        return StatePool(self.config, self.local_config, self.dtype, self.device, free_bytes)
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; nothing, if it has no chunks."""
+        if not output.chunks:
+            return ModelRunnerOutput()
+        batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
+        rows = self.execute(batch, sampling, adapters)
+        return ModelRunnerOutput.from_rows(output, rows)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch, sampling: SamplingBatch, adapters: "BatchAdapters | None") -> RowOutputs:
+        """run() on what pack() has made of a step."""
+        with self.step_context():
+            if self.adapter_slots is not None:
+                self.adapter_slots.begin_step(adapters, batch)
+            logits = None
+            if self.recorded_steps is not None and adapters is None and sampling.prompt_rows is None:
+                logits = self.recorded_steps.run(batch, self.forward_pass)
+            if logits is not None:
+                return self.sample(logits, sampling)
+            hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
+            num_sampled = len(sampling.num_logprobs)
+            output = self.sample(self.model.logits(hidden[:num_sampled]), sampling)
+            if sampling.prompt_rows is None:
+                return output
+            prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
+            return replace(output, prompt_logprobs=prompt_logprobs)
+
+    @property
+    def forward_pass(self) -> ForwardPass:
+        """What forward() computes with."""
+        return ForwardPass(model=self.model, rotary=self.rotary, kv_cache=self.kv_cache, kernels=self.kernels)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [R, hidden_size] of the rows whose logits are needed. batch: in the device's memory."""
+        return self.forward_pass.hidden_states(batch)
+
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
+        """logits: float32 [num_sampled, vocab_size]."""
+        num_rows = len(logits)
+        if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits
+            return RowOutputs()
+        if self.model_config.pooling is not None:
+            return RowOutputs(pooled=[vector.clone() for vector in logits.cpu()])
+        if sampling.is_greedy:
+            return RowOutputs(token_ids=self.kernels.most_likely(logits), logprobs=[None] * num_rows)
+        if self._logits.shape[0] < num_rows:
+            self._logits = torch.empty(num_rows, logits.shape[1], dtype=torch.float32, device=self.device)
+        # The sampler changes its logits. The buffer is kept from step to step: page faults of a new one take longer.
+        token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
+        return RowOutputs(token_ids=token_ids, logprobs=logprobs)
+
+    def usage(self) -> dict[str, int]:
+        """Bytes of the weights and of the KV pool."""
+        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}

@@ -14,9 +14,9 @@ from chapters.ch16_fixed_memory.recall import new_day, once_each, rewritten
 from chapters.ch16_fixed_memory.shelf import BOUNDS, Shelf, workloads
 from chapters.ch16_fixed_memory.world import World
 from nanovllm.core.snapshots.policy import snapshot_positions
-from nanovllm.features.hybrid.config import HybridConfig
 from nanovllm.features.hybrid.delta_rule import read_rows, to_length_one
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid.hybrid_config import HybridConfig
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 
 
 def test_the_notebook_writes_and_reads_as_the_engine_does():

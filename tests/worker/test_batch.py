@@ -39,4 +39,4 @@ def test_row_tiles():
     tiles, most_rows = row_tiles(batch)
     assert tiles.tolist() == [[0, 1, 0, 3], [1, TILE_ROWS, 1, 11], [1 + TILE_ROWS, 3, 1, 11 + TILE_ROWS]]
     assert most_rows == TILE_ROWS
-    assert batch.plans and not replace(batch, max_key_len=99).plans, "a changed batch is planned anew"
+    assert batch.attn_metadata and not replace(batch, max_key_len=99).attn_metadata, "a changed batch is planned anew"

@@ -5,9 +5,8 @@ import torch
 
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.pool import num_blocks_for_pool
 from nanovllm.config import EngineConfig
-from nanovllm.worker.kv_cache import KVCache
+from nanovllm.worker.kv_cache import KVCache, num_blocks_for_pool
 from tests.errors import expect
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # K and V, layers, tokens, KV heads, head_dim, float32

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nanovllm import LLM
-from nanovllm.features.quantization.c_kernels import QuantizedArgs, QuantizedPart, parts_of
 from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.features.quantization.quantized_kernels import QuantizedArgs, QuantizedPart, parts_of
 from nanovllm.worker.batch import cdiv
 from nanovllm.worker.cpu.c_kernels import (
     FEW_ROWS,
@@ -33,7 +33,7 @@ from nanovllm.worker.cpu.c_kernels import (
     RotaryArgs,
     defines_of,
 )
-from nanovllm.worker.cpu.recorded_step import MAX_ROWS, RECORDED, RecordedStep
+from nanovllm.worker.cpu.recorded_step import MAX_ROWS, RecordedStep
 
 BASE = 4 << 20  # the program's own data and stack lie below
 ALIGNED = 64
@@ -57,7 +57,7 @@ class Image:
     def __init__(self, llm: LLM) -> None:
         """Raises NotPortable."""
         runner: Any = llm.engine.model_runner
-        record = runner._graphs
+        record = runner.recorded_steps
         if not isinstance(record, RecordedStep) or runner.dtype != torch.bfloat16:
             raise NotPortable("a page replays what the engine has recorded, of quantized weights, in bfloat16")
         of_dtype, of_heads = defines_of(runner.local_config, runner.dtype, everywhere=True)
@@ -70,7 +70,7 @@ class Image:
         table = runner.model.embed_tokens
         self.layout |= {
             "inputs": self._find(record.inputs.data_ptr()),
-            "logits": self._find(record.results[1][1].data_ptr()),
+            "logits": self._find(record.logits.data_ptr()),
             "looked_up": self._find(record.looked_up.data_ptr()) if record.looked_up is not None else 0,
             "table": self._table(table) if record.looked_up is not None else 0,
             "end": self.end,
@@ -78,9 +78,10 @@ class Image:
 
     def _place(self, runner: Any, record: RecordedStep) -> None:
         """Give places to all memory that calls read and write, and the weights their bytes."""
-        model, (calls, memory, *_) = runner.model, record.kept
-        kept = [x for _, args in calls for x in getattr(args, "kept", ())]
-        written = [record.inputs, record.looked_up, runner.kv_cache.data, *kept, *(x for part in memory for x in part)]
+        model = runner.model
+        kept = [x for _, args in record.recorded for x in getattr(args, "kept", ())]
+        between = [x for part in record.memory for x in part]
+        written = [record.inputs, record.looked_up, runner.kv_cache.data, *kept, *between]
         constant = memory_of([*model.parameters(), *model.buffers(), runner.rotary.table, model.embed_tokens])
         for here, size in memory_of(written).items():
             if here not in constant:
@@ -97,10 +98,9 @@ class Image:
             self.places[here] = size, self._put(ctypes.string_at(here, size))
 
     def _write_calls(self, record: RecordedStep) -> None:
-        names = {ctypes.cast(getattr(record.library, name), PTR).value: name for name in RECORDED}
         entries, layers = list[bytes](), list[dict[str, int]]()
-        for address, args in record.kept[0]:
-            entries.append(self._call(names[address], args))
+        for function, args in record.recorded:
+            entries.append(self._call(function.__name__, args))
             if isinstance(args, RotaryArgs):  # what attention reads
                 layers.append(self._attended(args, len(entries)))
         num_calls = len(record.calls)

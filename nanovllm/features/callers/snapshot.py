@@ -22,7 +22,7 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
         **asdict(engine.stats),
         "acceptance_rate": engine.stats.acceptance_rate,
         "tokens_per_step": engine.stats.tokens_per_step,
-        "same_bits": engine.model_runner.same_bits,
+        "batch_invariant": engine.model_runner.batch_invariant,
         "end_tokens": {token_id: list(who) for token_id, who in sorted(engine.model_config.end_tokens.items())},
         "num_waiting": len(scheduler.waiting),
         "num_running": len(scheduler.running),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.rows import ExpertWeights, kernels_for, sort_by_expert
-from nanovllm.features.hybrid.kernels import kernels_for as hybrid_kernels_for
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for as hybrid_kernels_for
 from nanovllm.worker.layers import MLP, ForwardContext, Linear
 
 

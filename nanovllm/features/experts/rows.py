@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
-from nanovllm.features.quantization.c_kernels import parts_of
 from nanovllm.features.quantization.formats import MergedWeight
+from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
+from nanovllm.features.quantization.quantized_kernels import parts_of
 from nanovllm.worker.cpu.c_kernels import INT, PTR, products
 from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
@@ -132,7 +132,11 @@ def _linear_in_c(kernels: Kernels, x: Tensor, weights: ExpertWeights, sorted_row
     ends = address(sorted_rows.ends, torch.int64, (num_met,))
     if is_quantized:
         return quantized_kernels_for(kernels).products(x, of_weights, ends, num_met, None, first.weight)
-    return products(kernels.library, kernels.num, x, of_weights, ends, num_met, None, *first.weight.shape)
+    n, k = first.weight.shape
+    return products(
+        kernels.library, kernels.recorder, kernels.num, x,
+        weights=of_weights, ends=ends, num_weights=num_met, bias=None, n=n, k=k,
+    )  # fmt: skip
 
 
 def _reordered_address(kernels: Kernels, shape: tuple[int, int], weight: Tensor) -> int:

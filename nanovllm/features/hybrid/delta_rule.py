@@ -23,7 +23,7 @@ from nanovllm.core.snapshots.segments import fresh_segments
 from nanovllm.worker.batch import Batch
 
 if TYPE_CHECKING:
-    from nanovllm.features.hybrid.layers import GatedDeltaNet
+    from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 
 EPS = 1e-6  # of the lengths of q and k
 

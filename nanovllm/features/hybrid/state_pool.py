@@ -11,7 +11,7 @@ from torch import Tensor
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.snapshots.state import StateSlots
-from nanovllm.features.hybrid.c_kernels import SUMS, padded
+from nanovllm.features.hybrid.hybrid_c_kernels import SUMS, padded
 from nanovllm.worker.cpu.memory import lazy_zeros
 
 logger = logging.getLogger("nanovllm")

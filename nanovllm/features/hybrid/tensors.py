@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.hybrid.config import HybridConfig
+from nanovllm.features.hybrid.hybrid_config import HybridConfig
 from nanovllm.features.quantization.formats import GROUP_SIZE, QuantizedRows
 
 logger = logging.getLogger("nanovllm")

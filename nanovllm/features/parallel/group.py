@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.layers import ParallelDecoder
+from nanovllm.features.parallel.parallel_layers import ParallelDecoder
 
 OPERATION_TIMEOUT_S = 20.0  # how long a rank waits for the others inside an operation
 EXPERT_SIZES = "moe_intermediate_size", "shared_expert_intermediate_size"

@@ -13,17 +13,21 @@ if TYPE_CHECKING:
 
 
 class RankRunner(ModelRunner):
-    """A ModelRunner that has a share of the model. The layers add up what the ranks get (layers.py); rank 0 samples."""
+    """A ModelRunner that has a share of the model. Its layers add up what the ranks get (parallel_layers.py).
+
+    Rank 0 samples.
+    """
+
+    group: RankGroup
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, group: RankGroup) -> None:
-        self.group = group
-        super().__init__(config, model_config, shard_config(model_config, group.size))
+        super().__init__(config, model_config, local_config=shard_config(model_config, group.size), group=group)
 
-    def make_pool(self, free_bytes: int) -> None:
+    def allocate_kv_cache(self, free_bytes: int) -> None:
         """As large as the rank has room for that has least. On a CPU the ranks share the memory that is free."""
         if self.device.type == "cpu":
             free_bytes //= self.group.size
-        super().make_pool(self.group.smallest(free_bytes, self.device))
+        super().allocate_kv_cache(self.group.smallest(free_bytes, self.device))
 
     def get(self, name: str) -> Any:
         """An attribute of this runner, for the driver."""

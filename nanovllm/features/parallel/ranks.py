@@ -87,11 +87,11 @@ class ParallelRunner:
         self._ask(self._store.port, self.config, self.model_config)
         self._ask("load", directory)
 
-    def prepare(self, eos_token_ids: frozenset[int]) -> "KVPool":
+    def prepare(self) -> "KVPool":
         """See ModelRunner.prepare."""
-        pools = self._ask("prepare", eos_token_ids)
-        self.block_size, self.eos_token_ids = pools[0].block_size, eos_token_ids
-        self.same_bits = self._ask("get", "same_bits")[0]
+        pools = self._ask("prepare")
+        self.block_size = pools[0].block_size
+        self.batch_invariant = self._ask("get", "batch_invariant")[0]
         states = pools[0].states
         if states is not None:
             states = states._replace(num_bytes=sum(pool.states.num_bytes for pool in pools))
@@ -103,7 +103,7 @@ class ParallelRunner:
 
         if not output.chunks:
             return ModelRunnerOutput()
-        batch, sampling, adapters = pack(output, self.block_size, self.eos_token_ids)
+        batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
         pending = None if sampling.processors is None else sampling.processors.pending

@@ -16,9 +16,9 @@ from nanovllm.compat.names import accepted
 from nanovllm.core.scheduler import ScheduledChunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
-from nanovllm.features.pooling.config import IDENTITY, SIGMOID, PoolingConfig, check_dimensions
 from nanovllm.features.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
+from nanovllm.features.pooling.pooling_config import IDENTITY, SIGMOID, PoolingConfig, check_dimensions
 from nanovllm.files.tokenizer import tokenize
 from nanovllm.outputs import RequestMetrics
 from nanovllm.prompts import parse_prompt

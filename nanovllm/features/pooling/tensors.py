@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.features.hybrid.tensors import Part
-from nanovllm.features.pooling.config import PoolingConfig
+from nanovllm.features.pooling.pooling_config import PoolingConfig
 
 HEADS = ("lm_head.weight", "score.weight")
 

@@ -1,6 +1,6 @@
 """What differs from layer to layer, read from config.json (chapter 1): which keys a layer sees, and what it rotates.
 
-Fields that are not there mean what they mean to transformers, whose defaults differ from one model_type to the next.
+Fields that are not there mean what they mean to transformers (DEFAULTS in files/config_json.py).
 """
 
 from numbers import Integral
@@ -13,14 +13,6 @@ SAY_SO = [f"{name}ForCausalLM" for name in ("Qwen2", "Qwen3", "Qwen3Moe", "SmolL
 IN_EVERY_LAYER = ("MistralForCausalLM", "Qwen3MoeForCausalLM")  # if there is a window at all
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_WINDOW = 2**24
-# Of fields that config.json lacks. One that is there and null is not missing: it says that there is none.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "qwen2": {"sliding_window": 4096},
-    "qwen3": {"sliding_window": 4096},
-    "qwen3_moe": {"sliding_window": 4096},
-    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
-}
 
 
 def read_layer_kinds(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
+from nanovllm.files.config_json import ROPE_THETA
 
-ROPE_THETA: dict[str, Bounds] = {"rope_theta": (Real, MIN_POSITIVE)}
 ROPE_FIELDS = {"rope_theta", "rope_scaling", "rope_parameters"}
 FACTOR: Bounds = (Real, MIN_POSITIVE, MAX_POSITIVE)
 LLAMA3 = dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR)

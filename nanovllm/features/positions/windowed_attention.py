@@ -19,9 +19,9 @@ TILE_ROWS = 128  # query rows of one sequence that are computed together
 def windowed_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int) -> Tensor:
     """See worker/attention.py for shapes. Tiles of equally many rows, as all decodes, are computed together."""
     out, block_size = q.new_empty(q.shape), k_cache.shape[1]
-    if "tiles" not in batch.plans:
-        batch.plans["tiles"] = _tiles(batch)
-    for size, tiles in batch.plans["tiles"].items():
+    if "tiles" not in batch.attn_metadata:
+        batch.attn_metadata["tiles"] = _tiles(batch)
+    for size, tiles in batch.attn_metadata["tiles"].items():
         num_blocks = min(cdiv(window + size - 2, block_size) + 1, batch.block_tables.shape[1])  # that a tile reads
         for group in tiles.split(max(1, MAX_GATHERED_ROWS // (num_blocks * block_size))):
             rows = group[:, :1] + torch.arange(size, device=q.device)  # [n, size]

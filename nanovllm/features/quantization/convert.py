@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.parallel.layers import RowParallelLinear
-from nanovllm.features.quantization.c_kernels import kernels_for
+from nanovllm.features.parallel.parallel_layers import RowParallelLinear
 from nanovllm.features.quantization.formats import (
     GROUP_SIZE,
     MergedWeight,
@@ -34,6 +33,7 @@ from nanovllm.features.quantization.formats import (
     quantized_lookup,
 )
 from nanovllm.features.quantization.importance import linears_of, measure_importance
+from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.worker.kernels import Kernels
 from nanovllm.worker.layers import Linear

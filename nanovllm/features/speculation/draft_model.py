@@ -81,9 +81,10 @@ def load_draft_model(
         enable_lora=False,
         speculative_config=None,
     )
-    runner = ModelRunner(draft_config, model)
+    # Its answers end where the target's do.
+    runner = ModelRunner(draft_config, replace(model, end_tokens=target.end_tokens))
     runner.load(directory)
-    pool = runner.prepare(target.eos_token_ids)
+    pool = runner.prepare()
     manager = make_block_manager(pool)
     limits = min(max_model_len, pool.max_model_len), min(model.vocab_size, target.vocab_size)
     return DraftModel(runner, manager, config.max_num_batched_tokens, *limits)
@@ -172,7 +173,7 @@ class DraftModel:
             return False
         if draft.grammar is not None and draft.grammar.is_complete(draft.generated_token_ids):
             return False
-        return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.eos_token_ids
+        return draft.sampling_params.ignore_eos or draft.tokens[-1] not in self.runner.model_config.eos_token_ids
 
     def step(self, active: list[Sequence], budget: int) -> list[Sequence]:
         """One more token for the drafts of these sequences. Returns those that got it; others are still mid-prompt."""

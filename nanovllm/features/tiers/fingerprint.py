@@ -31,13 +31,13 @@ def fingerprint(
 ) -> str:
     """32 hexadecimal digits. runner: prepared. digest_of: a file's content."""
     dummies = config.load_format == "dummy"
-    same_bits = runner.same_bits
+    batch_invariant = runner.batch_invariant
     depends_on = {
         "weights": "dummy" if dummies else {path.name: digest_of(path) for path in weight_paths(directory)},
         "model": {name: value for name, value in asdict(model).items() if name not in NOT_COMPUTED},
         "numbers": (config.dtype, config.quantization, config.kv_cache_dtype, runner.block_size),
-        "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), same_bits),
-        "processor": "any" if same_bits == "on every processor" else torch.backends.cpu.get_cpu_capability(),
+        "how": (config.optimizations, config.tensor_parallel_size, torch.cuda.is_available(), batch_invariant),
+        "processor": "any" if batch_invariant == "on every processor" else torch.backends.cpu.get_cpu_capability(),
         "code": (torch.__version__, code_digest()),
     }
     text = json.dumps(depends_on, sort_keys=True, default=lambda value: sorted(value, key=repr))

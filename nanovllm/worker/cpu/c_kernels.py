@@ -19,6 +19,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.worker.batch import Batch, cdiv
 from nanovllm.worker.cpu.compiler import compile_library, pairs_pay
 from nanovllm.worker.cpu.pointers import address, address_or_null
+from nanovllm.worker.cpu.recorder import Recorder
 from nanovllm.worker.cpu.threads import load_pool, num_threads
 from nanovllm.worker.kernels import Kernels, Tensors
 
@@ -175,8 +176,9 @@ def _warn_once(reason: str) -> None:
 
 def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch.dtype) -> Kernels:
     """The C functions behind the signatures of worker/kernels.py. num, kv_num: see cpu/vectors.h and cpu/kv_cache.h."""
+    recorder = Recorder()
     head_dim, num_kv_heads = config.head_dim, config.num_key_value_heads
-    kv_head_dim = head_dim + (2 if kv_num == torch.int8 else 0)  # behind a head's codes is its scale
+    kv_head_dim = head_dim + (2 if kv_num == torch.int8 else 0)  # the scale of a head's codes follows them
 
     def cache_addresses(k_cache: Tensor, v_cache: Tensor) -> dict[str, int]:
         shape = len(k_cache), k_cache.shape[1], num_kv_heads, kv_head_dim
@@ -187,7 +189,8 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
     def add_rms_norm(
         hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
     ) -> Tensors:
-        shape, size, normed = hidden.shape, hidden.shape[-1], hidden.new_empty(hidden.shape)
+        shape, size = hidden.shape, hidden.shape[-1]
+        normed = hidden.new_empty(shape)
         if residual is None:
             residual, delta, apart = hidden, None, len(shape) - 1
         else:  # both lie alike
@@ -198,22 +201,28 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             row_stride=residual.stride(0), head_stride=residual.stride(1) if len(shape) == 3 else 0, size=size,
             eps=eps, offset=offset,
         )  # fmt: skip
-        lib.add_rms_norm(args)
+        recorder.call(lib.add_rms_norm, args)
         return normed, residual
 
     def silu_and_mul(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
-        pointers = address(out, num, (rows, size)), address(gate_up, num, (rows, 2 * size))
-        lib.silu_and_mul(SiluArgs(rows, *pointers, size))
+        args = SiluArgs(
+            num_rows=rows, out=address(out, num, (rows, size)),
+            gate_up=address(gate_up, num, (rows, 2 * size)), size=size,
+        )  # fmt: skip
+        recorder.call(lib.silu_and_mul, args)
         return out
 
     def rotary_and_write(
         q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
     ) -> None:
-        rows, (k_cache, v_cache) = len(q), kv_layer
-        kv_shape, turned = (rows, num_kv_heads, head_dim), (rows, config.rotary_dim // 2)
-        cos, sin = (None, None) if cos_sin is None else (address(x, num, turned) for x in cos_sin)
+        rows = len(q)
+        k_cache, v_cache = kv_layer
+        kv_shape = (rows, num_kv_heads, head_dim)
+        cos = sin = None
+        if cos_sin is not None:
+            cos, sin = (address(x, num, (rows, config.rotary_dim // 2)) for x in cos_sin)
         args = RotaryArgs(
             num_rows=rows, q=address(q, num, (rows, config.num_attention_heads, head_dim), 1),
             k=address(k, num, kv_shape, 1), v=address(v, num, kv_shape, 1), cos=cos, sin=sin,
@@ -221,10 +230,11 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             q_stride=q.stride(0), k_stride=k.stride(0), v_stride=v.stride(0), block_stride=k_cache.stride(0),
             num_kv_heads=num_kv_heads, block_size=k_cache.shape[1],
         )  # fmt: skip
-        lib.rotary_and_write(args)
+        recorder.call(lib.rotary_and_write, args)
 
     def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, window: int = 0) -> Tensor:
-        out, step = q.new_empty(q.shape), attention_step(lib, num_kv_heads, batch)
+        out = q.new_empty(q.shape)
+        step = attention_step(lib, num_kv_heads, batch)
         shape = len(q), config.num_attention_heads, head_dim
         args = AttentionArgs(
             num_rows=len(q), out=address(out, num, shape), q=address(q, num, shape, 1),
@@ -232,7 +242,7 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
             q_stride=q.stride(0), block_stride=k_cache.stride(0), block_size=k_cache.shape[1],
             num_kv_heads=num_kv_heads, window=window, scale=head_dim**-0.5,
         )  # fmt: skip
-        lib.paged_attention(args)
+        recorder.call(lib.paged_attention, args)
         return out
 
     def reorder_weight(weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
@@ -245,22 +255,39 @@ def _wrap(lib: ctypes.CDLL, config: ModelConfig, num: torch.dtype, kv_num: torch
     def linear(x: Tensor, reordered: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
         n, k = reordered.shape
         weights = PTR(address(reordered, num, (n, k), room=lib.reordered_size(n, k)))
-        return products(lib, num, x, weights, None, 1, bias, n, k, out_dtype)
+        return products(
+            lib, recorder, num, x, weights=weights, ends=None, num_weights=1, bias=bias, n=n, k=k, out_dtype=out_dtype
+        )
 
     def most_likely(logits: Tensor) -> list[int]:
         token_ids = (INT * len(logits))()
-        pointers = ctypes.addressof(token_ids), address(logits, torch.float32, logits.shape)
-        lib.most_likely(ChoiceArgs(len(logits), *pointers, logits.shape[1]))
+        args = ChoiceArgs(
+            num_rows=len(logits), token_ids=ctypes.addressof(token_ids),
+            logits=address(logits, torch.float32, logits.shape), size=logits.shape[1],
+        )  # fmt: skip
+        recorder.call(lib.most_likely, args)
         return list(token_ids)
 
-    own = add_rms_norm, silu_and_mul, rotary_and_write, paged_attention, reorder_weight, linear, most_likely
-    return Kernels(*own, library=lib, num=num)
+    return Kernels(
+        add_rms_norm=add_rms_norm,
+        silu_and_mul=silu_and_mul,
+        rotary_and_write=rotary_and_write,
+        paged_attention=paged_attention,
+        reorder_weight=reorder_weight,
+        linear=linear,
+        most_likely=most_likely,
+        library=lib,
+        num=num,
+        recorder=recorder,
+    )
 
 
 def products(
     lib: ctypes.CDLL,
+    recorder: Recorder,
     num: torch.dtype,
     x: Tensor,
+    *,
     weights: Any,
     ends: int | None,
     num_weights: int,
@@ -274,7 +301,8 @@ def products(
     num: of the library's numbers. weights: addresses of num_weights weights, as a ctypes object. ends: the address of
     as many numbers; None if one weight meets all rows. out_dtype: float32, or None: num.
     """
-    x, rows = x.contiguous(), len(x)
+    x = x.contiguous()
+    rows = len(x)
     out = x.new_empty(rows, n, dtype=out_dtype)
     args = LinearArgs(
         num_rows=rows, **out_address(out, num, (rows, n)), x=address(x, num, (rows, k)),
@@ -282,7 +310,7 @@ def products(
         num_weights=num_weights, n=n, k=k,
     )  # fmt: skip
     args.kept = weights  # as long as the arguments
-    lib.linear(args)
+    recorder.call(lib.linear, args)
     return out
 
 
@@ -294,9 +322,12 @@ def out_address(out: Tensor, num: torch.dtype, shape: tuple[int, ...], name: str
 
 def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> AttentionStep:
     """What the layers of a step have in common, worked out by the first of them."""
-    if "attention_step" not in batch.plans:
-        (tasks, most_rows), tables = row_tiles(batch), batch.block_tables
-        num_items, num_parts, scratch = len(tasks) * num_kv_heads, cdiv(batch.max_key_len, lib.part_keys()), None
+    if "attention_step" not in batch.attn_metadata:
+        tasks, most_rows = row_tiles(batch)
+        tables = batch.block_tables
+        num_items = len(tasks) * num_kv_heads
+        num_parts = cdiv(batch.max_key_len, lib.part_keys())
+        scratch = None
         # Whether the parts of a row's keys are computed side by side or not, the result has the same bits.
         if num_parts == 1 or num_items >= ITEMS_PER_THREAD * num_threads():
             num_parts = 1
@@ -309,8 +340,8 @@ def attention_step(lib: ctypes.CDLL, num_kv_heads: int, batch: Batch) -> Attenti
             table_width=tables.shape[1], num_tasks=len(tasks), num_parts=num_parts, most_rows=most_rows,
         )  # fmt: skip
         step.kept = tables, tasks, scratch  # as long as the step
-        batch.plans["attention_step"] = step
-    return batch.plans["attention_step"]
+        batch.attn_metadata["attention_step"] = step
+    return batch.attn_metadata["attention_step"]
 
 
 def row_tiles(batch: Batch) -> tuple[Tensor, int]:
@@ -318,12 +349,14 @@ def row_tiles(batch: Batch) -> tuple[Tensor, int]:
 
     And the largest of the numbers of rows.
     """
-    if "row_tiles" not in batch.plans:
-        tiles, row, most_rows = list[int](), 0, 0
+    if "row_tiles" not in batch.attn_metadata:
+        tiles: list[int] = []
+        row = most_rows = 0
         for b, (num_rows, num_keys) in enumerate(zip(batch.query_lens, batch.key_lens, strict=True)):
             size = TILE_ROWS if num_rows > FEW_ROWS else 1
             for i in range(0, num_rows, size):
                 tiles += row + i, min(size, num_rows - i), b, num_keys - num_rows + i + 1
-            row, most_rows = row + num_rows, max(most_rows, min(size, num_rows))
-        batch.plans["row_tiles"] = torch.tensor(tiles, dtype=torch.int64).view(-1, 4), most_rows
-    return batch.plans["row_tiles"]
+            row += num_rows
+            most_rows = max(most_rows, min(size, num_rows))
+        batch.attn_metadata["row_tiles"] = torch.tensor(tiles, dtype=torch.int64).view(-1, 4), most_rows
+    return batch.attn_metadata["row_tiles"]

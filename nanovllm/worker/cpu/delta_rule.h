@@ -14,7 +14,7 @@ typedef struct {
     int64_t source, target, log_slot, first_logged, num_logged, first_row, num_rows, keeps;
 } delta_segment;
 
-/* features/hybrid/c_kernels.py has the same fields in the same order, here and below. */
+/* features/hybrid/hybrid_c_kernels.py has the same fields in the same order, here and below. */
 typedef struct {
     const delta_segment *segments;
     int64_t num_segments, num_logged;

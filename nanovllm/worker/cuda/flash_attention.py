@@ -17,16 +17,16 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, w
     from flash_attn import flash_attn_varlen_func  # not installed where nobody asks for it
 
     if (
-        "cu_seqlens_k" not in batch.plans
+        "cu_seqlens_k" not in batch.attn_metadata
     ):  # [B + 1]: where each sequence's keys would begin if they lay one after another
-        batch.plans["cu_seqlens_k"] = F.pad(batch.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
+        batch.attn_metadata["cu_seqlens_k"] = F.pad(batch.seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
     # Its causal mask, too, lets the last row of a sequence see all keys and each row before it one fewer.
     return flash_attn_varlen_func(
         q,
         k_cache,
         v_cache,
         cu_seqlens_q=batch.cu_seqlens_q,
-        cu_seqlens_k=batch.plans["cu_seqlens_k"],
+        cu_seqlens_k=batch.attn_metadata["cu_seqlens_k"],
         max_seqlen_q=batch.max_query_len,
         max_seqlen_k=batch.max_key_len,
         softmax_scale=q.shape[-1] ** -0.5,

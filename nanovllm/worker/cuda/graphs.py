@@ -13,42 +13,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanovllm.config import EngineConfig
+from nanovllm.worker.attention import paged_attention
 from nanovllm.worker.batch import Batch, cdiv
+from nanovllm.worker.platform import ForwardPass, RecordedSteps
 
 MAX_BATCH = 512
 LADDER = [1, 2, 4, *range(8, MAX_BATCH + 1, 8)]
 NUMBERS_PER_SEQ = 7  # of 32 bits: input id, position and slot have 64
 
 
-class DecodeGraphs:
-    """forward(batch) -> hidden states, recorded for every batch size of the ladder up to max_num_seqs.
+def why_no_graphs(config: EngineConfig, forward_pass: ForwardPass) -> str | None:
+    """Why decode steps cannot be recorded; None if they can. A graph cannot wait for a value."""
+    model_config = forward_pass.model.config
+    if "cuda_graphs" not in config.optimizations:
+        return "they are switched off"
+    if model_config.pooling is not None:
+        return "the steps of a pooling model are prompts"
+    if forward_pass.kernels.paged_attention is paged_attention:
+        return "PyTorch's attention gathers as many keys as a step's longest sequence has"
+    if model_config.expert_layers:
+        return "how many rows meet an expert is known only in the step"
+    if model_config.hybrid is not None:
+        return "which slots hold the states is known only in the step"
+    return None
+
+
+class DecodeGraphs(RecordedSteps):
+    """Hidden states of a decode step, recorded for every batch size of the ladder up to max_num_seqs.
 
     A step is one copy to the device: all its integers lie in one buffer, in the order of _batch().
     """
 
     def __init__(
-        self, forward: Callable[[Batch], Tensor], max_num_seqs: int, max_model_len: int, block_size: int, device: Any
+        self, forward_pass: ForwardPass, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
     ) -> None:
+        self._forward_pass = forward_pass
         largest = next((size for size in LADDER if size >= max_num_seqs), MAX_BATCH)
-        self._max_key_len, self._max_blocks = max_model_len, cdiv(max_model_len, block_size)
+        self._max_key_len = max_model_len
+        self._max_blocks = cdiv(max_model_len, block_size)
         self._inputs = torch.zeros(largest * (NUMBERS_PER_SEQ + self._max_blocks), dtype=torch.int32, device=device)
         self._tables = torch.zeros(largest, self._max_blocks, dtype=torch.int32, device=device)
         self._rows = torch.arange(largest, device=device)
         self._cu_seqlens_q = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._sizes = [size for size in LADDER if size <= largest]
-        pool, self._graphs = None, {}
+        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # size -> replay it, where the result will be
+        pool = None
         for size in reversed(self._sizes):  # the largest first: the others fit in the memory that it took
-            self._fill(size, *padding(size))
-            forward(self._batch(size))  # compiles what has to be compiled before anything is recorded
-            # Record with a fresh Batch: its cached properties must be computed inside the graph.
-            replay, hidden, pool = record(lambda size=size: forward(self._batch(size)), pool)  # type: ignore[misc]
+
+            def forward(size: int = size) -> Tensor:
+                # A fresh Batch each time: what attention works out of its numbers must be computed inside the graph.
+                return self._forward_pass.hidden_states(self._batch(size))
+
+            wide, seqlens_k = padding(size)
+            self._fill(size, wide, seqlens_k)
+            forward()  # compiles what has to be compiled before anything is recorded
+            replay, hidden, pool = record(forward, pool)
             self._graphs[size] = replay, hidden
 
-    def run(self, batch: Batch) -> Tensor | None:
-        """Hidden states of the batch's rows, or None if it is not a decode that was recorded.
-
-        batch: in the CPU's memory. The states lie in the graph's memory: the next step overwrites them.
-        """
+    def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
+        """None for what is no decode of at most so many sequences."""
+        if forward_pass != self._forward_pass:
+            return None
         num_seqs = len(batch.seqlens_k)
         is_decode = batch.max_query_len == 1 and len(batch.logits_rows) == num_seqs
         if not is_decode or num_seqs > self._sizes[-1]:
@@ -60,7 +86,7 @@ class DecodeGraphs:
         self._fill(size, wide, seqlens_k, batch.block_tables)
         replay, hidden = self._graphs[size]
         replay()
-        return hidden[:num_seqs]
+        return forward_pass.model.logits(hidden[:num_seqs])
 
     def _fill(self, size: int, wide: Tensor, seqlens_k: Tensor, tables: Tensor | None = None) -> None:
         """Bring a step's numbers to where its graph reads them. All in the CPU's memory.

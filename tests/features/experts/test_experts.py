@@ -7,9 +7,9 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.experts.layer import Experts, Router
 from nanovllm.features.experts.rows import ExpertKernels, ExpertRows, ExpertWeights, kernels_for, route, sort_by_expert
-from nanovllm.features.quantization.c_kernels import kernels_for as quantized_kernels_for
 from nanovllm.features.quantization.formats import MergedWeight, merge, quantize_q8_0, quantized_linear
 from nanovllm.features.quantization.q4_1_search import search_q4_1
+from nanovllm.features.quantization.quantized_kernels import kernels_for as quantized_kernels_for
 from nanovllm.worker.layers import Linear
 from tests.checkpoints import assert_greedy, edit, make_checkpoint
 from tests.errors import expect

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from examples.make_gguf import write_gguf
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.hybrid.config import HybridConfig
-from nanovllm.features.hybrid.kernels import kernels_for
-from nanovllm.features.hybrid.layers import GatedDeltaNet
+from nanovllm.features.hybrid.hybrid_config import HybridConfig
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 from nanovllm.worker.cpu import memory
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import HYBRID, HYBRIDS, assert_greedy, edit, make_checkpoint, reference_logits
@@ -72,7 +72,7 @@ def in_numpy(x: torch.Tensor, net: GatedDeltaNet) -> np.ndarray:
 
 
 def batch_of(*segments: list[int], query_lens: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(segments=torch.tensor(segments), query_lens=query_lens, plans={})
+    return SimpleNamespace(segments=torch.tensor(segments), query_lens=query_lens, attn_metadata={})
 
 
 def pool_of(net: GatedDeltaNet, num_slots: int, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
@@ -93,7 +93,9 @@ def functions(dtype=torch.float32):
 def test_against_a_loop(how, sizes):
     net = make_net(**sizes)
     x = torch.randn(70, sum(net.in_proj.out_sizes))
-    found = functions()[how].delta_net(x, net, (None,), SimpleNamespace(segments=None, query_lens=[70], plans={}))
+    found = functions()[how].delta_net(
+        x, net, (None,), SimpleNamespace(segments=None, query_lens=[70], attn_metadata={})
+    )
     torch.testing.assert_close(found.double(), torch.from_numpy(in_numpy(x, net)), atol=2e-5, rtol=1e-4)
 
 
@@ -103,7 +105,7 @@ def test_a_chunk_may_end_anywhere(how, dtype):
     """Chunks of 1, 2 and 3 tokens, which are shorter than the convolution; states that move from slot to slot."""
     net, function = make_net(), functions(dtype)[how].delta_net
     x, rng = torch.randn(40, sum(net.in_proj.out_sizes)).to(dtype), random.Random(0)
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[40], plans={}))
+    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[40], attn_metadata={}))
     for _ in range(5):
         pool, parts, start, source = pool_of(net, 6, dtype), [], 0, -1
         while start < 40:
@@ -126,7 +128,7 @@ def test_guesses_are_replayed_from_the_log(how):
     # Tokens 3 and 4 lie in the log. The snapshot is taken between them, in slot 2.
     segments = [0, 2, 0, 0, 1, 0, 0, 0], [2, 0, 0, 1, 1, 0, 7, 0]
     after = function(x[5:], net, pool, batch_of(*segments, query_lens=[7]))
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[12], plans={}))
+    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[12], attn_metadata={}))
     torch.testing.assert_close(after, whole[5:], atol=0 if how == "C" else 1e-5, rtol=0)
     later = function(x[4:], net, pool, batch_of([2, 1, 1, 0, 0, 0, 8, 0], query_lens=[8]))
     torch.testing.assert_close(later, whole[4:], atol=0 if how == "C" else 1e-5, rtol=0)
@@ -135,7 +137,7 @@ def test_guesses_are_replayed_from_the_log(how):
 def test_one_may_begin_where_another_has_ended_in_the_same_step():
     net, function = make_net(), functions()["C"].delta_net
     x = torch.randn(9, sum(net.in_proj.out_sizes))
-    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[9], plans={}))
+    whole = function(x, net, (None,), SimpleNamespace(segments=None, query_lens=[9], attn_metadata={}))
     pool = pool_of(net, 3)
     rows = torch.cat((x[:6], x[4:]))  # the second sequence shares four tokens with the first
     segments = [-1, 2, 0, 0, 0, 0, 4, 0], [2, 0, 0, 0, 0, 4, 2, 0], [2, 1, 1, 0, 0, 6, 5, 0]

@@ -13,10 +13,10 @@ from torch.distributions import Laplace, StudentT
 from nanovllm import LLM
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.features.quantization import importance as calibration
-from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.convert import INT8_SHARE, names_in_8_bits
 from nanovllm.features.quantization.formats import Q4_1, Q8_0, QuantizedRows, in_groups
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1, search_q4_1
+from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.files.tensor_files import WeightFiles
 from nanovllm.worker.cpu.c_kernels import load_cpu_kernels
 from nanovllm.worker.kernels import TORCH_KERNELS

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.features.quantization.c_kernels import kernels_for
 from nanovllm.features.quantization.formats import (
     FORMATS,
     Q4_0,
@@ -23,6 +22,7 @@ from nanovllm.features.quantization.formats import (
     quantized_lookup,
 )
 from nanovllm.features.quantization.q4_1_search import quantize_q4_1
+from nanovllm.features.quantization.quantized_kernels import kernels_for
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.worker.cpu.test_kernels import kernels
 

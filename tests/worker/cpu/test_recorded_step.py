@@ -13,7 +13,6 @@ from nanovllm.config import OPTIMIZATIONS
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
-from nanovllm.worker.model import Decoder
 from tests.features.lora.test_lora import make_adapter
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.worker.cpu.test_kernels import kernels
@@ -31,12 +30,12 @@ def load(folder, **options) -> LLM:
 
 def watched(llm: LLM) -> list[tuple[int, bool]]:
     """Of each step from now on: its rows, and whether it was replayed."""
-    record, steps = llm.engine.model_runner._graphs, []
+    record, steps = llm.engine.model_runner.recorded_steps, []
 
-    def run(batch):
-        hidden = run_of_record(batch)
-        steps.append((len(batch.input_ids), hidden is not None))
-        return hidden
+    def run(batch, forward_pass):
+        logits = run_of_record(batch, forward_pass)
+        steps.append((len(batch.input_ids), logits is not None))
+        return logits
 
     run_of_record, record.run = record.run, run
     return steps
@@ -64,9 +63,9 @@ def results(llm: LLM, prompts=None, params=None) -> list:
 
 def test_the_logits_of_a_replayed_step_are_not_computed_again(checkpoint):
     llm = load(checkpoint())
-    record, by_call = llm.engine.model_runner._graphs, []
-    head, steps = record.head, watched(llm)
-    record.head = lambda x, *more: by_call.append(len(x)) or head(x, *more)
+    head, by_call, steps = llm.engine.model_runner.model.lm_head, [], watched(llm)
+    product = head.product
+    head.product = lambda x, *more: by_call.append(len(x)) or product(x, *more)
     llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
     assert by_call == [1 for _, is_replayed in steps if not is_replayed] and list(steps[-1]) == [1, True]
 
@@ -90,7 +89,7 @@ KINDS = [
 def test_a_recorded_step_has_the_same_bits(checkpoint, variant, options):
     """Steps of 1 row to more than a record has; prefix hits, preemption, keys in several parts."""
     recorded, plain = load(checkpoint(variant), **options), load(checkpoint(variant), optimizations=AS_IT_IS, **options)
-    assert plain.engine.model_runner._graphs is None
+    assert plain.engine.model_runner.recorded_steps is None
     steps = watched(recorded)
     assert results(recorded) == results(plain)
     assert all(was_replayed == (num_rows <= MAX_ROWS) for num_rows, was_replayed in steps)
@@ -144,32 +143,28 @@ NOT_RECORDABLE = [
 @pytest.mark.parametrize(("variant", "options"), NOT_RECORDABLE)
 def test_what_pytorch_computes_is_not_recorded(checkpoint, variant, options):
     runner = LLM(str(checkpoint(variant)), dtype="float32", **SIZES, **options).engine.model_runner
-    assert runner._graphs is None
+    assert runner.recorded_steps is None
 
 
-def test_what_is_put_in_place_of_a_part_is_used(checkpoint, monkeypatch):
-    """Other kernels, another forward(): then no step is replayed. Afterwards steps are again."""
+def test_other_kernels_are_used(checkpoint, monkeypatch):
+    """Put in the place of those that a record was made with: no step is replayed. Afterwards steps are again."""
     llm, params = load(checkpoint()), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     steps, runner, calls = watched(llm), llm.engine.model_runner, []
 
-    def noted(function):
-        return lambda *args: calls.append(function) or function(*args)
+    def paged_attention(*args):
+        calls.append(args)
+        return kernels_before.paged_attention(*args)
 
-    replacements = [
-        (runner, "kernels", dataclasses.replace(runner.kernels, paged_attention=noted(runner.kernels.paged_attention))),
-        (runner, "forward", noted(runner.forward)),
-        (Decoder, "forward", noted(Decoder.forward)),
-    ]
+    kernels_before = runner.kernels
     expected = results(llm, [[5, 6, 7]], params)
     assert all(was_replayed for _, was_replayed in steps)
-    for replacement in replacements:
-        steps.clear(), calls.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(*replacement)
-            assert results(llm, [[5, 6, 7]], params) == expected
-        assert len(calls) >= len(steps) == 4 and not any(was_replayed for _, was_replayed in steps)
+    steps.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "kernels", dataclasses.replace(kernels_before, paged_attention=paged_attention))
         assert results(llm, [[5, 6, 7]], params) == expected
-        assert [was_replayed for _, was_replayed in steps] == [False] * 4 + [True] * 4
+    assert len(calls) >= len(steps) == 4 and not any(was_replayed for _, was_replayed in steps)
+    assert results(llm, [[5, 6, 7]], params) == expected
+    assert [was_replayed for _, was_replayed in steps] == [False] * 4 + [True] * 4
 
 
 def test_an_engine_that_is_dropped_gives_its_memory_back(checkpoint):

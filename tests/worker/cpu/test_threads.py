@@ -230,6 +230,7 @@ def test_a_step_runs_on_one_kind_of_threads(checkpoint, monkeypatch, two_threads
         return forward(batch)
 
     monkeypatch.setattr(runner, "forward", observed)
+    monkeypatch.setattr(runner, "recorded_steps", None)
     llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     assert torch.get_num_threads() == 2
     with pytest.raises(RuntimeError, match="on purpose"):

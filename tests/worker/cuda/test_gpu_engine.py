@@ -14,9 +14,8 @@ from nanovllm import LLM, LoRARequest, PoolingParams, SamplingParams
 from nanovllm.features.speculation.draft_model import DraftModel
 from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.batch import Batch
-from nanovllm.worker.cuda import gpu_kernels, graphs, memory
+from nanovllm.worker.cuda import gpu_kernels, graphs
 from nanovllm.worker.kernels import TORCH_KERNELS, rotate
-from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
 from tests.features.lora.test_lora import make_adapter
 from tests.features.speculation.test_speculation import assert_same, generate, random_requests
@@ -89,7 +88,7 @@ def test_every_architecture(checkpoint, variant, optimizations):
         llm = LLM(str(checkpoint(variant)), optimizations=optimizations, **OPTIONS)
         assert tokens_of(llm) == expected == tokens_of(llm)
         assert llm.engine.block_manager.stats.hits > 10
-        is_recorded = llm.engine.model_runner._graphs is not None
+        is_recorded = llm.engine.model_runner.recorded_steps is not None
         assert is_recorded == (optimizations is GRAPHS and variant not in HYBRIDS and "moe" not in variant)
 
 
@@ -312,14 +311,10 @@ def whole_heads(q, k, cos, sin) -> None:
         x.copy_(rotate(x, cos, sin))
 
 
-def prepare_in_one_statement(self, eos_token_ids):
-    self.eos_token_ids, self._graphs = eos_token_ids, self.platform.finish_pool(self)
-
-
 def without_lengths(self, device, to=Batch.to):
     batch = to(self, device)
     for name in ("query_lens", "key_lens"):
-        vars(batch).pop(name, None)
+        batch.attn_metadata.pop(name, None)
     return batch
 
 
@@ -330,14 +325,8 @@ def test_heads_that_are_rotated_whole_are_found(checkpoint, gpu, monkeypatch):
         LLM(str(checkpoint("qwen3.5")), optimizations=TRITON, **OPTIONS)
 
 
-def test_a_step_before_the_engine_knows_its_eos_is_found(checkpoint, gpu, monkeypatch):
-    monkeypatch.setattr(ModelRunner, "prepare", prepare_in_one_statement)
-    with pytest.raises(AttributeError, match="eos_token_ids"):
-        LLM(str(checkpoint()), **OPTIONS)
-
-
 def test_a_graph_over_attention_that_asks_the_host_is_found(checkpoint, gpu, monkeypatch):
-    monkeypatch.setattr(memory, "why_no_graphs", lambda runner: None)
+    monkeypatch.setattr(graphs, "why_no_graphs", lambda config, forward_pass: None)
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         LLM(str(checkpoint()), optimizations=("cuda_graphs",), **OPTIONS)
 

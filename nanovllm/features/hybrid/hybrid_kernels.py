@@ -23,6 +23,6 @@ class HybridKernels:
 def kernels_for(kernels: Kernels) -> HybridKernels:
     if kernels.library is None:
         return HybridKernels()
-    from nanovllm.features.hybrid.c_kernels import in_c
+    from nanovllm.features.hybrid.hybrid_c_kernels import in_c
 
     return HybridKernels(*in_c(kernels))

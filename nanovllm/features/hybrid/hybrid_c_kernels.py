@@ -15,7 +15,7 @@ from nanovllm.worker.cpu.pointers import address
 from nanovllm.worker.kernels import Kernels
 
 if TYPE_CHECKING:
-    from nanovllm.features.hybrid.layers import GatedDeltaNet
+    from nanovllm.features.hybrid.hybrid_layers import GatedDeltaNet
 
 COLUMNS, SUMS = 16, 4  # as in cpu/delta_rule.h
 
@@ -46,14 +46,14 @@ class GateArgs(ctypes.Structure):
 
 def delta_step(batch: Batch) -> DeltaStep:
     """What the layers of a step have in common, worked out by the first of them."""
-    if "delta_step" not in batch.plans:
+    if "delta_step" not in batch.attn_metadata:
         table = batch.segments
         if table is None:
             table = torch.tensor(fresh_segments(batch.query_lens), dtype=torch.int64)
         step = DeltaStep(address(table, torch.int64, (len(table), 8)), len(table), int(table[:, 4].sum()))
         step.kept = table  # as long as the step
-        batch.plans["delta_step"] = step
-    return batch.plans["delta_step"]
+        batch.attn_metadata["delta_step"] = step
+    return batch.attn_metadata["delta_step"]
 
 
 def padded(size: int, multiple: int = COLUMNS) -> int:
@@ -89,7 +89,7 @@ def delta_net(
         args.windows, args.window_stride = address(windows, num, window_shape, 1), windows.stride(0)
         log_shape = len(log), log.shape[1], sizes.conv_size + gates
         args.log, args.log_stride = address(log, num, log_shape, 1), log.stride(0)
-    kernels.library.delta_net(args)
+    kernels.recorder.call(kernels.library.delta_net, args)
     return out
 
 
@@ -114,7 +114,7 @@ def multiply_by_gate(kernels: Kernels, x: Tensor, gate: Tensor) -> Tensor:
         gate=address(gate, num, x.shape, 2), num_heads=x.shape[1], size=x.shape[2], row_stride=gate.stride(0),
         head_stride=gate.stride(1),
     )  # fmt: skip
-    kernels.library.multiply_by_gate(args)
+    kernels.recorder.call(kernels.library.multiply_by_gate, args)
     return out
 
 
@@ -124,12 +124,12 @@ def add_gated(kernels: Kernels, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         num_rows=len(x), out=address(out, num, x.shape), x=address(x, num, x.shape),
         gate=address(gate, num, (len(x), 1), 1), num_heads=1, size=x.shape[1], row_stride=gate.stride(0),
     )  # fmt: skip
-    kernels.library.add_gated(args)
+    kernels.recorder.call(kernels.library.add_gated, args)
     return out
 
 
 def in_c(kernels: Kernels) -> tuple[partial, ...]:
-    """The functions of kernels.py, in their order."""
+    """The functions of hybrid_kernels.py, in their order."""
     lib = kernels.library
     for function, args in (lib.delta_net, DeltaArgs), (lib.multiply_by_gate, GateArgs), (lib.add_gated, GateArgs):
         function.restype, function.argtypes = None, [ctypes.POINTER(args)]

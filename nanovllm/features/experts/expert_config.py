@@ -17,8 +17,6 @@ SHARED = "shared_expert_intermediate_size"
 def read_experts(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
     """ModelConfig's fields of a mixture of experts. ValueError for what is missing or cannot be."""
     has_shared_expert = architecture.startswith(("Qwen3_5Moe", "Qwen3Next"))
-    if architecture != "Qwen3MoeForCausalLM" and not has_shared_expert:
-        return {}
     config = {SPELLINGS.get(name, name): value for name, value in config.items()}
     if architecture.startswith("Qwen3_5Moe"):  # which has no such fields: every layer is a mixture, weights add up to 1
         config = {name: value for name, value in config.items() if name not in OF_OTHERS}

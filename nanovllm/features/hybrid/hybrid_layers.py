@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.features.hybrid.kernels import kernels_for
+from nanovllm.features.hybrid.hybrid_kernels import kernels_for
 from nanovllm.worker.kernels import Tensors
 from nanovllm.worker.layers import ForwardContext, Linear, RMSNorm
 

@@ -91,7 +91,7 @@ def test_schedules(checkpoint, variant, kind):
 @pytest.mark.compiler
 def test_bfloat16_with_weights_of_8_bits(checkpoint):
     llm = LLM(str(checkpoint("llama")), dtype="bfloat16", quantization="int8", **ROOMY)
-    assert llm.stats()["same_bits"] == "on every processor"
+    assert llm.stats()["batch_invariant"] == "on every processor"
     prompts = make_prompts()
     together = bits(llm, prompts, PARAMS)
     assert [bits(llm, [prompt], PARAMS)[0] for prompt in prompts] == together
@@ -114,10 +114,10 @@ def test_threads_and_samples(checkpoint, monkeypatch):
 @pytest.mark.compiler
 def test_what_is_said_of_the_promise(checkpoint, caplog):
     caplog.set_level("INFO", "nanovllm")
-    folder, line = str(checkpoint("llama")), "in any company: not promised"
-    assert LLM(folder, dtype="float32").stats()["same_bits"] == "on every processor" and line not in caplog.text
-    assert LLM(folder, dtype="bfloat16").stats()["same_bits"].startswith("on ")
-    assert LLM(folder, dtype="float32", enforce_eager=True).stats()["same_bits"] == "not promised"
+    folder, line = str(checkpoint("llama")), "Batch invariance: not promised"
+    assert LLM(folder, dtype="float32").stats()["batch_invariant"] == "on every processor" and line not in caplog.text
+    assert LLM(folder, dtype="bfloat16").stats()["batch_invariant"].startswith("on ")
+    assert LLM(folder, dtype="float32", enforce_eager=True).stats()["batch_invariant"] == "not promised"
     assert caplog.text.count(line) == 1
 
 

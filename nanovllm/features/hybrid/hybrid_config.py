@@ -7,8 +7,6 @@ from typing import Any
 
 from nanovllm.checks.values import Bounds, check_choice, check_number, numbers_of, typed
 
-ARCHITECTURES = [f"Qwen3_5{kind}For{task}" for kind in ("", "Moe") for task in ("CausalLM", "ConditionalGeneration")]
-ARCHITECTURES.append("Qwen3NextForCausalLM")
 LINEAR, FULL = "linear_attention", "full_attention"
 # transformers' defaults of fields that a checkpoint may leave out.
 SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128}
@@ -69,13 +67,11 @@ def text_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in overrides.items() if name != "text_config"} | given
 
 
-def read_hybrid(config: dict[str, Any], architecture: str, num_layers: int, path: Path) -> dict[str, Any]:
-    """ModelConfig's fields of a hybrid model; none for others. Raises ValueError for what would be computed wrongly.
+def read_hybrid(config: dict[str, Any], num_layers: int, path: Path) -> dict[str, Any]:
+    """ModelConfig's fields of a hybrid model. Raises ValueError for what would be computed wrongly.
 
     config: with read_rope()'s fields.
     """
-    if architecture not in ARCHITECTURES:
-        return {}
     turned, head_dim = config["partial_rotary_factor"], config["head_dim"]
     if not (num_turned := int(turned * head_dim)) or num_turned % 2:
         part = f"partial_rotary_factor {turned} of head_dim {head_dim} is {num_turned} numbers"

@@ -95,7 +95,7 @@ def _in_c(kernels: Kernels) -> QuantizedKernels:
             num_parts=len(parts), num_blocks=num_blocks, n=n, k=k, x_stride=x.stride(0),
         )  # fmt: skip
         args.kept = weights, scratch  # as long as the arguments
-        lib.quantized_linear(args)
+        kernels.recorder.call(lib.quantized_linear, args)
         return out
 
     def quantized_linear(

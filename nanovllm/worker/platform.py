@@ -1,0 +1,132 @@
+"""Platform: what a CPU and a GPU do differently (chapters 3 and 10). Implemented by cpu/ and cuda/platform.py.
+
+A ModelRunner asks its platform in this order, and a platform never asks back: it takes values and returns values.
+
+    before the weights   choose_kernels, kv_format, free_bytes, kv_cache_allocated
+    the weights are in   prepare_weights, step_context, profile_free_bytes (unless free_bytes knew), record_steps,
+                         batch_invariant
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.config import EngineConfig
+from nanovllm.core.scheduler import SchedulerOutput
+from nanovllm.worker.batch import Batch
+from nanovllm.worker.kernels import Kernels
+from nanovllm.worker.kv_cache import KVCache
+from nanovllm.worker.layers import RotaryEmbedding
+from nanovllm.worker.model import Decoder
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """Everything that a forward pass reads, except for the batch."""
+
+    model: Decoder
+    rotary: RotaryEmbedding
+    kv_cache: KVCache
+    kernels: Kernels
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Run one step, writing K/V. [R, hidden_size], of the batch's logits_rows."""
+        return self.model(batch, self.rotary, self.kv_cache, self.kernels)
+
+
+class RecordedSteps(ABC):
+    """Forward passes that were recorded once and are replayed: CUDA graphs, or the calls of C functions."""
+
+    @abstractmethod
+    def run(self, batch: Batch, forward_pass: ForwardPass) -> Tensor | None:
+        """float32 logits [R, vocab_size], valid until the next call; None: this step is not among the recorded ones.
+
+        batch: in the CPU's memory. forward_pass: what the runner would compute the step with. A record that was made
+        of something else does not stand for it.
+        """
+
+
+class Platform(ABC):
+    """One kind of device. A ModelRunner has one of its own. device: the one that tensors of a step are on."""
+
+    device: torch.device
+
+    @abstractmethod
+    def choose_kernels(
+        self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype
+    ) -> tuple[Kernels, int | None]:
+        """The kernels for this model, and the block size that suits them; None: any.
+
+        model_config: the sizes of this rank's share. dtype: of weights and activations.
+        """
+
+    @abstractmethod
+    def kv_format(
+        self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kernels: Kernels
+    ) -> tuple[ModelConfig, torch.dtype]:
+        """What K and V are held as: (sizes of the model as the KV cache sees them, dtype).
+
+        Raises ValueError for a kv_cache_dtype that these kernels do not read.
+        """
+
+    @abstractmethod
+    def free_bytes(self, config: EngineConfig) -> int | None:
+        """Bytes that the KV pool may take, where they are known before the weights are read.
+
+        None: profile_free_bytes() tells, once they are.
+        """
+
+    @abstractmethod
+    def kv_cache_allocated(self, kv_cache: KVCache) -> None:
+        """The KV cache has its final size. The first step may still be seconds away."""
+
+    @abstractmethod
+    def prepare_weights(self, config: EngineConfig, model: Decoder, kernels: Kernels) -> None:
+        """The weights have been read: bring them into the order in which the kernels read them."""
+
+    @abstractmethod
+    def step_context(self, model: Decoder, kernels: Kernels) -> Callable[[], AbstractContextManager]:
+        """Makes the context that each step is computed in."""
+
+    def profile_free_bytes(
+        self,
+        config: EngineConfig,
+        forward_pass: ForwardPass,
+        run: Callable[[SchedulerOutput], object],
+        max_model_len: int,
+        block_size: int,
+    ) -> int:
+        """Bytes that weights, the largest step and its records leave for the KV pool. Asked if free_bytes() is None.
+
+        forward_pass: with a KV cache of one block. run: a whole step with it, sampling included.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def record_steps(
+        self, config: EngineConfig, forward_pass: ForwardPass, max_model_len: int, block_size: int
+    ) -> RecordedSteps | None:
+        """Everything that a step reads has its place: record what can be. None: each step is computed as it is."""
+
+    @abstractmethod
+    def batch_invariant(self, model: Decoder, kernels: Kernels) -> str:
+        """Where a row's logits have the same bits, whatever the step's other rows, chunks, cache hits or threads are.
+
+        "on every processor", "on processors that multiply ...", or "not promised".
+        """
+
+
+def platform_of_this_machine() -> Platform:
+    """The other one is not loaded."""
+    if torch.cuda.is_available():
+        from nanovllm.worker.cuda.platform import CUDAPlatform
+
+        return CUDAPlatform()
+    from nanovllm.worker.cpu.platform import CPUPlatform
+
+    return CPUPlatform()
