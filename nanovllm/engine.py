@@ -13,7 +13,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.callbacks import WITHIN_A_STEP, is_within, told_to
 from nanovllm.checks.names import known_names
-from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
@@ -21,6 +20,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features.assembly import Features, make_runner
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
+from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt
