@@ -23,8 +23,7 @@ import ray
 from ray.data.datasource import BlockBasedFileDatasink, SaveMode
 
 from nanovllm import LLM
-from nanovllm.jobs.answer_lines import answer_lines, read_custom_id
-from nanovllm.jobs.output_file import CustomIds
+from nanovllm.jobs.answer_lines import CustomIds, answer_lines, read_custom_id
 from nanovllm.serving.openai.json_lines import parse_json, read_lines, to_json
 from nanovllm.tools.demo_model import model_or_demo
 

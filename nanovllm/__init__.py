@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanovllm.checks.flags import AsyncEngineArgs, EngineArgs
+    from nanovllm.compat.command_line import AsyncEngineArgs, EngineArgs
     from nanovllm.compat.inputs import PromptType, TextPrompt, TokensPrompt
     from nanovllm.engine import LLMEngine
     from nanovllm.features.lora.request import LoRARequest
@@ -42,7 +42,7 @@ _MODULES = {  # a module -> what `from nanovllm import ...` takes from it
     "nanovllm.sampling_params": ["SamplingParams", "RequestOutputKind"],
     "nanovllm.outputs": ["RequestOutput", "CompletionOutput", "RequestMetrics", "Logprob"],
     "nanovllm.serving.async_llm": ["AsyncLLM", "AsyncLLMEngine"],
-    "nanovllm.checks.flags": ["EngineArgs", "AsyncEngineArgs"],
+    "nanovllm.compat.command_line": ["EngineArgs", "AsyncEngineArgs"],
     "nanovllm.compat.inputs": ["PromptType", "TextPrompt", "TokensPrompt"],
     "nanovllm.features.lora.request": ["LoRARequest"],
     "nanovllm.features.pooling.params": ["PoolingParams"],

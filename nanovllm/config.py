@@ -1,13 +1,13 @@
 """EngineConfig: what the caller chooses, checked before any work. What the checkpoint says is in checkpoint.py."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from importlib import import_module
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
-from nanovllm.checks.names import names_checked, option
-from nanovllm.checks.values import MAX_INT32, SEED, Bounds, check_choice, check_field, list_of, shorten, size_of
+from nanovllm.checks.names import check_option, names_checked, option
+from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED, MAX_INT32, check_choice, list_of, shorten, size_of
 from nanovllm.core.block_hash import HASH_FUNCTIONS
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
@@ -36,21 +36,6 @@ CACHES = ("kv_cache_memory_bytes", "state_cache_bytes", "prefix_cache_bytes", "c
 SIZES = ("max_model_len", "max_num_batched_tokens", *CACHES)  # also as text: "8k"
 OPTIMIZATIONS = ("reordered_weights", "c_kernels", "recorded_step", "triton", "flash_attn", "cuda_graphs")
 
-OPTION_BOUNDS: dict[str, Bounds] = {
-    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "block_size"), (Integral, 1, MAX_INT32)),
-    "long_prefill_token_threshold": (Integral, 0, MAX_INT32),
-    "max_model_len": (Integral, 2, MAX_INT32),
-    "kv_cache_memory_bytes": (Integral, 1),
-    **dict.fromkeys(("state_cache_bytes", "cpu_cache_bytes"), (Integral, 0)),
-    "prefix_cache_bytes": (Integral, 1 << 20),
-    "num_gpu_blocks_override": (Integral, 1, MAX_INT32),
-    **dict.fromkeys(("max_loras", "max_lora_rank"), (Integral, 1, 1024)),  # vLLM's largest rank is 512
-    "tensor_parallel_size": (Integral, 1, MAX_INT32),
-    "gpu_memory_utilization": (Real, 0.01, 1.0),
-    "kv_cache_metrics_sample": (Real, 1e-9, 1.0),
-    "seed": SEED,
-}
-
 
 @names_checked
 @dataclass(frozen=True)
@@ -71,35 +56,55 @@ class EngineConfig:
     convert: str = option("auto", 'with a pooling runner, "embed" or "classify"; "auto" as the runner\'s')
     pooler_config: dict[str, Any] | Any = option(None, 'such as {"use_activation": false}: a PoolerConfig')
     kv_cache_dtype: str = option("auto", '"auto" (the weights\'), or "int8", on a CPU: half the memory of bfloat16')
-    max_model_len: int | None = option(None, 'tokens, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what fits')
-    max_num_seqs: int = option(256, "sequences that run at a time")
-    max_num_batched_tokens: int = option(2048, "tokens computed in one step; a longer prompt is computed in chunks")
-    long_prefill_token_threshold: int = option(0, "of these, for one prompt at most; others get in beside it; 0: all")
+    max_model_len: int | None = option(
+        None, 'tokens, prompt and output, or "8k" (8,000), "8K" (8,192); -1: what fits', low=2, high=MAX_INT32
+    )
+    max_num_seqs: int = option(256, "sequences that run at a time", low=1, high=MAX_INT32)
+    max_num_batched_tokens: int = option(
+        2048, "tokens computed in one step; a longer prompt is computed in chunks", low=1, high=MAX_INT32
+    )
+    long_prefill_token_threshold: int = option(
+        0, "of these, for one prompt at most; others get in beside it; 0: all", low=0, high=MAX_INT32
+    )
     scheduling_policy: str = option("fcfs", '"fcfs": first come, first served; "priority": the lowest number first')
-    block_size: int | None = option(None, "tokens in a block of the KV pool; None: what attention works best with")
+    block_size: int | None = option(
+        None, "tokens in a block of the KV pool; None: what attention works best with", low=1, high=MAX_INT32
+    )
     enable_prefix_caching: bool = option(True, "reuse the K/V of shared prefixes")
     prefix_caching_hash_algo: str = option("xxh64", '"xxh64" (fast), "sha256": tenants need not trust each other')
     prefix_cache_dir: str | None = option(None, "a directory that keeps cached prefixes when the process has ended")
-    prefix_cache_bytes: int = option(10 << 30, "bytes that it may take, or as text: 10G")
-    cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory")
-    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory to use; on a CPU, of half of what is free")
-    kv_cache_memory_bytes: int | None = option(None, "bytes of each rank's KV pool; overrides gpu_memory_utilization")
-    state_cache_bytes: int | None = option(None, "bytes for snapshots of a hybrid model's states; None: a quarter")
-    num_gpu_blocks_override: int | None = option(None, "blocks of the KV pool; overrides kv_cache_memory_bytes")
-    tensor_parallel_size: int = option(1, "ranks to split the model over, each a process; on GPUs, one for each")
+    prefix_cache_bytes: int = option(10 << 30, "bytes that it may take, or as text: 10G", low=1 << 20)
+    cpu_cache_bytes: int = option(0, "bytes for prefixes that the KV pool has evicted, in the CPU's memory", low=0)
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory to use; on a CPU, of half of what is free", low=0.01, high=1.0
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "bytes of each rank's KV pool; overrides gpu_memory_utilization", low=1
+    )
+    state_cache_bytes: int | None = option(
+        None, "bytes for snapshots of a hybrid model's states; None: a quarter", low=0
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "blocks of the KV pool; overrides kv_cache_memory_bytes", low=1, high=MAX_INT32
+    )
+    tensor_parallel_size: int = option(
+        1, "ranks to split the model over, each a process; on GPUs, one for each", low=1, high=MAX_INT32
+    )
     enforce_eager: bool = option(False, "plain PyTorch operations only, on any device: the same as optimizations=()")
     # On a CPU the first three are used (worker/cpu/), on a GPU the others (worker/cuda/).
     optimizations: tuple[str, ...] = option(OPTIMIZATIONS, "which to use, of those that the device has")
     enable_lora: bool = option(False, "requests may choose adapters (nanovllm/features/README.md)")
-    max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time")
-    max_lora_rank: int = option(16, "the largest rank of an adapter")
+    max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time", low=1, high=1024)
+    max_lora_rank: int = option(16, "the largest rank of an adapter", low=1, high=1024)
     speculative_config: dict[str, Any] | Any = option(None, 'who proposes draft tokens, such as {"method": "ngram"}')
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
     kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
     kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
-    kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured")
+    kv_cache_metrics_sample: float = option(0.01, "share of the blocks that are measured", low=1e-9, high=1.0)
     profiler_config: dict[str, Any] | Any = option(None, "where start_profile() leaves its trace: a ProfilerConfig")
-    seed: int = option(0, "requests without a seed of their own derive theirs from it")
+    seed: int = option(
+        0, "requests without a seed of their own derive theirs from it", low=LOWEST_SEED, high=HIGHEST_SEED
+    )
 
     def __post_init__(self) -> None:
         """Bring each option into its one form. Raises ValueError."""
@@ -107,13 +112,14 @@ class EngineConfig:
             value = getattr(self, f.name)
             if value is None and f.name != "model":
                 value = f.default
-            object.__setattr__(self, f.name, _checked(f.name, value, f.type))
+            object.__setattr__(self, f.name, _checked(f, value))
         if self.enforce_eager:  # so that `name in config.optimizations` is the whole question, for every device
             object.__setattr__(self, "optimizations", ())
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
-    """An option in its one form. kind: its type. Raises ValueError."""
+def _checked(f: Field, value: Any) -> Any:
+    """An option in its one form. Raises ValueError."""
+    name = f.name
     if name in SIZES and isinstance(value, str):
         value = size_of(name, value)
     if name == "max_model_len" and isinstance(value, Integral) and value == -1:
@@ -147,7 +153,7 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ValueError(f"{name} must be {PLACES[name]}, found {shorten(value)}")
         return str(value)
-    return check_field(name, value, kind, OPTION_BOUNDS)
+    return check_option(f, value)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,6 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks import forks
 from nanovllm.checks.callbacks import WITHIN_A_STEP, told_to
 from nanovllm.checks.names import known_names
-from nanovllm.checks.prompt_length import length_check
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
@@ -23,6 +22,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
 from nanovllm.features import assembly
 from nanovllm.files.hub import resolve_checkpoint, resolve_tokenizer
+from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import load_tokenizer, with_eos
 from nanovllm.outputs import RequestMetrics, RequestOutput
 from nanovllm.prompts import Prompt

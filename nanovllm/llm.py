@@ -8,7 +8,6 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.exits import finish_at_exit
 from nanovllm.checks.names import known_names
 from nanovllm.checks.values import make_all
@@ -16,7 +15,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.outputs import RequestOutput
-from nanovllm.prompts import Prompt
+from nanovllm.prompts import Prompt, for_each, prompts_in
 from nanovllm.request import Request
 from nanovllm.sampling_params import SamplingParams
 

@@ -12,6 +12,23 @@ Prompt = str | list[int] | dict[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
+def prompts_in(prompts: Any) -> list[Any]:
+    """What a call is given: a list of token ids is one prompt, any other list is many."""
+    if not isinstance(prompts, list | tuple):
+        return [prompts]
+    is_token_ids = bool(prompts) and all(isinstance(p, Integral) for p in prompts)
+    return [list(prompts)] if is_token_ids else list(prompts)
+
+
+def for_each(name: str, given: Any, num: int) -> list[Any]:
+    """One of these for each prompt, of a list or of one for all. Raises ValueError."""
+    if not isinstance(given, list | tuple):
+        return [given] * num
+    if len(given) != num:
+        raise ValueError(f"{num} prompts need {num} {name} (or one for all), found {len(given)}")
+    return list(given)
+
+
 def parse_prompt(
     tokenizer: Any, prompt: Prompt, check: Callable[[str], None] = lambda text: None
 ) -> tuple[str | None, list[int], str | None]:

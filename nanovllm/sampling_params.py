@@ -4,34 +4,20 @@ Names, defaults and meanings are vLLM's. The control plane imports this file, so
 about a parameter is asked of it when somebody gives one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.names import names_checked, option
-from nanovllm.checks.values import MAX_POSITIVE, MIN_POSITIVE, SEED, Bounds, bias_of, check_field, list_of, shorten
+from nanovllm.checks.names import check_option, names_checked, option
+from nanovllm.checks.values import HIGHEST_SEED, LOWEST_SEED, MAX_POSITIVE, MIN_POSITIVE, check_number, list_of, shorten
 
 if TYPE_CHECKING:
     from nanovllm.features.grammar.params import StructuredOutputsParams
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's limit; each is ranked among all words, at each position
-SAMPLING_BOUNDS: dict[str, Bounds] = {
-    "n": (Integral, 1, 16_384),  # vLLM's limit
-    "temperature": (Real, 0.0),
-    "top_p": (Real, MIN_POSITIVE, 1.0),
-    "top_k": (Integral, -1),
-    "min_p": (Real, 0.0, 1.0),
-    "seed": SEED,
-    "max_tokens": (Integral, 1),
-    "min_tokens": (Integral, 0),
-    "logprobs": (Integral, -1),
-    "prompt_logprobs": (Integral, -1),
-    "repetition_penalty": (Real, MIN_POSITIVE, MAX_POSITIVE),
-    "presence_penalty": (Real, -2.0, 2.0),
-    "frequency_penalty": (Real, -2.0, 2.0),
-}
 
 
 class RequestOutputKind(Enum):
@@ -60,24 +46,35 @@ class SamplingParams:
     Raises ValueError for an unknown name, a wrong type or a value out of range, when a field is assigned, too.
     """
 
-    n: int = option(1, "samples per prompt; they share the prompt's K/V through the prefix cache")
-    temperature: float = option(1.0, "0 is greedy (the most likely token, always); less than 1e-5 counts as 0")
-    top_p: float = option(1.0, "probability mass to keep")
-    top_k: int = option(0, "number of tokens to keep; 0 or -1 keeps all")
-    min_p: float = option(0.0, "least probability to keep, as a share of the largest")
-    seed: int | None = option(None, "same seed, same tokens, whatever else is in the batch; -1: the engine chooses")
-    max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len")
-    min_tokens: int = option(0, "before so many tokens neither EOS nor a stop ends the sequence")
+    n: int = option(1, "samples per prompt; they share the prompt's K/V through the prefix cache", low=1, high=16_384)
+    temperature: float = option(1.0, "0 is greedy (the most likely token, always); less than 1e-5 counts as 0", low=0.0)
+    top_p: float = option(1.0, "probability mass to keep", low=MIN_POSITIVE, high=1.0)
+    top_k: int = option(0, "number of tokens to keep; 0 or -1 keeps all", low=-1)
+    min_p: float = option(0.0, "least probability to keep, as a share of the largest", low=0.0, high=1.0)
+    seed: int | None = option(
+        None,
+        "same seed, same tokens, whatever else is in the batch; -1: the engine chooses",
+        low=LOWEST_SEED,
+        high=HIGHEST_SEED,
+    )
+    max_tokens: int | None = option(16, "most tokens to generate; None: as many as fit in max_model_len", low=1)
+    min_tokens: int = option(0, "before so many tokens neither EOS nor a stop ends the sequence", low=0)
     stop: list[str] = option(None, "strings that end the text (they are not part of it)")
     stop_token_ids: list[int] = option(None, "token ids that end the sequence, beside the checkpoint's EOS")
     include_stop_str_in_output: bool = option(False, "a stop string, or a stop token's text, is part of the text")
     ignore_eos: bool = option(False, "generate on past EOS")
-    logprobs: int | None = option(None, "top tokens to report beside the chosen one, at each position; -1: all")
+    logprobs: int | None = option(None, "top tokens to report beside the chosen one, at each position; -1: all", low=-1)
     logprob_token_ids: list[int] | None = option(None, "tokens to report there instead of the top ones")
-    prompt_logprobs: int | None = option(None, "the same for the prompt, computed anew then: a cache has no logits")
-    repetition_penalty: float = option(1.0, "> 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)")
-    presence_penalty: float = option(0.0, "subtracted from the logits of tokens that the output has")
-    frequency_penalty: float = option(0.0, "subtracted from them once for each time")
+    prompt_logprobs: int | None = option(
+        None, "the same for the prompt, computed anew then: a cache has no logits", low=-1
+    )
+    repetition_penalty: float = option(
+        1.0, "> 1 discourages tokens of prompt and output (CTRL, arXiv:1909.05858)", low=MIN_POSITIVE, high=MAX_POSITIVE
+    )
+    presence_penalty: float = option(
+        0.0, "subtracted from the logits of tokens that the output has", low=-2.0, high=2.0
+    )
+    frequency_penalty: float = option(0.0, "subtracted from them once for each time", low=-2.0, high=2.0)
     logit_bias: dict[int, float] | None = option(None, "{token id: what is added to its logit}")
     allowed_token_ids: list[int] | None = option(None, "no other token is chosen")
     bad_words: list[str] = option(None, "texts not generated: a token that would complete one is not chosen")
@@ -130,7 +127,7 @@ class SamplingParams:
             if name == "logprob_token_ids" and len(value) > MAX_LOGPROB_TOKEN_IDS:
                 raise ValueError(f"logprob_token_ids may have {MAX_LOGPROB_TOKEN_IDS} tokens, found {len(value)}")
         elif name == "logit_bias" and value is not None:
-            value = bias_of(value)
+            value = _bias(value)
         elif name == "logits_processors":
             value = _functions(value)
         elif name == "extra_args" and value is not None:
@@ -147,8 +144,21 @@ class SamplingParams:
         elif name == "seed" and isinstance(value, Integral) and value == -1:
             value = None
         else:
-            value = check_field(name, value, fields[name].type, SAMPLING_BOUNDS)
+            value = check_option(fields[name], value)
         object.__setattr__(self, name, value)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    """logit_bias, {token id: number}. Ids may be text: JSON has no other keys."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias must be a dict of token ids and numbers, found {shorten(value)}")
+    bias = {}
+    for token_id, number in value.items():
+        if isinstance(token_id, str) and token_id.isdecimal():
+            token_id = int(token_id[:20])
+        token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
+        bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real, -MAX_POSITIVE, MAX_POSITIVE)
+    return bias
 
 
 def _functions(value: Any) -> list[Any]:

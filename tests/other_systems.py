@@ -76,8 +76,7 @@ def generate(model: str) -> list[list[int]]:
 
 def answer_batch(model: str, folder: Path) -> None:
     from nanovllm.config import EngineConfig
-    from nanovllm.jobs.fingerprint import Job
-    from nanovllm.jobs.output_file import OutputFile
+    from nanovllm.jobs.output_file import OutputFile, fingerprint
     from nanovllm.tools.cli import main
 
     requests, answers = folder / "requests.jsonl", folder / "answers.jsonl"
@@ -89,10 +88,10 @@ def answer_batch(model: str, folder: Path) -> None:
     before = answers.read_bytes()
     assert main(command) == 0 and answers.read_bytes() == before, "the same command once more"
     assert before.endswith(b"}\n") and b"\r" not in before
-    job = Job.of(requests, Path(model), EngineConfig(model, max_model_len=64))
-    output = OutputFile(answers, job)
+    job = answers, requests, fingerprint(Path(model), EngineConfig(model, max_model_len=64))
+    output = OutputFile(*job)
     try:
-        OutputFile(answers, job)
+        OutputFile(*job)
     except ValueError as error:
         assert "another run-batch" in str(error)
     else:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from nanovllm.checks.prompt_length import length_check
+from nanovllm.files.prompt_length import length_check
 from nanovllm.files.tokenizer import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect

@@ -24,7 +24,7 @@ EXTRAS = {  # the modules that each of them brings
     "ray": {"ray"},
     "labs": {"textual", "textual_serve", "tomli"},
     "structured": {"llguidance"},
-    "serve": {"starlette", "uvicorn", "prometheus_client"},
+    "serve": {"starlette", "uvicorn"},
     "compiler": {"ziglang"},
 }
 # Beside ordinary text: what an extra is for, as far as it needs no demo model and no terminal. None: where none is.

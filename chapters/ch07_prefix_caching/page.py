@@ -6,9 +6,10 @@ from chapters.ch07_prefix_caching import beyond_page
 from chapters.ch07_prefix_caching.scenes import SCENES as OF_POOL
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
 from chapters.ch07_prefix_caching.world import ACTIONS, World
+from chapters.site import pictures
+from chapters.site.pictures import draw_events, draw_queue
 from nanovllm.core.block_manager import Block
-from nanovllm.serving.http import html_pictures
-from nanovllm.serving.http.html_pictures import color, draw_counters, draw_events, draw_queue, holders, label, marks
+from nanovllm.serving.http.html_pictures import color, draw_counters, holders, label, marks
 
 __all__ = ["ACTIONS", "ASK", "SCENES", "TITLE", "new_world", "panels"]
 
@@ -75,7 +76,7 @@ def _draw_pool(world: Simulator, held: dict[int, list[str]]) -> str:
         written = world.written.get(block.block_id, [])[-BLOCK_SIZE:] if held.get(block.block_id) else []
         return world.text(written) or world.text(block.token_ids)
 
-    return html_pictures.draw_pool(world.manager, held, world.events, words)
+    return pictures.draw_pool(world.manager, held, world.events, words)
 
 
 def draw_tree(world: Simulator, held: dict[int, list[str]]) -> str:

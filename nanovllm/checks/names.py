@@ -1,16 +1,51 @@
-"""Options by their names: an unknown one is an error that names the nearest, one of vLLM's is judged by its value."""
+"""Options, which are fields of dataclasses: what they mean, what they may be, and what happens to unknown names."""
 
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import Field, field, fields
 from functools import wraps
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from nanovllm.checks.values import Bounds, check_number, shorten
 
 Class = TypeVar("Class", bound=type)
 
 
-def option(default: Any, text: str) -> Any:
-    """A dataclass's field with this default. text: what it means, and what --help says of its flag."""
-    return field(default=default, metadata={"help": text})
+def option(default: Any, text: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
+    """A dataclass's field with this default. text: what it means, and what --help says of its flag.
+
+    low, high: bounds of a number; None: what the tensors hold that it ends up in. more: of dataclasses.field().
+    """
+    return field(default=default, metadata={"help": text, "low": low, "high": high}, **more)
+
+
+def check_options(options: Any) -> None:
+    """Check each field of a dataclass's object, and bring it into its one form. Raises ValueError."""
+    for f in fields(options):
+        object.__setattr__(options, f.name, check_option(f, getattr(options, f.name)))
+
+
+def check_option(f: Field, value: Any) -> Any:
+    """The value of an option, checked by its type if that is a number (it leaves as a plain one) or a bool."""
+    kinds = kinds_of(f.type)
+    if value is None and NoneType in kinds:
+        return None
+    if bool in kinds and not isinstance(value, bool):
+        raise ValueError(f"{f.name} must be True or False, found {shorten(value)}")
+    if int in kinds or float in kinds:
+        return check_number(f.name, value, *bounds_of(f))
+    return value
+
+
+def bounds_of(f: Field) -> Bounds:
+    """Of an option that is a number."""
+    return (Real if float in kinds_of(f.type) else Integral), f.metadata.get("low"), f.metadata.get("high")
+
+
+def kinds_of(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def known_names(given: dict[str, Any], known: Collection[str], what: str) -> dict[str, Any]:

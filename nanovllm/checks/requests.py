@@ -1,10 +1,9 @@
-"""What only the engine can say about a request: tokens and parameters. sampling.py has checked the rest."""
+"""What only the engine can say about a request: tokens and parameters. SamplingParams has checked the rest."""
 
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.checks.calls import check_priority
 from nanovllm.checks.values import check_number, check_range, shorten
 from nanovllm.core.sequence import Sequence
 from nanovllm.prompts import parse_prompt
@@ -65,6 +64,15 @@ def check_request(
 
         processors = check_classes(engine, params)
     return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
+
+
+def check_priority(given: Any, policy: str) -> int:
+    """A request's priority; None is 0. Raises ValueError for one that this order of scheduling does not know."""
+    priority = check_number("priority", 0 if given is None else given, Integral)
+    if priority and policy != "priority":
+        reason = f"priority={priority} asks for another order than first come, first served"
+        raise ValueError(f"{reason}; leave it out, or start with scheduling_policy='priority'")
+    return priority
 
 
 def check_generates(engine: "LLMEngine") -> None:

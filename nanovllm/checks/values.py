@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
@@ -17,9 +17,9 @@ MAX_FLOAT = 3.4e38  # float32 holds a little more
 MIN_POSITIVE, MAX_POSITIVE = 1e-10, 1e10
 
 MAX_LISTED_ERRORS = 20
+LOWEST_SEED, HIGHEST_SEED = -(2**63), 2**64 - 1  # as torch.manual_seed: it is hashed, and enters no tensor
 
 Bounds = tuple[Any, ...]  # of a number: Integral or Real, then least and most, where they are narrower than the type
-SEED: Bounds = (Integral, -(2**63), 2**64 - 1)  # as torch.manual_seed: it is hashed, and enters no tensor
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -49,15 +49,6 @@ def check_number(name: str, value: Any, kind: type, low: float | None = None, hi
     show_high = high < limit or (is_number and not value < low)
     bounds = f" between {low} and {high}" if show_high else f" from {low}" if low > -limit else ""
     raise ValueError(f"{name} must be {noun}{bounds}, found {shorten(value)} ({type(value).__name__})")
-
-
-def check_field(name: str, value: Any, kind: Any, numbers: Mapping[str, Bounds]) -> Any:
-    """A dataclass's field of this type, checked if it is a number (it leaves as a plain one) or a bool."""
-    if name in numbers and not (value is None and isinstance(None, kind)):
-        return check_number(name, value, *numbers[name])
-    if kind is bool and not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, found {shorten(value)}")
-    return value
 
 
 def typed(config: dict[str, Any], name: str, default: Any, path: Any) -> Any:
@@ -113,19 +104,6 @@ def check_range(name: str, numbers: Collection[int], low: int | None = None, hig
     """check_number for whole numbers, of which there may be a hundred thousand: the least and the largest will do."""
     for number in (min(numbers), max(numbers)) if numbers else ():
         check_number(name, number, Integral, low, high)
-
-
-def bias_of(value: Any) -> dict[int, float]:
-    """logit_bias, {token id: number}. Ids may be text: JSON has no other keys."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias must be a dict of token ids and numbers, found {shorten(value)}")
-    bias = {}
-    for token_id, number in value.items():
-        if isinstance(token_id, str) and token_id.isdecimal():
-            token_id = int(token_id[:20])
-        token_id = check_number("a token id of logit_bias", token_id, Integral, 0)
-        bias[token_id] = check_number(f"logit_bias[{token_id}]", number, Real, -MAX_POSITIVE, MAX_POSITIVE)
-    return bias
 
 
 def make_all(name: str, items: list[Any], make: Callable[[Any], Any]) -> list[Any]:

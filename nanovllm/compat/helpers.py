@@ -6,7 +6,7 @@ import socket
 import uuid
 from typing import Any
 
-from nanovllm.compat.flexible_parser import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
+from nanovllm.compat.command_line import FlexibleArgumentParser  # noqa: F401  vllm.utils has it, too
 
 ChatCompletionMessageParam = dict[str, Any]
 VLLMValidationError = VLLMClientError = ValueError  # what this engine raises for a person's mistake

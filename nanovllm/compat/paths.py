@@ -16,7 +16,7 @@ from nanovllm.compat.refused import NameRefused, refusal
 HELPERS = "nanovllm.compat.helpers"
 PATHS = {  # vLLM's module, under our package's name -> ours
     **dict.fromkeys(("nanovllm.inputs", "nanovllm.inputs.data"), "nanovllm.compat.inputs"),
-    "nanovllm.engine.arg_utils": "nanovllm.checks.flags",
+    "nanovllm.engine.arg_utils": "nanovllm.compat.command_line",
     "nanovllm.engine.llm_engine": "nanovllm.engine",
     "nanovllm.engine.async_llm_engine": "nanovllm.serving.async_llm",
     "nanovllm.engine.protocol": "nanovllm.serving.vllm_client",
@@ -32,7 +32,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     **dict.fromkeys(("nanovllm.tokenizers", "nanovllm.transformers_utils.tokenizer"), HELPERS),
     "nanovllm.pooling_params": "nanovllm.features.pooling.params",
     "nanovllm.utils": HELPERS,
-    "nanovllm.utils.argparse_utils": "nanovllm.compat.flexible_parser",
+    "nanovllm.utils.argparse_utils": "nanovllm.compat.command_line",
     "nanovllm.utils.network_utils": HELPERS,
     "nanovllm.v1.engine.async_llm": "nanovllm.serving.async_llm",
     "nanovllm.v1.engine.exceptions": "nanovllm.serving.vllm_client",

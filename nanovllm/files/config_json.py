@@ -5,12 +5,16 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from nanovllm.checks.names import bounds_of
 from nanovllm.checks.values import MIN_POSITIVE, Bounds, check_choice, numbers_of, shorten, typed
 from nanovllm.config import DTYPES
-from nanovllm.sampling_params import SAMPLING_BOUNDS
+from nanovllm.sampling_params import SamplingParams
 
-GENERATION = {name: SAMPLING_BOUNDS[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-GENERATION |= {"max_new_tokens": SAMPLING_BOUNDS["max_tokens"]}
+SAMPLING = SamplingParams.__dataclass_fields__
+GENERATION = {
+    name: bounds_of(SAMPLING[name]) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+}
+GENERATION |= {"max_new_tokens": bounds_of(SAMPLING["max_tokens"])}
 # Bounds that no model comes near: a damaged file is refused before anything of its size is built.
 SIZES = "vocab_size hidden_size intermediate_size max_position_embeddings".split()
 COUNTS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim".split()

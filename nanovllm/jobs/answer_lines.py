@@ -4,15 +4,14 @@ answer_lines() is the whole of a batch job apart from files: lines in, answers o
 runs it over a file, examples/ray_data_batch.py in the actors of a cluster.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
 
-from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm import LLM, SamplingParams
 from nanovllm.compat.names import TABLES
-from nanovllm.features.pooling.requests import PoolingRequest
 from nanovllm.features.pooling.requests import make_request as make_pooling_request
 from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
@@ -25,20 +24,47 @@ from nanovllm.serving.openai.pooling import translate as translate_pooling
 from nanovllm.serving.openai.request import KNOWN_BY_URL, check_answers, translate
 from nanovllm.serving.openai.shown import Shown
 
+Respond = Callable[[str, list[Any]], dict[str, Any]]
+
 LINE_FIELDS = {"custom_id", "method", "url", "body"}
 WINDOW_SAMPLES, WINDOW_TOKENS, WINDOW_BYTES = 1024, 1_000_000, 8_000_000
 
 
+class CustomIds:
+    """The ids of a job's lines, each of which belongs to the first line that has it."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+
+    def claim(self, custom_id: str, line_number: int) -> None:
+        """Raises ValueError if another line has claimed it."""
+        first = self.lines.setdefault(custom_id, line_number)
+        if first != line_number:
+            raise ValueError(f"custom_id {custom_id!r:.80} is that of line {first} already")
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
-    """A line in the engine: a request for each of its prompts."""
+    """A line in the engine.
+
+    translate   makes a request for each of its prompts, and respond(id, their outputs), which makes the answer's body;
+                called again for another try
+    """
 
     number: int
     custom_id: str
-    respond: Callable[[str, list[Any]], dict[str, Any]]  # (id, outputs of its requests) -> the body of its answer
     warning: str
-    requests: list[Request]
-    outputs: dict[str, Any] = field(default_factory=dict)
+    translate: Callable[[], tuple[Sequence[Request], Respond]]
+    requests: Sequence[Request] = field(init=False)
+    respond: Respond = field(init=False)
+    outputs: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.requests, self.respond = self.translate()
+        self.outputs = {}
 
     def has_started(self) -> bool:
         return any(request.metrics.first_scheduled_time is not None for request in self.requests)
@@ -81,7 +107,8 @@ def answer_lines(
     """
     # Read one by one: ids are claimed in the order of the lines.
     source = ((len(raw), _read_line(llm, int(number), raw, served_names, claim_id)) for number, raw in lines)
-    batch, more = _Batch(llm), True
+    batch = _Batch(llm)
+    more = True
     try:
         while more or batch.lines():
             if num_signals() > 1:
@@ -106,7 +133,9 @@ def _window(source: Iterator[tuple[int, _Line | Answer]]) -> Iterator[_Line | An
     for length, line in source:
         yield line
         samples, tokens = line.size() if isinstance(line, _Line) else (1, 0)
-        num_samples, num_tokens, num_bytes = num_samples + samples, num_tokens + tokens, num_bytes + length
+        num_samples += samples
+        num_tokens += tokens
+        num_bytes += length
         if num_samples >= WINDOW_SAMPLES or num_tokens > WINDOW_TOKENS or num_bytes > WINDOW_BYTES:
             return
 
@@ -141,7 +170,8 @@ class _Batch:
                 new = self.suspects[:1] or self.next
                 self.engine.enqueue([request for line in new for request in line.requests])
                 self.in_flight.update({request.request_id: line for line in new for request in line.requests})
-                self.next = self.next if self.suspects else []
+                if not self.suspects:
+                    self.next = []
             outputs = self.engine.step()
         except BaseException as error:
             return self._retry(error, explain(error))
@@ -178,18 +208,10 @@ class _Batch:
         started = [line for line in lines if line.has_started()] or lines
         self.drop(lines)
         for line in lines:
-            line.requests, line.outputs = [self._again(request) for request in line.requests], {}
-        self.suspects, suspects = started, set(started)
-        self.next = [line for line in lines if line not in suspects]
+            line.start_over()
+        self.suspects = started
+        self.next = [line for line in lines if line not in started]
         return []
-
-    def _again(self, request: Request) -> Request:
-        if isinstance(request, PoolingRequest):
-            return request.again(self.engine)
-        prompt = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
-        seq = request.samples[0].seq
-        salted = prompt | {"cache_salt": seq.cache_salt}
-        return self.engine.make_request(salted, request.params, seq.adapter, seq.priority)
 
     def _check_engine(self, error: BaseException, reason: str) -> None:
         """Raise RuntimeError unless one token can be computed: the engine has ended, or the device is lost."""
@@ -225,26 +247,28 @@ def _read_line(
                 raise ValueError(f"{name} must be {' or '.join(wanted)}, found {line.get(name)!r:.80}")
         if unknown := line.keys() - LINE_FIELDS:
             raise ValueError(f"a line has custom_id, method, url and body, found also {', '.join(sorted(unknown))}")
-        url, body = line["url"], line.get("body")
+        url = line["url"]
+        body: Any = line.get("body")
         if not isinstance(body, dict):
             raise ValueError(f"body must be an object, found {type(body).__name__}")
         if url in POOLING_URLS:
             body, left_out = without_unknown(body, {*KNOWN_OF_POOLING[url], *TABLES[BODY]})
-            job = translate_pooling(llm, url, body, served_names)
-            return _Line(number, custom_id, job.respond, warning_of(left_out), list(job.requests))
+            return _Line(
+                number, custom_id, warning_of(left_out), lambda: translate_pooling(llm, url, body, served_names)
+            )
         body, left_out = without_unknown(body)
         prompts, params, model, adapter, reading = translate(llm, url, body, served_names)
         if params.seed is None:
             noise = xxhash.xxh3_64_intdigest(custom_id.encode("utf-8", "surrogatepass"))
             params = replace(params, seed=llm.engine.config.seed * 1_000_003 + noise)
-        requests = [llm.engine.make_request(prompt, params, adapter, body.get("priority")) for prompt in prompts]
         shown = Shown.of(llm.get_tokenizer(), url, body, params, reading=reading)
-        shown.check_size(requests)
 
-        def respond(answer_id: str, outputs: list[RequestOutput]) -> dict[str, Any]:
-            return response_body(answer_id, url, model, shown, outputs)
+        def make_requests() -> tuple[list[Request], Respond]:
+            requests = [llm.engine.make_request(prompt, params, adapter, body.get("priority")) for prompt in prompts]
+            shown.check_size(requests)
+            return requests, lambda answer_id, outputs: response_body(answer_id, url, model, shown, outputs)
 
-        return _Line(number, custom_id, respond, warning_of([*left_out, *reading.left_out]), requests)
+        return _Line(number, custom_id, warning_of([*left_out, *reading.left_out]), make_requests)
     except BaseException as error:
         return Answer(number, custom_id, None, f"line {number}: {explain(error)}")
 

@@ -1,8 +1,7 @@
 """`nanovllm run-batch`: a file of requests in, a file of answers out, in bounded memory, safe against being killed.
 
-The output file is all the state there is. It is only ever appended to, whole records at a time, and a record's id says
-which input, which model and which line it answers; so the same command continues where any end has left it, and another
-job is refused. What a crash can leave behind is a torn last line, which is cut off.
+The output file is all the state there is: lines whose records it holds are left out, so the same command continues
+where any end has left it.
 """
 
 import os
@@ -21,16 +20,13 @@ from rich.table import Table
 from nanovllm import LLM
 from nanovllm.config import EngineConfig
 from nanovllm.features.lora.cli_modules import read_modules
-from nanovllm.jobs.answer_lines import answer_lines, read_custom_id
-from nanovllm.jobs.fingerprint import Job
-from nanovllm.jobs.output_file import FAILED, CustomIds, OutputFile
-from nanovllm.serving.openai.json_lines import parse_json
+from nanovllm.files.hub import resolve_checkpoint
+from nanovllm.jobs.answer_lines import CustomIds, answer_lines, read_custom_id
+from nanovllm.jobs.output_file import OutputFile, fingerprint
+from nanovllm.serving.openai.json_lines import parse_json, read_lines
 from nanovllm.tools.screen import Forgiving, Screen
 
 REPORT_EVERY_S = 5.0
-
-
-# -- the job ----------------------------------------------------------------------------------------------------------
 
 
 def run_batch(
@@ -44,8 +40,6 @@ def run_batch(
 
     Raises ValueError or OSError; then what has been written is whole, and the same call continues.
     """
-    from nanovllm.files.hub import resolve_checkpoint
-
     if not input_file.is_file():
         raise FileNotFoundError(f"{input_file} is not a file (the input is read twice, so it cannot be a pipe)")
     if output_file.exists() and (not output_file.is_file() or output_file.samefile(input_file)):
@@ -56,51 +50,69 @@ def run_batch(
     own_name = Path(config.model).name if Path(config.model).exists() else config.model
     names = tuple(dict.fromkeys([*served_names, own_name, config.model, str(directory)]))
     config, adapters = read_modules(lora_modules, config, names)
+    model = fingerprint(directory, config, adapters)
     console = Screen(stderr=True)
     with console.working("reading the input"):
-        job = Job.of(input_file, directory, config, adapters)
-        output = OutputFile(output_file, job)
-    num_skipped = output.num_answered
+        stamp = _stamp(input_file)
+        output = OutputFile(output_file, input_file, model)
+    num_skipped = len(output.answered)
     try:
         with _signals(console) as signals:
-            if num_skipped < job.num_lines:
+            if num_skipped < output.num_lines:
                 with console.working(f"loading {names[0]}"):
                     llm = LLM(**vars(config))
                 for adapter in adapters:
                     llm.engine.known_adapters.check(adapter)
-                job.check_model(directory, config, adapters)
-                _answer_all(llm, input_file, output, names, signals, console)
-                if not signals:
-                    job.check_input(input_file)
+                if fingerprint(directory, config, adapters) != model:
+                    raise ValueError(f"the checkpoint {directory}, or an adapter, has changed since the job began")
+                with _progress(llm, output, console) as report:
+                    _answer_all(llm, input_file, stamp, output, names, signals, report)
     finally:
         output.close()
         _closing_table(output, num_skipped)
-    return 128 + signals[0] if signals else 1 if FAILED in output.status else 0
+    if signals:
+        return 128 + signals[0]
+    return 1 if output.num_failed else 0
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _answer_all(
-    llm: LLM, input_file: Path, output: OutputFile, names: tuple[str, ...], signals: list[int], console: Screen
+    llm: LLM,
+    input_file: Path,
+    stamp: tuple[int, ...],
+    output: OutputFile,
+    names: tuple[str, ...],
+    signals: list[int],
+    report: Callable[[], None],
 ) -> None:
+    """Raises ValueError if the input is not what it was when it had this stamp: each record answers a line of that."""
     ids = CustomIds()
+    record_ids: dict[int, str] = {}  # of lines in flight, by their numbers
 
     def unanswered() -> Iterator[tuple[int, bytes]]:
-        for number, raw in output.job.lines(input_file):
-            if output.status[number]:
-                _claim(ids, number, raw)
-            else:
-                yield number, raw
+        for number, raw in read_lines(input_file):
+            check_input()
+            record_id = output.record_id(number, raw)
+            if record_id in output.answered:
+                with suppress(ValueError):  # that is why it was answered by an error
+                    ids.claim(read_custom_id(parse_json(raw)), number)
+                continue
+            record_ids[number] = record_id
+            yield number, raw
 
-    steps = answer_lines(llm, unanswered(), names, claim_id=ids.claim, num_signals=lambda: len(signals))
-    with _progress(llm, output, console) as report:
-        for answers in steps:
-            output.append(answers)
-            report()
+    def check_input() -> None:
+        if not input_file.exists() or _stamp(input_file) != stamp:
+            raise ValueError(f"{input_file} has changed since the job began")
 
-
-def _claim(ids: CustomIds, number: int, raw: bytes) -> None:
-    """The id of a line that has been answered."""
-    with suppress(ValueError):  # that is why it was answered by an error
-        ids.claim(read_custom_id(parse_json(raw)), number)
+    for answers in answer_lines(llm, unanswered(), names, claim_id=ids.claim, num_signals=lambda: len(signals)):
+        output.append({record_ids.pop(answer.line_number): answer for answer in answers})
+        report()
+    if not signals:
+        check_input()
 
 
 @contextmanager
@@ -131,12 +143,17 @@ def _signals(console: Screen) -> Iterator[list[int]]:
 def _progress(llm: LLM, output: OutputFile, console: Screen) -> Iterator[Callable[[], None]]:
     """A function to call after every step: it moves a bar, or prints a line now and then where there is no terminal."""
     started = reported = time.monotonic()
-    total, before = output.job.num_lines, output.num_answered
-    stats, cache, block_size = llm.engine.stats, llm.engine.block_manager.stats, llm.engine.block_manager.block_size
+    total = output.num_lines
+    before = len(output.answered)
+    stats = llm.engine.stats
+    cache = llm.engine.block_manager.stats
+    block_size = llm.engine.block_manager.block_size
 
     def state() -> str:
-        seconds, done = max(time.monotonic() - started, 1e-9), output.num_answered
-        num_in, num_out = stats.num_prefill_tokens + cache.hits * block_size, stats.num_output_tokens
+        seconds = max(time.monotonic() - started, 1e-9)
+        done = len(output.answered)
+        num_in = stats.num_prefill_tokens + cache.hits * block_size
+        num_out = stats.num_output_tokens
         left = f", {timedelta(seconds=round(seconds / (done - before) * (total - done)))} left" if done > before else ""
         rates = f"in {num_in / seconds:,.0f}, out {num_out / seconds:,.0f} tok/s, hits {cache.snapshot().hit_rate:.0%}"
         return f"{done:,}/{total:,}, {rates}{left}"
@@ -144,7 +161,7 @@ def _progress(llm: LLM, output: OutputFile, console: Screen) -> Iterator[Callabl
     if console.is_terminal:
         with Progress(BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), console=console) as bar:
             task = bar.add_task("", total=total, completed=before)
-            yield lambda: bar.update(task, completed=output.num_answered, description=state())
+            yield lambda: bar.update(task, completed=len(output.answered), description=state())
         return
 
     def report() -> None:
@@ -157,13 +174,13 @@ def _progress(llm: LLM, output: OutputFile, console: Screen) -> Iterator[Callabl
 
 
 def _closing_table(output: OutputFile, num_skipped: int) -> None:
-    failed, answered = output.status.count(FAILED), output.num_answered
+    num_answered = len(output.answered)
     table = Table(title=str(output.path), show_header=False, title_justify="left")
     for name, count in (
-        ("succeeded", answered - failed),
-        ("failed (error records)", failed),
+        ("succeeded", num_answered - output.num_failed),
+        ("failed (error records)", output.num_failed),
         ("of these, skipped: answered by an earlier run", num_skipped),
-        ("not answered yet: run the same command again", output.job.num_lines - answered),
+        ("not answered yet: run the same command again", output.num_lines - num_answered),
     ):
         table.add_row(name, f"{count:,}")
     Screen(Forgiving(sys.stdout)).print(table)  # the records are the result, not this

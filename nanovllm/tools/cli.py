@@ -10,13 +10,13 @@ from numbers import Integral
 from pathlib import Path
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checks.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
 from nanovllm.checks.values import check_number
-from nanovllm.compat.flexible_parser import FlexibleArgumentParser
+from nanovllm.compat.command_line import FlexibleArgumentParser
 from nanovllm.compat.names import TABLES, accepted
 from nanovllm.config import EngineConfig
 from nanovllm.serving.http.options import GROUPS, ServeOptions
 from nanovllm.tools.demo_model import demo_model_path
+from nanovllm.tools.flags import ENGINE_GROUPS, add_flags, add_grouped_flags, add_vllm_flags, flag_of
 from nanovllm.tools.screen import Screen, standard_streams
 
 OVERVIEW = """\

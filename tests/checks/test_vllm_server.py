@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import tests.checks.vllm_cases as cases
-from nanovllm.checks.flags import flag_of
 from nanovllm.compat.names import ANY, TABLES
 from nanovllm.compat.options import PATHS
 from nanovllm.tools.cli import SERVE, main
+from nanovllm.tools.flags import flag_of
 from tests.checks.test_vllm import RECORDED
 from tests.servers import serving
 

@@ -8,7 +8,7 @@ import pytest
 
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.compat.flexible_parser import FlexibleArgumentParser
+from nanovllm.compat.command_line import FlexibleArgumentParser
 from nanovllm.compat.names import ANY, ENGINE, TABLES, accepted
 from nanovllm.compat.refused import METHODS
 from nanovllm.config import EngineConfig

@@ -12,8 +12,7 @@ import torch
 from nanovllm import LLM, SamplingParams
 from nanovllm.compat import names as vllm_names
 from nanovllm.jobs import answer_lines as openai_batch
-from nanovllm.jobs.answer_lines import Answer, answer_lines
-from nanovllm.jobs.output_file import CustomIds
+from nanovllm.jobs.answer_lines import Answer, CustomIds, answer_lines
 from nanovllm.serving.openai import fields
 from nanovllm.serving.openai import request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS

@@ -1,20 +1,12 @@
 """What a beam search is asked for, and what it gives. Shaped like vLLM's classes of the same names."""
 
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.checks.names import names_checked, option
-from nanovllm.checks.values import MAX_INT32, Bounds, check_field
+from nanovllm.checks.names import check_options, names_checked, option
+from nanovllm.checks.values import MAX_INT32
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.outputs import Logprob
-
-BOUNDS: dict[str, Bounds] = {
-    "beam_width": (Integral, 1, 16_384),  # vLLM's limit
-    "max_tokens": (Integral, 1, MAX_INT32),
-    "temperature": (Real, 0.0),
-    "length_penalty": (Real, -100.0, 100.0),
-}
 
 
 @names_checked
@@ -22,16 +14,19 @@ BOUNDS: dict[str, Bounds] = {
 class BeamSearchParams:
     """Raises ValueError for an unknown name, a wrong type or a value out of range."""
 
-    beam_width: int = option(None, "continuations that are kept at a time, and given back")
-    max_tokens: int = option(None, "most tokens to generate")
+    beam_width: int = option(None, "continuations that are kept at a time, and given back", low=1, high=16_384)
+    max_tokens: int = option(None, "most tokens to generate", low=1, high=MAX_INT32)
     ignore_eos: bool = option(False, "go on past EOS")
-    temperature: float = option(0.0, "above 0 one sampled token is a candidate beside the most likely ones, as in vLLM")
-    length_penalty: float = option(1.0, "a beam's score: its log probability / (prompt and output tokens ** this)")
+    temperature: float = option(
+        0.0, "above 0 one sampled token is a candidate beside the most likely ones, as in vLLM", low=0.0
+    )
+    length_penalty: float = option(
+        1.0, "a beam's score: its log probability / (prompt and output tokens ** this)", low=-100.0, high=100.0
+    )
     skip_special_tokens: bool = option(True, "special tokens are not part of the text")
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            setattr(self, f.name, check_field(f.name, getattr(self, f.name), f.type, BOUNDS))
+        check_options(self)
 
 
 @dataclass

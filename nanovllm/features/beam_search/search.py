@@ -8,10 +8,10 @@ are the answer.
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import check_number, make_all
 from nanovllm.features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from nanovllm.outputs import RequestOutput
+from nanovllm.prompts import for_each, prompts_in
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

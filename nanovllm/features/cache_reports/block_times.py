@@ -10,35 +10,17 @@ a longer gap than that is computed again.
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from nanovllm.core.block_manager import BlockEvent
 from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
+from nanovllm.features.callers.metrics import Distribution
 
 # Upper bounds of vLLM's buckets, in seconds.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800)
 NAMES = "kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds".split()
-
-
-class Times:
-    """A histogram of seconds."""
-
-    def __init__(self) -> None:
-        self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.sum += seconds
-
-    def as_dict(self) -> dict[str, Any]:
-        """buckets: upper bound, as text -> how many were at most that, as in Prometheus."""
-        bounds, buckets, count = [*map(str, map(float, BUCKETS)), "+Inf"], {}, 0
-        for bound, num in zip(bounds, self.counts, strict=True):
-            buckets[bound] = count = count + num
-        return {"count": count, "sum": self.sum, "buckets": buckets}
 
 
 class BlockTimes(Watcher):
@@ -48,7 +30,7 @@ class BlockTimes(Watcher):
         self, manager: WatchedBlockManager, sample: float, now: Callable[[], float] = time.perf_counter
     ) -> None:
         self.sample, self.now = sample, now
-        self.lifetime, self.idle, self.reuse_gap = Times(), Times(), Times()
+        self.lifetime, self.idle, self.reuse_gap = Distribution(BUCKETS), Distribution(BUCKETS), Distribution(BUCKETS)
         self._random = Random(0)  # of its own: who calls may have seeded the other one
         self._uses: dict[int, list[float]] = {}  # block_id -> when it was allocated, and when it was hit last
         manager.watchers.append(self)

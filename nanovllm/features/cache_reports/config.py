@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanovllm.checks.names import names_checked
-from nanovllm.checks.values import check_choice, check_field, shorten
+from nanovllm.checks.names import check_options, names_checked
+from nanovllm.checks.values import check_choice, shorten
 from nanovllm.files.system import open_for_owner
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class KVEventsConfig:
     path: str | None = None
 
     def __post_init__(self) -> None:
-        check_field("enable_kv_cache_events", self.enable_kv_cache_events, bool, {})
+        check_options(self)
         if self.publisher is None and not self.enable_kv_cache_events:
             object.__setattr__(self, "publisher", "null")
         if self.publisher in (None, "zmq"):

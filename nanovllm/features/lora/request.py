@@ -1,10 +1,9 @@
 """LoRARequest: which adapter a request chooses (chapter 15)."""
 
 from dataclasses import dataclass, field
-from numbers import Integral
 
-from nanovllm.checks.names import names_checked
-from nanovllm.checks.values import MAX_INT32, check_field, check_number, shorten
+from nanovllm.checks.names import check_options, names_checked
+from nanovllm.checks.values import MAX_INT32, shorten
 
 
 @names_checked
@@ -20,7 +19,7 @@ class LoRARequest:
     """
 
     lora_name: str
-    lora_int_id: int
+    lora_int_id: int = field(metadata={"low": 1, "high": MAX_INT32})
     lora_path: str = ""
     load_inplace: bool = field(default=False, compare=False)
 
@@ -30,6 +29,4 @@ class LoRARequest:
             if not value or not (isinstance(value, str) or (name == "lora_path" and hasattr(value, "__fspath__"))):
                 raise ValueError(f"{name} must be text that is not empty, found {shorten(value)}")
             object.__setattr__(self, name, str(value))
-        check_field("load_inplace", self.load_inplace, bool, {})
-        lora_int_id = check_number("lora_int_id", self.lora_int_id, Integral, 1, MAX_INT32)
-        object.__setattr__(self, "lora_int_id", lora_int_id)
+        check_options(self)

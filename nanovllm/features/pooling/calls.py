@@ -9,7 +9,6 @@ Each raises one ValueError that lists every bad prompt by its index, before any 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.checks.calls import for_each, prompts_in
 from nanovllm.checks.values import make_all, shorten
 from nanovllm.features.pooling.outputs import (
     ClassificationRequestOutput,
@@ -18,6 +17,7 @@ from nanovllm.features.pooling.outputs import (
     ScoringRequestOutput,
 )
 from nanovllm.features.pooling.params import TASKS, PoolingParams, check_task
+from nanovllm.prompts import for_each, prompts_in
 
 if TYPE_CHECKING:
     from nanovllm.features.lora.request import LoRARequest

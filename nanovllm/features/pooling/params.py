@@ -1,16 +1,14 @@
 """PoolingParams and PoolerConfig: what a person may ask of embeddings and scores. Names and meanings are vLLM's."""
 
 from copy import deepcopy
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.checks.names import names_checked, option
-from nanovllm.checks.values import check_choice, check_field
+from nanovllm.checks.names import check_options, names_checked, option
+from nanovllm.checks.values import check_choice
 
 TASKS = ("embed", "classify")
 OF_EACH_TOKEN = {"token_embed": "a vector of each token", "token_classify": "a score of each token"}  # vLLM's tasks
-BOUNDS = {"dimensions": (Integral, 1)}
 
 
 def check_task(name: str, task: Any) -> None:
@@ -30,14 +28,14 @@ class PoolingParams:
     """
 
     use_activation: bool | None = option(None, "an embedding of length 1; of scores, probabilities instead of logits")
-    dimensions: int | None = option(None, "the embedding's first numbers only, of a model that was trained for it")
+    dimensions: int | None = option(
+        None, "the embedding's first numbers only, of a model that was trained for it", low=1
+    )
     task: str | None = option(None, '"embed" or "classify"')
 
     def __post_init__(self) -> None:
         check_task("task", self.task)
-        for f in fields(self):
-            kind = bool if f.name == "use_activation" and getattr(self, f.name) is not None else f.type
-            setattr(self, f.name, check_field(f.name, getattr(self, f.name), kind, BOUNDS))
+        check_options(self)
 
     def clone(self) -> "PoolingParams":
         return deepcopy(self)

@@ -1,21 +1,15 @@
 """SpeculativeConfig: where draft tokens come from, and how many, checked before any work (chapter 13)."""
 
 import os
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.checks.names import names_checked
-from nanovllm.checks.values import MAX_INT32, Bounds, check_choice, check_field, shorten
+from nanovllm.checks.names import check_options, names_checked, option
+from nanovllm.checks.values import MAX_INT32, check_choice, shorten
 
 METHODS = ("ngram", "draft_model", "self")
 QUANTIZATIONS = ("int8", "int4")
 NGRAM_LENGTHS = 4, 2  # longest and shortest
-BOUNDS: dict[str, Bounds] = {
-    "num_speculative_tokens": (Integral, 1, 64),
-    **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), (Integral, 1, 64)),
-    "max_model_len": (Integral, 2, MAX_INT32),
-}
 ONLY_OF = {  # option -> the methods that have it
     **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), ("ngram",)),
     **dict.fromkeys(("model", "revision"), ("draft_model",)),
@@ -26,27 +20,22 @@ ONLY_OF = {  # option -> the methods that have it
 @names_checked
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours.
+    """What LLM(speculative_config={...}) may say; names and meanings are vLLM's, "self" is ours."""
 
-    method:                 "ngram" (a text goes on as it did before), "draft_model" (a smaller model with the same
-                            vocabulary proposes) or "self" (the model itself in fewer bits does)
-    model:                  the draft model: a checkpoint's directory or a hub id; method is "draft_model" then
-    num_speculative_tokens: draft tokens of one sequence in a step, at most; how many pay is measured
-    prompt_lookup_max:      tokens of the longest n-gram that is looked up
-    prompt_lookup_min:      and of the shortest
-    quantization:           of the draft model's weights: "int8" or "int4"
-    revision:               branch, tag or commit of the draft model in the hub
-    max_model_len:          tokens up to which the draft model proposes
-    """
-
-    method: str | None = None
-    model: str | None = None
-    num_speculative_tokens: int = 5
-    prompt_lookup_max: int | None = None
-    prompt_lookup_min: int | None = None
-    quantization: str | None = None
-    revision: str | None = None
-    max_model_len: int | None = None
+    method: str | None = option(
+        None,
+        '"ngram" (a text goes on as it did before), "draft_model" (a smaller model with the same vocabulary proposes), '
+        '"self" (the model itself in fewer bits does)',
+    )
+    model: str | None = option(None, 'the draft model\'s directory or hub id; method is "draft_model" then')
+    num_speculative_tokens: int = option(
+        5, "draft tokens of one sequence in a step; how many pay is measured", low=1, high=64
+    )
+    prompt_lookup_max: int | None = option(None, "tokens of the longest n-gram that is looked up", low=1, high=64)
+    prompt_lookup_min: int | None = option(None, "and of the shortest", low=1, high=64)
+    quantization: str | None = option(None, 'of the draft model\'s weights: "int8" or "int4"')
+    revision: str | None = option(None, "branch, tag or commit of the draft model in the hub")
+    max_model_len: int | None = option(None, "tokens up to which the draft model proposes", low=2, high=MAX_INT32)
 
     def __post_init__(self) -> None:
         def assign(name: str, value: Any) -> None:
@@ -54,8 +43,7 @@ class SpeculativeConfig:
 
         if isinstance(self.model, os.PathLike):
             assign("model", str(self.model))
-        for f in fields(self):
-            assign(f.name, check_field(f.name, getattr(self, f.name), f.type, BOUNDS))
+        check_options(self)
         if self.method is None and self.model is not None:
             assign("method", "draft_model")
         check_choice("speculative_config: method", self.method, METHODS)

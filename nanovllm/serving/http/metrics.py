@@ -1,14 +1,25 @@
-"""What the server counts, for /metrics (exposition.py): requests, their tokens and times, and how they end."""
+"""/metrics, for Prometheus: what the engine and the server count, under vLLM's names, so that its boards show it.
+
+vLLM's boards: examples/observability in its repository. They ask by model_name, and some by engine, which is "0" here.
+"""
 
 import time
-from collections import Counter
+from collections import Counter as Counts
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from prometheus_client import Histogram
+from typing import Any
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.engine import LLMEngine
+from nanovllm.features.callers.metrics import (
+    Counter,
+    Distribution,
+    Gauge,
+    Histogram,
+    Metric,
+    engine_metrics,
+    exposition,
+)
 from nanovllm.outputs import RequestMetrics
 from nanovllm.request import Request
 from nanovllm.serving.openai.pooling import URLS as POOLING
@@ -16,7 +27,7 @@ from nanovllm.serving.openai.pooling import URLS as POOLING
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 FEW = (1, 2, 5, 10, 20)
-# name -> (what it says, buckets). The first three have a name of ours, too.
+# name -> (what it says, buckets)
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("from arrival to the first token", SECONDS),
     "inter_token_latency_seconds": ("between two steps with tokens for it", SECONDS),
@@ -35,25 +46,57 @@ HISTOGRAMS = {
     "request_num_preemptions": ("of a request", FEW),
     "iteration_tokens_total": ("prompts that were computed in a step, and tokens that it generated", TOKENS),
 }
+REASONS = ("stop", "length", "abort", "error")
 # Paths whose requests are the server's load.
 ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *POOLING)
 PATHS = (*ANSWERING, "/v1/models", "/tokenize", "/detokenize")  # that are named in http_requests
 
 
 class Metrics:
-    """Histograms and counts grow with every step, in the engine's thread."""
+    """Distributions and counts grow with every step, in the engine's thread. model_name: of the label."""
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, model_name: str) -> None:
         self.engine = engine
-        self.histograms = {
-            name: Histogram(name, text, buckets=buckets, registry=None) for name, (text, buckets) in HISTOGRAMS.items()
-        }
+        self.labels = {"model_name": model_name, "engine": "0"}
+        self.distributions = {name: Distribution(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.num_answering = 0  # requests of ANSWERING
-        self.answers: Counter[tuple[str, str, str]] = Counter()  # (method, path, "2xx")
-        self.reasons: Counter[str] = Counter()  # finish_reason -> samples
-        self.prompt_tokens: Counter[str] = Counter()  # "in": of requests that have a token; "cached": of these
+        self.answers: Counts[tuple[str, str, str]] = Counts()  # (method, path, "2xx")
+        self.reasons: Counts[str] = Counts()  # finish_reason -> samples
+        self.num_prompt_tokens = 0  # of requests that have a token
+        self.num_cached_tokens = 0  # of these
         self._last: dict[str, float] = {}  # request id -> time of its newest token
-        self._preemptions: Counter[str] = Counter()  # by request id
+        self._preemptions: Counts[str] = Counts()  # by request id
+
+    def text(self, stats: dict[str, Any]) -> str:
+        """What /metrics answers. stats: of LLM.stats()."""
+        return exposition([*engine_metrics(stats, self.labels), *self._of_requests(stats), *_of_ours(stats)])
+
+    def _of_requests(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        labels = self.labels
+        for name, distribution in self.distributions.items():
+            yield Histogram(f"vllm:{name}", labels, **distribution.as_dict(), help=HISTOGRAMS[name][0])
+        text = "tokens of prompts, computed or found in the cache"
+        yield Counter("vllm:prompt_tokens", labels, self.num_prompt_tokens, help=text)
+        yield Counter("vllm:prompt_tokens_cached", labels, self.num_cached_tokens, help="of these, found in the cache")
+        for reason, num in (("capacity", stats["num_waiting"]), ("deferred", 0)):
+            by_reason = labels | {"reason": reason}
+            yield Gauge("vllm:num_requests_waiting_by_reason", by_reason, num, help="sequences that wait")
+        for reason in REASONS:
+            ended = labels | {"finished_reason": reason}
+            yield Counter("vllm:request_success", ended, self.reasons[reason], help="samples that have ended")
+        pool, longest = stats["kv_pool"], self.engine.scheduler.max_model_len
+        num_tokens = pool["num_blocks"] * pool["block_size"]
+        config = {
+            "block_size": str(pool["block_size"]),
+            "num_gpu_blocks": str(pool["num_blocks"]),
+            "kv_cache_size_tokens": str(num_tokens),
+            "kv_cache_max_concurrency": f"{num_tokens / longest:.2f}",
+            "enable_prefix_caching": str(self.engine.config.enable_prefix_caching),
+        }
+        yield Gauge("vllm:cache_config_info", labels | config, 1, help="the KV pool")
+        for (method, handler, status), num in self.answers.copy().items():
+            answer = {"method": method, "handler": handler, "status": status}
+            yield Counter("http_requests", answer, num, help="answers")
 
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
@@ -69,7 +112,7 @@ class Metrics:
 
     def on_step(self, output: SchedulerOutput, progressed: list[Request]) -> None:
         """In the engine's thread, as on_end."""
-        see = self.histograms
+        see = self.distributions
         num_tokens = sum(
             len(chunk.seq.tokens) - chunk.known_end for chunk in output.chunks if chunk.reaches_end
         )  # with stops, fewer than were sampled
@@ -83,8 +126,8 @@ class Metrics:
                 self._last[request.request_id] = newest
                 if before is None:
                     see["time_to_first_token_seconds"].observe(newest - arrival)
-                    self.prompt_tokens["in"] += len(request.prompt_token_ids)
-                    self.prompt_tokens["cached"] += request.num_cached_tokens or 0
+                    self.num_prompt_tokens += len(request.prompt_token_ids)
+                    self.num_cached_tokens += request.num_cached_tokens or 0
                     num_tokens += len(request.prompt_token_ids)
                 else:
                     see["inter_token_latency_seconds"].observe(newest - before)
@@ -93,14 +136,14 @@ class Metrics:
         see["iteration_tokens_total"].observe(num_tokens)
         if len(self._last) > 2 * len(requests) + 100:  # the ended ones
             self._last = {request_id: t for request_id, t in self._last.items() if request_id in requests}
-            self._preemptions = Counter({i: n for i, n in self._preemptions.items() if i in requests})
+            self._preemptions = Counts({i: n for i, n in self._preemptions.items() if i in requests})
 
     def on_end(self, requests: list[Request], reason: str) -> None:
         """Requests that have not come to their own end."""
         self.reasons[reason] += sum(len(request.samples) for request in requests)
 
     def _observe_end(self, request: Request) -> None:
-        see, of, num_prompt = self.histograms, request.metrics, len(request.prompt_token_ids)
+        see, of, num_prompt = self.distributions, request.metrics, len(request.prompt_token_ids)
         see["e2e_request_latency_seconds"].observe(time.perf_counter() - of.arrival_time)
         for name, seconds in _phases(of).items():
             see[name].observe(seconds)
@@ -115,6 +158,28 @@ class Metrics:
         see["request_num_preemptions"].observe(self._preemptions.pop(request.request_id, 0))
         if request.params.max_tokens is not None:
             see["request_params_max_tokens"].observe(request.params.max_tokens)
+
+
+def _of_ours(stats: dict[str, Any]) -> Iterator[Metric]:
+    """What vLLM has no name for."""
+    cache = stats["prefix_cache"]
+    for name, text, value in (
+        ("kv_cache_cached", "share of the blocks that are cached and can be found", cache["utilization"]),
+        ("prefix_cache_recent_hit_rate", "block hits per probe, last 1,000 requests", cache["recent_hit_rate"] or 0),
+    ):
+        yield Gauge(f"nanovllm_{name}", {}, value, help=text)
+    for name, text, number in (
+        ("steps", "steps of the engine", stats["num_steps"]),
+        ("prefill_tokens", "prompt tokens that were computed", stats["num_prefill_tokens"]),
+        ("finished_requests", "requests that came to their end", stats["num_finished_requests"]),
+        ("prefix_cache_evictions", "cached blocks that were overwritten", cache["evictions"]),
+    ):
+        yield Counter(f"nanovllm_{name}", {}, number, help=text)
+    text = "tokens found, by where and by whether their sequence was preempted before"
+    for medium, tokens in cache["hit_tokens"].items():
+        for which, num in tokens.items():
+            labels = {"medium": medium, "admission": which}
+            yield Counter("nanovllm_prefix_cache_hit_tokens", labels, num, help=text)
 
 
 def _phases(of: RequestMetrics) -> dict[str, float]:

@@ -1,25 +1,16 @@
 """What `nanovllm serve` may be told, beside the engine's options. Nothing of a server is imported here."""
 
 import json
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from dataclasses import dataclass
 from typing import Any
 
-from nanovllm.checks.names import option
-from nanovllm.checks.values import Bounds, check_choice, check_field, list_of, shorten
+from nanovllm.checks.names import check_options, option
+from nanovllm.checks.values import check_choice, list_of, shorten
 from nanovllm.features.chat_template.messages import FORMATS_OF_CONTENT
 from nanovllm.features.reasoning.think import OFF, TAGS
 from nanovllm.features.tool_calls.parse import FORMATS
 from nanovllm.serving.openai.reading import Parsers
 
-BOUNDS: dict[str, Bounds] = {
-    "port": (Integral, 0, 65_535),
-    "max_waiting": (Integral, 1),
-    "request_timeout": (Real, 0.001, 1e6),
-    "shutdown_timeout": (Real, 0, 1e6),
-    "max_body_bytes": (Integral, 1),
-    "max_logprobs": (Integral, -1),
-}
 # The options by what they are for: `nanovllm serve --help` shows them so.
 GROUPS: dict[str, tuple[str, ...]] = {
     "where it listens, and for whom": ("host", "port", "api_key", "allowed_origins"),
@@ -37,7 +28,7 @@ class ServeOptions:
     """Options of `nanovllm serve`, beside the engine's."""
 
     host: str = option("127.0.0.1", "address to listen at; the default is for programs on this machine only")
-    port: int = option(8000, "0 takes any that is free")
+    port: int = option(8000, "0 takes any that is free", low=0, high=65_535)
     api_key: tuple[str, ...] = option(
         (),
         "who asks for /v1 must send one of these (may be given several times); tenants with different keys never share "
@@ -54,17 +45,19 @@ class ServeOptions:
         "who may ask may load adapters from any folder of this machine: /v1/load_lora_adapter, /v1/unload_lora_adapter "
         "(also VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
     )
-    max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429")
+    max_waiting: int = option(256, "sequences that may wait; requests beyond them are answered by 429", low=1)
     request_timeout: float | None = option(
-        None, "seconds that a request may take, waiting included; then it is dropped, and answered by 504"
+        None, "seconds that a request may take, waiting included; then it is dropped, and answered by 504", 0.001, 1e6
     )
-    shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM or Ctrl-C")
-    max_body_bytes: int = option(2_000_000, "of a request")
+    shutdown_timeout: float = option(
+        30.0, "seconds that running requests get to finish after SIGTERM or Ctrl-C", low=0, high=1e6
+    )
+    max_body_bytes: int = option(2_000_000, "of a request", low=1)
     allowed_origins: tuple[str, ...] = option(
         (), "web pages elsewhere that may use this server, such as http://localhost:3000, or *"
     )
     classroom: bool = option(False, "the page at / may pause the engine, step it and slow it down")
-    max_logprobs: int = option(20, "top tokens that a request may ask for at a position; -1: all words")
+    max_logprobs: int = option(20, "top tokens that a request may ask for at a position; -1: all words", low=-1)
     tool_call_parser: str | None = option(
         None, f"how the model writes calls of tools: {', '.join(FORMATS)} (default: what its chat template shows)"
     )
@@ -85,13 +78,11 @@ class ServeOptions:
     disable_log_stats: bool = option(False, "no line every ten seconds that says how much is done")
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name in ("api_key", "served_model_name", "lora_modules", "allowed_origins"):
-                value = tuple(value)
-            if f.name == "allowed_origins":
-                value = tuple(origin for text in value for origin in _origins(text))
-            object.__setattr__(self, f.name, check_field(f.name, value, f.type, BOUNDS))
+        check_options(self)
+        for name in ("api_key", "served_model_name", "lora_modules"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        origins = [origin for text in self.allowed_origins for origin in _origins(text)]
+        object.__setattr__(self, "allowed_origins", tuple(origins))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
             raise ValueError("an --api-key travels in a header: it must be printable ASCII without spaces")
         if not isinstance(kwargs := self.default_chat_template_kwargs, dict | None):

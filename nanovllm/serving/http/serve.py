@@ -31,7 +31,6 @@ from nanovllm.serving.http.access import Access
 from nanovllm.serving.http.adapters import AdapterUpdates
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, Connection, Connections
-from nanovllm.serving.http.exposition import Exposition
 from nanovllm.serving.http.live_view import Inside
 from nanovllm.serving.http.log import sum_up, write_lines, write_repeated_lines_once
 from nanovllm.serving.http.metrics import Metrics
@@ -94,8 +93,8 @@ def make_app(
 
     closing: is that server about to end? is_full: has it no connection left for what may take long?
     """
-    metrics, inside = Metrics(llm.engine), Inside(llm, options.classroom, closing)
-    exposition = Exposition(llm, metrics, names[0])
+    metrics = Metrics(llm.engine, names[0])
+    inside = Inside(llm, options.classroom, closing)
     api, operation = Api(llm, names, options), Operation(llm, names, options, metrics)
     updates = AdapterUpdates(llm, names, options)
 
@@ -110,7 +109,7 @@ def make_app(
         return json_response({"status": "ok"})
 
     async def show_metrics(request: Request) -> Response:
-        return Response(await exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(metrics.text(await llm.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def page(request: Request) -> Response:
         return FileResponse(

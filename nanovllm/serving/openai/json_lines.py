@@ -6,7 +6,6 @@ counts as that. Only what ends the whole job goes on as an exception.
 
 import json
 import math
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ MAX_LINE_BYTES = 16_000_000
 MAX_NESTING = 100  # levels of a line
 MAX_MESSAGE_CHARS = 2_000  # an error may quote what it found, and that may be megabytes
 LEAST_LOGPROB = -9999.0  # OpenAI's and vLLM's "never"; JSON has no infinity
-# Never a line's doing. sqlite3.Error: the file in which the ids are kept is lost.
-ENDS_THE_JOB = (KeyboardInterrupt, SystemExit, GeneratorExit, sqlite3.Error)
+ENDS_THE_JOB = (KeyboardInterrupt, SystemExit, GeneratorExit)  # never a line's doing
 
 
 def explain(error: BaseException) -> str:

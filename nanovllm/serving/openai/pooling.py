@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanovllm import LLM
 from nanovllm.checks.values import check_choice, check_number, make_all, shorten
@@ -39,8 +39,7 @@ BODY = "body of an embedding"  # in the tables of vLLM's names
 Respond = Callable[[str, list[PoolingRequestOutput]], dict[str, Any]]  # (id, outputs of the requests) -> the answer
 
 
-@dataclass(frozen=True)
-class PoolingJob:
+class PoolingJob(NamedTuple):
     """A body's requests, and what their outputs are answered with."""
 
     requests: list[PoolingRequest]

@@ -1,5 +1,6 @@
 """What a body of OpenAI's API asks for: one translation for batch jobs and for the server."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ def check_model(llm: LLM, model: Any, served_names: tuple[str, ...]) -> "Adapter
     return adapter
 
 
-def check_answers(requests: list[Request]) -> None:
+def check_answers(requests: Iterable[Request]) -> None:
     """Raise SampleFailed, or ValueError for a grammar, if a sample has ended with finish_reason "error"."""
     for sample in (sample for request in requests for sample in request.samples):
         if sample.error:

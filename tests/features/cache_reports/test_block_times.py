@@ -1,16 +1,11 @@
 """Lifetimes of cached blocks, and hits by tier: with a clock by hand, in stats(), get_metrics() and options."""
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.cache_reports.block_times import BUCKETS, NAMES, BlockTimes
-from nanovllm.serving.http.exposition import Exposition
 from nanovllm.serving.http.metrics import Metrics
 from tests.checkpoints import SMALL
 from tests.core.by_hand import admit
@@ -75,11 +70,7 @@ def test_an_llm_tells_what_its_cache_does(checkpoint):
         histogram = metrics[f"vllm:{name}"]
         assert (histogram.count, histogram.sum, histogram.buckets) == tuple(measured[key] for key in measured)
 
-    async def stats_now():
-        return stats
-
-    serving: Any = SimpleNamespace(engine=llm.engine, stats=stats_now)
-    text = asyncio.run(Exposition(serving, Metrics(llm.engine), "tiny").text()).decode()
+    text = Metrics(llm.engine, "tiny").text(stats)
     families = text_string_to_metric_families(text)
     samples = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
     assert samples["vllm:prefix_cache_hits_total", "0", "tiny"] == found["first"]

@@ -1,18 +1,17 @@
-"""EngineArgs: the engine's options on a command line, as vLLM's scripts have them; how a dataclass becomes flags."""
+"""How options become flags of a command line."""
 
 import argparse
 import json
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import Field, fields
+from dataclasses import Field
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from nanovllm.compat.names import ANY, ENGINE, Table
-from nanovllm.config import SIZES, EngineConfig
+from nanovllm.compat.names import Table
+from nanovllm.config import SIZES
 
-DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 ENGINE_GROUPS = {
     "the checkpoint": "tokenizer revision load_format hf_overrides generation_config dtype quantization runner "
     "convert pooler_config".split(),
@@ -26,39 +25,6 @@ ENGINE_GROUPS = {
 }
 ALIASES = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"], "data_parallel_size": ["-dp"]}
 ALIASES |= {"disable_log_requests": ["--disable-uvicorn-access-log"]}
-
-
-class EngineArgs(EngineConfig):
-    """EngineConfig under vLLM's name: LLM(**dataclasses.asdict(EngineArgs(...))), LLMEngine.from_engine_args(...)."""
-
-    @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Flags for all options. Those of vLLM's that this engine lacks are there, too, and judged by their value."""
-        group = parser.add_argument_group("engine")
-        group.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint directory, GGUF file or hub id")
-        add_flags(group, (f for f in fields(EngineConfig) if f.name != "model"))
-        for name, (_, neutral) in ENGINE.items():
-            default = next((value for value in neutral if value is not ANY), None)
-            kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True, "default": default}
-            group.add_argument(flag_of(name), *ALIASES.get(name, ()), **kind, help=argparse.SUPPRESS)
-        # Scripts read the options off what was parsed, and hand all of them to LLM.
-        parser.set_defaults(**{f.name: f.default for f in fields(EngineConfig) if f.name != "model"})
-        return parser
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
-        names = {*cls.__dataclass_fields__, *ENGINE}
-        return cls(**{name: value for name, value in vars(args).items() if name in names})
-
-
-class AsyncEngineArgs(EngineArgs):
-    """EngineArgs for AsyncLLM.from_engine_args(...)."""
-
-    @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
-        """async_args_only: the one flag that EngineArgs has not."""
-        parser.add_argument("--enable-log-requests", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
-        return parser if async_args_only else EngineArgs.add_cli_args(parser)
 
 
 def flag_of(name: str) -> str:
@@ -103,7 +69,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser, table: Table) -> None:
     for name in (name for name in table if flag_of(name) not in known):
         is_switch = any(isinstance(neutral, bool) for neutral in table[name][1])
         kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if is_switch else {"action": _OneOrMore}
-        kind |= {} if is_switch else {"type": _literal, "nargs": "+"}
+        kind |= {} if is_switch else {"type": literal, "nargs": "+"}
         parser.add_argument(flag_of(name), **kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -114,7 +80,7 @@ class _OneOrMore(argparse.Action):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     for read in (json.loads, literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError):
             return read(text)
