@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nanovllm.checks.confined import end
+from nanovllm.checks.sandbox import end
 from nanovllm.features.chat_template.reads import reads_of
 from nanovllm.features.chat_template.renderer import RENDERER
 from tests.errors import expect
