@@ -40,10 +40,10 @@ def import_all() -> int:
     return len(names)
 
 
-# Run as programs, by confined.py and examine.py, and imported by nobody; all but the first do nothing without groups of
+# Run as programs, by sandbox.py and examine.py, and imported by nobody; all but the first do nothing without groups of
 # processes, which Windows lacks.
 NOT_IMPORTED = {
-    "nanovllm.checks.confined_process",
+    "nanovllm.checks.sandbox_process",
     "chapters.child",
     "chapters.examine",
     "chapters.teaching.table",

@@ -8,7 +8,7 @@ import pytest
 from nanovllm import LLM, SamplingParams
 from tests.errors import expect
 from tests.faults import plant
-from tests.test_llm import TEXT, sampled
+from tests.short_requests import TEXT, sampled
 
 
 def test_seed_decides_the_tokens_whatever_else_runs(llm):

@@ -8,12 +8,7 @@ import torch
 from nanovllm import LLM, SamplingParams
 from tests.checkpoints import edit
 from tests.errors import expect
-
-TEXT = "the quick brown fox jumps over the lazy dog"
-
-
-def sampled(**options) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | options)
+from tests.short_requests import TEXT, sampled
 
 
 def test_outputs_are_in_the_callers_order_and_one_params_each(llm):

@@ -13,7 +13,7 @@ from nanovllm.files.tokenizer import tokenize
 from tests.checkpoints import make_tokenizer
 from tests.errors import expect
 from tests.faults import PanicException, plant
-from tests.test_llm import TEXT, sampled
+from tests.short_requests import TEXT, sampled
 
 
 def test_every_form_of_a_prompt(llm):

@@ -2,7 +2,7 @@
 
 from nanovllm import SamplingParams
 from tests.checkpoints import EOS
-from tests.test_llm import TEXT, sampled
+from tests.short_requests import TEXT, sampled
 
 
 def test_n_samples_share_the_prompt(llm):

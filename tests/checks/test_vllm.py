@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import json
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.request import READ_HERE
 from nanovllm.serving.openai.shown import CHAT
+from tests.checks.recorded import RECORDED
 
 PAGE = Path(__file__).parents[2] / "examples" / "move_to_vllm.md"
-RECORDED = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from nanovllm.compat.names import ANY, TABLES
 from nanovllm.compat.options import PATHS
 from nanovllm.tools.cli import SERVE, main
 from nanovllm.tools.flags import flag_of
-from tests.checks.test_vllm import RECORDED
+from tests.checks.recorded import RECORDED
 from tests.servers import serving
 
 

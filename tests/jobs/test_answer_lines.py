@@ -20,13 +20,7 @@ from nanovllm.serving.openai.json_lines import to_json
 from nanovllm.serving.openai.pooling import EMBEDDINGS
 from tests.checkpoints import SMALL
 from tests.faults import PanicException, plant
-
-FOX = "the quick brown fox jumps over the lazy dog"
-USER = [{"role": "user", "content": "two gulls circled"}]
-
-
-def line(custom_id: str = "a", url: str = COMPLETIONS, **body) -> bytes:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).encode()
+from tests.jobs.lines import FOX, USER, line
 
 
 def answer_all(llm: LLM, raws: list[bytes], **options) -> dict[int, Answer]:

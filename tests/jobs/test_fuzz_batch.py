@@ -12,8 +12,9 @@ from nanovllm.compat.names import BODY
 from nanovllm.config import EngineConfig
 from nanovllm.jobs import run_batch
 from nanovllm.serving.openai import request as openai_request
+from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.request import KNOWN_BY_URL
-from tests.jobs.test_answer_lines import CHAT, COMPLETIONS, FOX, USER
+from tests.jobs.lines import FOX, USER
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]
 NUMBERS = [0, 1, 2, 3, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, *HUGE, 0.5, 1.0, 1e-50, 1e-300, 5e-324, 1e38, 1e308]

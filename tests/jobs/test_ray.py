@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nanovllm.serving.openai.answer import CHAT
 from nanovllm.tools import cli
-from tests.jobs.test_answer_lines import CHAT, FOX, line
+from tests.jobs.lines import FOX, line
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='no Ray here: pip install -e ".[ray]"')
 SCRIPT = Path(__file__).parents[2] / "examples" / "ray_data_batch.py"

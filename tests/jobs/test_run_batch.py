@@ -22,7 +22,7 @@ from nanovllm.serving.openai import json_lines as lines
 from nanovllm.serving.openai.json_lines import read_lines
 from nanovllm.tools import cli
 from nanovllm.tools.screen import Screen
-from tests.jobs.test_answer_lines import FOX, line
+from tests.jobs.lines import FOX, line
 from tests.processes import LIMIT_S
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanovllm import LLM, LoRARequest, SamplingParams
 from tests.checkpoints import SMALL, make_checkpoint
-from tests.features.lora.test_lora import make_adapter
+from tests.features.lora.adapters import make_adapter
 from tests.pretend_gpu import pretend_gpu
 
 PROMPT, FIRST, BEST = [5, 6, 7], 10, 11

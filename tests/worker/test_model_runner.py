@@ -5,7 +5,7 @@ import torch
 
 from nanovllm import LLM
 from tests.checkpoints import edit
-from tests.test_parity import check, greedy, make_prompts
+from tests.parity import check, greedy, make_prompts
 
 
 def test_dtype_auto_is_the_checkpoints(broken):

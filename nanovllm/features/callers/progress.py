@@ -1,4 +1,4 @@
-"""What a person at a terminal or in a notebook meets: a progress bar, and what Ctrl-C does."""
+"""What a person at a terminal or in a notebook sees of a call: a progress bar, and what Ctrl-C does."""
 
 import signal
 import threading
@@ -17,16 +17,7 @@ warnings.filterwarnings("ignore", "IProgress not found")
 
 @contextmanager
 def ctrl_c_after_step() -> Iterator[None]:
-    """Hold the first Ctrl-C back until the step is over, so that no structure is half changed; a second acts at once.
-
-    A program with a SIGINT handler of its own, or a step outside the main thread, is left alone. A notebook's handler
-    for cells with `await` is held back, too: it cancels the cell, which is heard of where the cell next awaits.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    if not in_main_thread or not (before is signal.default_int_handler or _of_notebook(before)):
-        yield
-        return
+    """Hold the first Ctrl-C back until the step is over: no structure is left half changed. A second acts at once."""
     interrupted = False
 
     def handler(signum: int, frame: Any) -> None:
@@ -35,34 +26,36 @@ def ctrl_c_after_step() -> Iterator[None]:
             raise KeyboardInterrupt
         interrupted = True
 
-    signal.signal(signal.SIGINT, handler)
-    try:
+    with _handled_by(handler):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
     if interrupted:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def ctrl_c_between_steps() -> Iterator[None]:
-    """In a notebook's cell with `await`, Ctrl-C between two steps raises KeyboardInterrupt, as in every other cell.
+    """Around several steps: Ctrl-C raises KeyboardInterrupt between two of them in a notebook's cell with `await`, too.
 
-    For calls that do not await: the cell would hear of it only after them.
+    There the notebook's own handler cancels the cell, and a call that does not await would first run to its end.
     """
+    with _handled_by(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Any) -> Iterator[None]:
+    """Instead of Python's handler of SIGINT, or a notebook's. A program's own stays; only the main thread has any."""
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _of_notebook(before):
+    is_notebook = (getattr(before, "__module__", None) or "").startswith("ipykernel.")
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or not (is_notebook or before is signal.default_int_handler):
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _of_notebook(handler: Any) -> bool:
-    return (getattr(handler, "__module__", None) or "").startswith("ipykernel.")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from nanovllm.checks.confined import TooMuch
+from nanovllm.checks.sandbox import TooMuch
 from nanovllm.features.chat_template.messages import OBJECT, ONE_PART, PARTS, STRING, TEXT, Message, as_parts
 from nanovllm.features.chat_template.renderer import RENDERER
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from nanovllm.checks.confined import TooMuch
+from nanovllm.checks.sandbox import TooMuch
 from nanovllm.checks.values import check_choice, shorten
 from nanovllm.features.chat_template.hermes_tools import with_calls_as_text, with_description
 from nanovllm.features.chat_template.messages import (

@@ -1,8 +1,8 @@
-"""The process in which chat templates run: they are programs of whoever made the checkpoint."""
+"""The sandbox in which chat templates run: they are programs by whoever made the checkpoint."""
 
 from pathlib import Path
 
-from nanovllm.checks.confined import Confined
+from nanovllm.checks.sandbox import Sandbox
 
 # An ordinary template takes a millisecond.
-RENDERER = Confined(Path(__file__).with_name("confined_render.py"), seconds=2, max_mb=128, lanes=2)
+RENDERER = Sandbox(Path(__file__).with_name("sandboxed_templates.py"), seconds=2, max_mb=128, lanes=2)

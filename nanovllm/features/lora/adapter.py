@@ -14,9 +14,9 @@ from typing import Any
 import xxhash
 
 from nanovllm.checkpoint import ModelConfig
+from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.checks.values import check_number, shorten, typed
 from nanovllm.config import EngineConfig
-from nanovllm.features.lora.patterns import layers_of
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.files.config_json import read_json
 from nanovllm.files.hub import resolve_checkpoint
@@ -36,6 +36,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "arrow_config": ()}
 # These begin from other weights than the checkpoint's, so that the adapter belongs to those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 FLOATS = ("bfloat16", "float16", "float32")
+# Matches the patterns that an adapter's file has for its layers: those of real ones take 0.1 s.
+PATTERNS = Sandbox(Path(__file__).with_name("sandboxed_patterns.py"), seconds=2, max_mb=128)
 
 
 class MissingAdapter(ValueError):
@@ -180,10 +182,18 @@ def _of_layers(options: dict[str, Any], name: str, patterns: str, paths: list[st
     """An option for each layer: what the first of the patterns that fits says of it."""
     where = folder / "adapter_config.json"
     special = typed(options, patterns, {}, where)
-    fits = layers_of(list(special), paths, f"{where}: {patterns}")
     values = dict.fromkeys(paths, options.get(name, 8))
-    for pattern, value in reversed(special.items()):
-        values |= dict.fromkeys(fits[pattern], value)
+    if not special:
+        return values
+    try:
+        fits = PATTERNS.ask(list(special), paths)
+    except TooMuch as error:
+        remedy = "name the layers without repetitions"
+        raise ValueError(f"{where}: {patterns}: to match its regular expressions {error}: {remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {patterns}: {error}") from None
+    for pattern, fitting in reversed(list(zip(special, fits, strict=True))):
+        values |= dict.fromkeys(fitting, special[pattern])
     return values
 
 

@@ -13,7 +13,7 @@ from nanovllm.features.callers.progress import progress_bar
 from nanovllm.features.callers.shared_engine import SharedEngine
 from nanovllm.stats import EngineStats
 from tests.processes import LIMIT_S
-from tests.test_llm import TEXT, sampled
+from tests.short_requests import TEXT, sampled
 
 
 def test_ctrl_c_takes_effect_between_steps(llm, monkeypatch):

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from nanovllm.checks.confined import end
+from nanovllm.checks.sandbox import end
 from nanovllm.features.chat_template.reads import reads_of
 from nanovllm.features.chat_template.renderer import RENDERER
 from tests.errors import expect
-from tests.test_llm import sampled
+from tests.short_requests import sampled
 
 
 def test_chat_uses_the_template(llm):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.checks import confined
-from nanovllm.checks.confined import Confined, TooMuch
+from nanovllm.checks import sandbox
+from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.features.grammar import grammar as structured_outputs
 from nanovllm.features.grammar import schemas
 from nanovllm.features.grammar.trial import LIMITS, TRIAL
@@ -86,12 +86,12 @@ def test_time_bounds_where_memory_does_not(monkeypatch):
     """As on macOS; and from outside, where the system ends nothing."""
     source = 'start: %json {"type": "integer", "multipleOf": 20000003}'
     for seconds, wait_s in ((0.2, 60.0), (60.0, 0.5)):
-        monkeypatch.setattr(confined, "WAIT_S", wait_s)
-        mine = Confined(TRIAL.script, seconds=seconds, max_mb=1 << 20)
+        monkeypatch.setattr(sandbox, "WAIT_S", wait_s)
+        mine = Sandbox(TRIAL.script, seconds=seconds, max_mb=1 << 20)
         with pytest.raises(TooMuch, match=f"takes more than {seconds:g} s"):
             mine.ask("compile", source, LIMITS)
         for process in mine.idle:
-            confined.end(process)
+            sandbox.end(process)
 
 
 def test_a_process_that_was_ended_is_started_again(llm):
@@ -106,28 +106,28 @@ def test_a_process_that_does_not_start_is_no_giant(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import no_such_package\n")
     with pytest.raises(RuntimeError, match=r"the process of script.py has ended by itself: 1"):
-        Confined(script, seconds=2, max_mb=32).ask("?")
+        Sandbox(script, seconds=2, max_mb=32).ask("?")
     script.write_text("import sys\ndef answer(): return [path for path in sys.path if path.endswith('checks')]\n")
-    mine = Confined(script, seconds=2, max_mb=32)
+    mine = Sandbox(script, seconds=2, max_mb=32)
     assert mine.ask() == []
-    confined.end(mine.idle[0])
+    sandbox.end(mine.idle[0])
 
 
 def test_what_interrupts_an_answer_leaves_none_behind(monkeypatch):
     """Ctrl-C while a grammar is tried: the next one must not get the answer that was meant for it."""
-    mine = Confined(TRIAL.script, seconds=2, max_mb=32)
-    answer = confined._answer
+    mine = Sandbox(TRIAL.script, seconds=2, max_mb=32)
+    answer = sandbox._exchange
 
     def interrupted(*args):
         answer(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(confined, "_answer", interrupted)
+    monkeypatch.setattr(sandbox, "_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mine.ask("compile", "broken", LIMITS)
-    monkeypatch.setattr(confined, "_answer", answer)
+    monkeypatch.setattr(sandbox, "_exchange", answer)
     mine.ask("compile", 'start: "a"', LIMITS)
-    confined.end(mine.idle[0])
+    sandbox.end(mine.idle[0])
 
 
 def test_it_ends_with_its_parent():

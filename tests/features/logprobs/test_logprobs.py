@@ -11,7 +11,7 @@ from nanovllm.worker import model_runner
 from tests.checkpoints import reference_logits
 from tests.errors import expect
 from tests.faults import plant, run_to_end
-from tests.test_llm import TEXT, sampled
+from tests.short_requests import TEXT, sampled
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 

@@ -12,8 +12,8 @@ from nanovllm.features.lora.cli_modules import read_modules
 from nanovllm.tools import cli
 from tests.checkpoints import edit
 from tests.errors import expect
-from tests.features.lora.test_lora import ATTENTION, make_adapter
-from tests.jobs.test_answer_lines import FOX, line
+from tests.features.lora.adapters import ATTENTION, make_adapter
+from tests.jobs.lines import FOX, line
 from tests.servers import serving
 
 GREEDY = dict(temperature=0, max_tokens=8, ignore_eos=True)

@@ -23,13 +23,10 @@ from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import SIZES, edit, make_checkpoint
 from tests.errors import expect
 from tests.faults import plant, run_to_end
+from tests.features.lora.adapters import ATTENTION, IN_THREES, SHARED, make_adapter
 from tests.worker.cpu.test_kernels import kernels
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-SHARED = list(range(20, 45))
-# Three ranks can share it: 6 heads over 3 KV heads.
-IN_THREES = dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, vocab_size=321)
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ADAPTERS = [
     dict(r=4, target_modules=["q_proj", "v_proj"], lora_alpha=16),
     dict(r=8, target_modules=[*ATTENTION, "gate_proj", "up_proj", "down_proj"], use_rslora=True, lora_alpha=6),
@@ -41,21 +38,6 @@ ADAPTERS = [
     ),
     dict(r=16, target_modules=["up_proj"], layers_to_transform=[1]),
 ]
-
-
-def make_adapter(folder: Path, base: Path, seed: int = 0, **options) -> Path:
-    """An adapter with random numbers, large enough to change answers, as peft saves it."""
-    import peft  # takes a second
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model = peft.get_peft_model(model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 8} | options))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.2, generator=generator)
-    model.save_pretrained(folder, save_embedding_layers=False)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +336,10 @@ MISTAKES = {
     "no prefix": (lambda t: t.update({A.removeprefix("base_model.model."): t.pop(A)}), "is no A or B of a"),
     "a number": (lambda t: t.update({A: torch.tensor(1.0)}), "q_proj.lora_A.weight is [], not a matrix"),
     "a pattern": (dict(alpha_pattern={"q_proj(": 4}), "alpha_pattern: 'q_proj(' is no regular expression"),
-    "a slow pattern": (dict(rank_pattern={"([a-z_.0-9]+)*x": 4}), "rank_pattern: its regular expressions take"),
+    "a slow pattern": (
+        dict(rank_pattern={"([a-z_.0-9]+)*x": 4}),
+        "rank_pattern: to match its regular expressions takes",
+    ),
     "no B": (lambda t: t.pop(A.replace("_A.", "_B.")), "q_proj has A [4, 96], not A [4, 96] and B [96, 4]"),
     "a lower rank": (dict(r=8), "q_proj has A [4, 96], B [96, 4], not A [8, 96] and B [96, 8]"),
     "a rank": (lambda t: t.update({A: t[A].repeat(2, 1)}), "q_proj has A [8, 96], B [96, 4], not"),

@@ -18,7 +18,7 @@ from nanovllm.serving.http.options import ServeOptions
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.errors import expect
 from tests.faults import run_to_end
-from tests.features.lora.test_lora import ATTENTION, IN_THREES, SHARED, make_adapter
+from tests.features.lora.adapters import ATTENTION, IN_THREES, SHARED, make_adapter
 from tests.servers import Running, serving
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -248,7 +248,7 @@ def test_truncation_keeps_special_tokens(checkpoint, tmp_path):
 
 
 def test_adapters(checkpoint, tmp_path):
-    from tests.features.lora.test_lora import make_adapter  # as peft computes them
+    from tests.features.lora.adapters import make_adapter  # as peft computes them
 
     adapter = LoRARequest("one", 1, str(make_adapter(tmp_path / "one", checkpoint("qwen3"))))
     llm = make(checkpoint("qwen3"), enable_lora=True)

@@ -172,7 +172,7 @@ def test_a_salt_is_a_secret(checkpoint, tmp_path):
 @pytest.mark.compiler
 def test_an_adapter_is_known_by_its_content(checkpoint, tmp_path):
     """Its number is one of a process. Another adapter under the same number finds nothing."""
-    from tests.features.lora.test_lora import make_adapter
+    from tests.features.lora.adapters import make_adapter
 
     base = checkpoint("llama-biases")
     paths = [str(make_adapter(tmp_path / f"a{i}", base, i, r=4, target_modules=["k_proj", "v_proj"])) for i in range(2)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.serving.clients.conftest import needs
-from tests.serving.clients.test_python_clients import BRIEF, QUESTION, USER, Report, weather
+from tests.serving.clients.weather import BRIEF, QUESTION, USER, Report, weather
 
 EXTRA = "clients-of-openai-2"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -6,33 +6,15 @@ follows, which is what each says by itself.
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict
 
-from tests.serving.clients.conftest import WEATHER, needs
+from tests.serving.clients.conftest import needs
+from tests.serving.clients.weather import BRIEF, QUESTION, USER, Report, weather
 
-QUESTION = "What is the weather in Oslo?"
-USER = [{"role": "user", "content": QUESTION}]
-BRIEF: dict[str, Any] = dict(temperature=0, max_tokens=40)
 ONE_CALL: dict[str, Any] = dict(parallel_tool_calls=False)
-City = Literal["Oslo", "Rome"]
-
-
-class Report(BaseModel):
-    """How it is outside."""
-
-    model_config = ConfigDict(extra="forbid")  # else a small model goes on with members of its own
-    city: City
-    is_wet: bool
-
-
-def weather(city: City) -> str:
-    """The weather in a city, now."""
-    assert city == "Oslo"
-    return WEATHER
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"]}

@@ -17,8 +17,8 @@ from nanovllm.serving.openai.reading import Reading
 from nanovllm.serving.openai.responses.events import GrowingResponse
 from nanovllm.serving.openai.shown import CHAT, Shown
 from tests.checkpoints import make_tokenizer
-from tests.features.tool_calls.test_parsers import DAMAGES, PARTS, TOOLS, damaged
-from tests.serving.openai.test_response_events import output
+from tests.features.tool_calls.answers import DAMAGES, PARTS, TOOLS, damaged
+from tests.serving.openai.response_items import output
 
 TOKENIZER = make_tokenizer()
 EOS = 1

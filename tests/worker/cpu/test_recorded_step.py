@@ -13,7 +13,7 @@ from nanovllm.config import OPTIMIZATIONS
 from nanovllm.features.lora.request import LoRARequest
 from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
-from tests.features.lora.test_lora import make_adapter
+from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
 from tests.worker.cpu.test_kernels import kernels
 

@@ -15,7 +15,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.sampling_params import StructuredOutputsParams
 from tests.checkpoints import reference_logits
 from tests.features.speculation.test_speculation import OPTIONS, assert_same, generate, hostile, random_requests
-from tests.test_parity import SETTINGS, check_setting, greedy, make_prompts
+from tests.parity import SETTINGS, check_setting, greedy, make_prompts
 from tests.worker.test_model import check_logits, logits_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,10 +17,10 @@ from nanovllm.worker.batch import Batch
 from nanovllm.worker.cuda import gpu_kernels, graphs
 from nanovllm.worker.kernels import TORCH_KERNELS, rotate
 from tests.checkpoints import HYBRIDS, VARIANTS, make_checkpoint
-from tests.features.lora.test_lora import make_adapter
+from tests.features.lora.adapters import make_adapter
 from tests.features.speculation.test_speculation import assert_same, generate, random_requests
+from tests.parity import SETTINGS, check_setting
 from tests.pretend_gpu import PretendGPU, pretend_gpu
-from tests.test_parity import SETTINGS, check_setting
 from tests.worker.cpu.test_kernels import ragged_batch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU: see test_cuda.py")

@@ -1,4 +1,4 @@
-"""What is asked about chat templates: the text that one makes of a conversation. Run by checks/confined_process.py."""
+"""What is asked about chat templates: the text that one makes of a conversation. Run by checks/sandbox_process.py."""
 
 from typing import Any
 
