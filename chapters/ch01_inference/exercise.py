@@ -12,7 +12,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k   [m, num_kv_heads, head_dim]   keys of all m positions
     v   [m, num_kv_heads, head_dim]   values of all m positions
 
-        Return a tensor of q's shape: row i is the weighted sum of values for position m - n + i.
+    Return a tensor of q's shape: row i is the weighted sum of values for position m - n + i.
 
     - A position sees itself and earlier positions, never later ones. So row i sees positions 0 to m - n + i.
     - The weights are the softmax, over the positions seen, of the query's dot products with their keys, each divided
@@ -39,8 +39,8 @@ def greedy_loop(
     max_tokens         most tokens to generate, at least 1
     eos_token_ids      tokens that end the text as soon as one is generated; may be empty
 
-        Return the ids of the generated tokens, without the prompt, as a list of Python ints. If an EOS token ended the text,
-    it is the last of them. Ask the model exactly once for each token returned.
+    Return the ids of the generated tokens, without the prompt, as a list of Python ints. If an EOS token ended the
+    text, it is the last of them. Ask the model exactly once for each token returned.
 
     Example: with a model that always likes token 5 best, max_tokens=3 and eos_token_ids={2}, the result is [5, 5, 5];
     with eos_token_ids={5} it is [5].

@@ -268,8 +268,8 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
     story.part("Two bottlenecks: reading weights, multiplying them")
     num_read = weights_read(config)
     story.say(
-        "One step reads every weight once, however many tokens it computes. For each token it does one multiplication and "
-        "one addition per weight (in the last product, which gives the logits, for the last token only). "
+        "One step reads every weight once, however many tokens it computes. For each token it does one multiplication "
+        "and one addition per weight (in the last product, which gives the logits, for the last token only). "
         f"{name} in float32, one step through the engine, the better of two runs:"
     )
     shown = table("tokens in the step", "weights read, MB", "arithmetic, GFLOP", "the step took", "a token took")
@@ -315,8 +315,8 @@ def tell_context(story: Story, llm: LLM, name: str, config: ModelConfig) -> None
         shown.add_row(other, f"{per_token:,}", *cells, f"{weights / 1e9:.2f}", f"{weights // per_token:,}")
     story.show(shown)
     story.say(
-        "Equal at: the number of tokens, of one user or of many, whose keys and values take as much memory as the model. "
-        "Whether a model has learned to use so long a text is another matter.\n\n"
+        "Equal at: the number of tokens, of one user or of many, whose keys and values take as much memory as the "
+        "model. Whether a model has learned to use so long a text is another matter.\n\n"
         f"{name}, one conversation that grows (█ weights, ▒ keys and values):"
     )
     per_token, weights = config.kv_bytes_per_token(BF16), sum(count_parameters(config).values()) * BF16
