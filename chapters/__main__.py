@@ -17,7 +17,7 @@ from rich.table import Table
 from chapters import quiz
 from chapters.course import EXERCISES, PART_TWO, ROOT, Chapter, Progress, all_chapters, find_chapter
 from chapters.report import record, report
-from chapters.story import Story
+from chapters.story import Story, busy
 from chapters.submission import LIMIT_S, readable
 from chapters.words import Words, default_language, languages, translated, words_of
 from nanovllm.tools.demo_model import DemoModelError, demo_model_path
@@ -135,7 +135,8 @@ def run_read(chapter: Chapter, args: argparse.Namespace, console: Console, progr
 
 
 def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    lab = chapter.module("lab")
+    with busy("the lab begins"):
+        lab = chapter.module("lab")
     playable, served = hasattr(lab, "make_app"), "TEXTUAL_DRIVER" in os.environ  # textual-serve started this process
     if args.browser and not playable:
         raise ValueError(f"the lab of chapter {chapter.number} is a story; it has nothing to play with in a browser")
@@ -144,11 +145,14 @@ def run_lab(chapter: Chapter, args: argparse.Namespace, console: Console, progre
         if find_spec("textual") is not None:
             if args.browser:
                 return serve(chapter, args.model)
-            lab.make_app(args.model).run()
+            with busy("the lab begins"):
+                app = lab.make_app(args.model)
+            app.run()
             return 0
         console.print('This lab is one to play with:  pip install -e ".[labs]"  Here it is a story.\n', markup=False)
     story = Story(args.model, plain)
-    lab.tell(story)
+    with busy("the lab begins"):
+        lab.tell(story)
     if story.machine:
         progress.note(chapter, machine=story.machine)
     return 0

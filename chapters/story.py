@@ -6,12 +6,14 @@ What is told is also kept as data: a page draws from it what the terminal drew.
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, Group
+from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,8 @@ from chapters.sheet import MEASURED, Histogram, Levels, Sheet
 from nanovllm import LLM
 
 WIDTH = 100
+
+T = TypeVar("T")
 
 
 class Story:
@@ -39,35 +43,41 @@ class Story:
         return self._model or str(demo_model_path())
 
     def load(self, **options: Any) -> LLM:
-        with Console(stderr=True).status(f"loading {self.model}"):
+        with busy(f"loading {self.model}"):
             return LLM(self.model, **options)
 
     def part(self, title: str) -> None:
         """Begin a part; before all but the first, wait for Enter in a terminal."""
         num_parts = sum(kind == "part" for kind, _ in self.told)
-        if num_parts and not self._plain and sys.stdin.isatty():
-            self._console.input("\n[dim]Enter goes on[/] ")
-        self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
+        with silent():
+            if num_parts and not self._plain and sys.stdin.isatty():
+                self._console.input("\n[dim]Enter goes on[/] ")
+            self._console.rule(f"[bold]{num_parts + 1}. {title}", align="left")
+        if _lines:
+            _lines[-1].update(escape(title))
         self.told.append(("part", title))
 
     def say(self, text: str, measured: bool = False) -> None:
         """A paragraph. measured: its numbers are of this machine and this run, and differ elsewhere."""
-        self._console.print(f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}\n")
+        with silent():
+            self._console.print(f"{text}{f' [dim]{MEASURED}[/]' if measured else ''}\n")
         said = plain(text).strip("\n") + f" {MEASURED}" * measured
         for paragraph in said.split("\n\n"):
             self.told.append(("print" if paragraph.startswith(" ") or "\n" in paragraph else "say", paragraph))
 
     def log(self, *lines: str) -> None:
         """What happened, a line each."""
-        for line in lines:
-            self._console.print(line, style="dim", markup=False)
-        self._console.print()
+        with silent():
+            for line in lines:
+                self._console.print(line, style="dim", markup=False)
+            self._console.print()
         self.told.append(("print", "\n".join(lines)))
 
     def show(self, renderable: Any) -> None:
         """A table, a panel, whatever rich can draw."""
-        self._console.print(renderable)
-        self._console.print()
+        with silent():
+            self._console.print(renderable)
+            self._console.print()
         self.told += shown(renderable)
 
 
@@ -90,6 +100,49 @@ def shown(renderable: Any) -> list[Told]:
 
 def plain(text: Any) -> str:
     return text.plain if isinstance(text, Text) else Text.from_markup(str(text)).plain
+
+
+_lines: list[Status] = []  # what is being done, outermost first; the last one is on the screen
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says what a lab is doing, in a line of the terminal that goes when it is done. Elsewhere it says nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with silent():
+        line = console.status(what, refresh_per_second=2)  # seldom, since labs measure times
+        _lines.append(line)
+        line.start()
+        try:
+            yield
+        finally:
+            line.stop()
+            _lines.remove(line)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Without that line: something else is printed."""
+    line = _lines[-1] if _lines else None
+    if line:
+        line.stop()
+    try:
+        yield
+    finally:
+        if line:
+            line.start()
+
+
+def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The same items; the line says how far along they are."""
+    with busy(what):
+        for number, item in enumerate(items, 1):
+            if _lines:
+                _lines[-1].update(f"{what}: {number} of {len(items)}")
+            yield item
 
 
 def stopwatch(work: Callable[[], object]) -> float:

@@ -104,9 +104,9 @@ def three_tokens(function: Attention, bench: Bench) -> None:
     weights = got.flatten()[:3].tolist() if isinstance(got, Tensor) and got.shape == q.shape else []
     hint = "is each dot product divided by sqrt(head_dim), here 2, before the softmax, and is that over the keys?"
     if weights == [1.0, 0.0, 0.0]:
-        hint = "the query is that of the last position and sees all three, yours sees only the first"
+        hint = "the query is that of the last position and sees all three; yours sees only the first"
     elif weights and weights[2] == 0.0:
-        hint = "a position sees itself, too, yours does not"
+        hint = "a position sees itself, too; yours does not"
     compare_qkv(function, f"the first three numbers are the weights: {hint}", q, k, v)
 
 
@@ -190,7 +190,7 @@ def ends_by_eos(function: Any, bench: Bench) -> None:
     """an EOS token ends the text and is part of the result"""
     model, hint = ToyModel([5, 9, 2, 6]), "the token that ended the text is the last of the result"
     expect_tokens([5, 9, 2], function(model, [1], 10, {2, 3}), hint)
-    expect("3 calls", f"{len(model.asked)} calls", "behind EOS nothing is to be asked")
+    expect("3 calls", f"{len(model.asked)} calls", "after EOS the model must not be asked again")
     expect_tokens([2], function(ToyModel([2]), [1], 10, {2}), "the very first token may be EOS")
 
 
@@ -223,8 +223,8 @@ OWN = (
 SHARE = "head h reads KV head h // group_size, with group_size = num_heads // num_kv_heads: neighbours share"
 LARGE = "exp() of a large score is infinite: take torch.softmax, or subtract the row's largest score first"
 ATTENDS: dict[str, list[tuple[Any, ...]]] = {  # hint, n, m, num_heads, num_kv_heads
-    "a prompt: no position sees what lies behind it": [
-        ("row i must not see positions behind its own, and must see its own", 5, 5, 1, 1)
+    "a prompt: no position sees later ones": [
+        ("row i must not see positions later than its own, and must see its own", 5, 5, 1, 1)
     ],
     "queries of the last positions only, as when one token is added": [(LAST, 1, 6, 1, 1), (LAST, 3, 7, 1, 1)],
     "several heads, each with keys and values of its own": [(OWN, 4, 4, 3, 3)],

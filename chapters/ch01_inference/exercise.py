@@ -12,13 +12,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k   [m, num_kv_heads, head_dim]   keys of all m positions
     v   [m, num_kv_heads, head_dim]   values of all m positions
 
-    Return a tensor of q's shape: row i is the mix of values for position m - n + i.
+    Return a tensor of q's shape: row i is the weighted sum of values for position m - n + i.
 
-    - A position sees itself and what lies before it, never what lies behind it. So row i sees positions 0 to m - n + i.
-    - A weight is the softmax, over what the position sees, of its dot product with a key divided by sqrt(head_dim).
-    - num_heads is a multiple of num_kv_heads. Neighbours share: with 8 heads and 2 KV heads, heads 0 to 3 read KV
+    - A position sees itself and earlier positions, never later ones. So row i sees positions 0 to m - n + i.
+    - The weights are the softmax, over the positions seen, of the query's dot products with their keys, each divided
+      by sqrt(head_dim).
+    - num_heads is a multiple of num_kv_heads. Neighbors share: with 8 heads and 2 KV heads, heads 0 to 3 read KV
       head 0 and heads 4 to 7 read KV head 1.
-    - The three arguments stay as they are: they are the engine's own. All are float32; large dot products must not
+    - Do not change the three arguments: they are the engine's own. All are float32; large dot products must not
       overflow (torch's softmax takes care of that).
 
     Example: with m = 1 there is one position to see, its weight is 1, and the result for each head is the value of its
@@ -38,8 +39,8 @@ def greedy_loop(
     max_tokens         most tokens to generate, at least 1
     eos_token_ids      tokens that end the text as soon as one is generated; may be empty
 
-    Return the ids of the generated tokens, without the prompt, as a list of Python ints. A token that ended the text
-    is the last of them. Ask the model once for each token returned, no more.
+    Return the ids of the generated tokens, without the prompt, as a list of Python ints. If an EOS token ended the
+    text, it is the last of them. Ask the model exactly once for each token returned.
 
     Example: with a model that always likes token 5 best, max_tokens=3 and eos_token_ids={2}, the result is [5, 5, 5];
     with eos_token_ids={5} it is [5].

@@ -224,9 +224,9 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
     q, k, v, by_torch, by_engine = layers[number]
     story.say(
         f"Layer {number}, head {head}: a query of {config.head_dim} numbers, {len(token_ids)} keys and as many values. "
-        f"{group} neighbouring query heads share a KV head: query head {head} reads KV head {head} // {group} = "
-        f"{head // group}. Each dot product is divided by the square root of {config.head_dim}, and a softmax makes "
-        "shares of them."
+        f"{group} neighboring query heads share a KV head: query head {head} reads KV head {head} // {group} = "
+        f"{head // group}. Each dot product is divided by the square root of {config.head_dim}, and a softmax turns "
+        "them into shares."
     )
     shown = table("position", "token", "q · k", "divided", "weight", "", left=2)
     shown.columns[-1].justify = "left"
@@ -235,7 +235,7 @@ def tell_heads(story: Story, llm: LLM, config: ModelConfig) -> None:
         numbers = f"{dot:.1f}", f"{scaled:.2f}", f"{weight:.1%}"
         shown.add_row(str(position), piece(llm, token_ids[position]), *numbers, "█" * round(weight * BAR))
     story.show(shown)
-    story.say("The output is the values, mixed with these weights. Its first numbers, and the engine's:")
+    story.say("The output is the sum of the values with these weights. Its first numbers, and the engine's:")
     shown = table("computed by", "number 0", "number 1", "number 2", "gap in any head")
     mixes = torch.tensor([[found[n, h][2] for h in range(config.num_attention_heads)] for n in range(len(layers))])
     shown.add_row("hand, in Python", *(f"{x:.3f}" for x in mix[:3]), "")
@@ -268,8 +268,8 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
     story.part("Two bottlenecks: reading weights, multiplying them")
     num_read = weights_read(config)
     story.say(
-        "One step reads every weight once, however many tokens it computes; with each token it does one multiplication "
-        "and one addition a weight (in the last product, which makes the logits, for the last token only). "
+        "One step reads every weight once, however many tokens it computes. For each token it does one multiplication "
+        "and one addition per weight (in the last product, which gives the logits, for the last token only). "
         f"{name} in float32, one step through the engine, the better of two runs:"
     )
     shown = table("tokens in the step", "weights read, MB", "arithmetic, GFLOP", "the step took", "a token took")
@@ -294,8 +294,8 @@ def tell_bottlenecks(story: Story, llm: LLM, name: str, config: ModelConfig) -> 
         shown.add_row(other, f"{total / 1e9:.3f} B", *read, *compute, f"{read_ms / compute_ms:.0f}")
     story.show(shown)
     story.say(
-        "Reading takes longer by the same factor for all: that of the machine's two rates. Not read is a table of "
-        "embeddings that does not also make the logits: a token needs one row of it."
+        "Reading takes longer by the same factor for all models: the ratio of the machine's two rates. Not counted as "
+        "read is an embedding table that does not also give the logits: a token needs only one row of it."
     )
 
 
@@ -315,8 +315,8 @@ def tell_context(story: Story, llm: LLM, name: str, config: ModelConfig) -> None
         shown.add_row(other, f"{per_token:,}", *cells, f"{weights / 1e9:.2f}", f"{weights // per_token:,}")
     story.show(shown)
     story.say(
-        "Equal at: the number of tokens, of one user or of many, whose keys and values weigh as much as the model. "
-        "Whether a model has learned to use so long a text is another matter.\n\n"
+        "Equal at: the number of tokens, of one user or of many, whose keys and values take as much memory as the "
+        "model. Whether a model has learned to use so long a text is another matter.\n\n"
         f"{name}, one conversation that grows (█ weights, ▒ keys and values):"
     )
     per_token, weights = config.kv_bytes_per_token(BF16), sum(count_parameters(config).values()) * BF16

@@ -1,7 +1,7 @@
 """Exercises of chapter 9. Edit this file, then:  python -m chapters check 9
 
 Each function works in the real engine while it is checked: in every row-parallel layer, in the embedding and in the
-loader of every rank. The ranks are threads of one process then, so that all of them run your code (ranks.py says how).
+loader of every rank. The ranks are then threads of one process, so that all of them run your code (ranks.py says how).
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def row_parallel_forward(layer: RowParallelLinear, x: Tensor) -> Tensor:
         layer.group.rank                 0, 1, ... layer.group.size - 1; with size 1 this rank is alone
         layer.group.all_reduce(y) -> y   adds up y over all ranks, in place
 
-    Call all_reduce exactly once, on every rank: all ranks must call it equally often, or some wait for ever. Don't
+    Call all_reduce exactly once, on every rank: all ranks must call it equally often, or some wait forever. Don't
     change x, the weight or the bias.
 
     Example: 2 ranks, the whole weight [[1, 1, 1, 1]], bias [100], and the whole x [[1, 2, 3, 4]]. Rank 0 has x [[1, 2]]

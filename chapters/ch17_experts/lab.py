@@ -1,6 +1,7 @@
 """Lab of chapter 17: texts that visit experts, a grouped product, and a large model's memory and time.
 
-Choices are computed in float32, so that they are the same on every machine; times are those of the engine's bf16.
+The small model is trained when the lab begins. Rounding differs between machines and grows in training, so its experts
+are not the same everywhere. Times are those of the engine's bf16.
 """
 
 from typing import Any

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from chapters.patching import replaced
+from chapters.story import one_core, with_progress
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.experts import layer, rows
 
@@ -93,12 +94,13 @@ def sparse_checkpoint(num_steps: int = NUM_STEPS) -> tempfile.TemporaryDirectory
         config.initializer_range = 0.02 if num_steps else 0.2
         model = Qwen3MoeForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(num_steps):
-        texts = [text_of(list(KINDS)[i % len(KINDS)], TEXT_LEN, rng) for i in range(NUM_TEXTS)]
-        input_ids = torch.tensor(tokenizer(texts).input_ids)
-        model(input_ids=input_ids, labels=input_ids).loss.backward()  # with the loss that balances experts
-        optimizer.step()
-        optimizer.zero_grad()
+    with one_core():  # products this small take several times as long when threads share them
+        for _ in with_progress(range(num_steps), "training a small model with experts"):
+            texts = [text_of(list(KINDS)[i % len(KINDS)], TEXT_LEN, rng) for i in range(NUM_TEXTS)]
+            input_ids = torch.tensor(tokenizer(texts).input_ids)
+            model(input_ids=input_ids, labels=input_ids).loss.backward()  # with the loss that balances experts
+            optimizer.step()
+            optimizer.zero_grad()
     folder = tempfile.TemporaryDirectory(prefix="nanovllm-experts-")
     model.save_pretrained(folder.name)
     tokenizer.save_pretrained(folder.name)
@@ -144,7 +146,7 @@ def shares_of(visits: Tensor, num_experts: int = NUM_EXPERTS) -> Tensor:
 
 
 def loads_of(shares: Tensor, num_ranks: int) -> Tensor:
-    """Experts spread over ranks, neighbours together: the share of a layer's choices that each rank gets."""
+    """Experts spread over ranks, neighbors together: the share of a layer's choices that each rank gets."""
     return shares.unflatten(1, (num_ranks, -1)).sum(-1)  # [num_layers, num_ranks]
 
 

@@ -36,7 +36,7 @@ class World:
 
     def next_ranks(self) -> str:
         self.num_ranks = NUMS_RANKS[(NUMS_RANKS.index(self.num_ranks) + 1) % len(NUMS_RANKS)]
-        return f"Experts spread over {self.num_ranks} ranks, neighbours together."
+        return f"Experts spread over {self.num_ranks} ranks, neighbors together."
 
     def typed(self, text: str) -> str:
         """Raises ValueError, with all as it was, for a text of no tokens."""

@@ -44,6 +44,16 @@ def test_reading_takes_as_long_as_is_said(chapter):
     assert said and abs(int(said[1]) - minutes_to_read(text_of(chapter))) <= 4
 
 
+PAPER = re.compile(r"\[arXiv:([\d.]+)\]\(https://arxiv\.org/abs/([\d.]+)\)|\d{4}\.\d{5}(?!\d)")
+
+
+@for_each_chapter
+def test_papers_are_links(chapter):
+    """An arXiv number is a link to that paper."""
+    for paper in PAPER.finditer(FENCE.sub("", text_of(chapter))):
+        assert paper[1] and paper[1] == paper[2], f"{paper[0]} is not a link to the paper"
+
+
 @for_each_chapter
 def test_quotes(chapter):
     quotes = [block for block in blocks(chapter) if block["path"]]

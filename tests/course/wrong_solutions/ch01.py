@@ -7,7 +7,7 @@ WRONG = {
         Edit("heads_flattened", "weights, v)", "weights, v).flatten(1)", "the shape of q"),
         Edit("no_scale", " * q.shape[2] ** -0.5", "", "is each dot product divided by sqrt(head_dim)"),
         Edit("mask_of_first_positions", "position[m - n :, None]", "position[:n, None]", "that of the last position"),
-        Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions behind its own"),
+        Edit("no_mask", "scores.masked_fill(later, -torch.inf)", "scores", "must not see positions later than its own"),
         Edit("groups_take_turns", "// group_size", "% k.shape[1]", "neighbours share"),
         Edit("softmax_by_hand", ".softmax(-1)", ".exp()\nweights /= weights.sum(-1, keepdim=True)", "infinite"),
         Edit("scales_in_place", "q, k) * q.shape[2] ** -0.5", "q.mul_(q.shape[2] ** -0.5), k)", "changed in place"),
