@@ -107,7 +107,7 @@ class LLMEngine:
             seq = Sequence(given.token_ids, params, cache_salt=given.cache_salt, lora_id=given.lora_id)
             seq.sample_index = sample_index
             given.add_to(seq)
-            seq.skips_cache = sample_index == 0 and params.prompt_logprobs is not None
+            seq.skip_prefix_cache = sample_index == 0 and params.prompt_logprobs is not None
             samples.append(Sample(seq, Detokenizer(self.tokenizer, params)))
         metrics = RequestMetrics(arrival_time=time.perf_counter())
         request = Request(request_id or "", given.text, given.token_ids, params, samples, stream, metrics)
@@ -224,7 +224,12 @@ class LLMEngine:
         self._settle()
         started, self.scheduled, self._in_step = time.perf_counter(), None, True
         try:
+            tiers = self.features.tiers
+            if tiers is not None:
+                tiers.poll(self.scheduler.waiting)
             output = self.scheduled = self.scheduler.schedule()
+            if tiers is not None:
+                tiers.save_evicted()
             if self.requests and not output.chunks:
                 self.features.wait_for_blocks()
             self.note_scheduled(output, started)

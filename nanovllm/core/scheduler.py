@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import filterfalse, islice
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -195,7 +195,7 @@ class Scheduler:
             budget -= num_tokens
 
         # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
-        ready = filterfalse(self.block_manager.awaits, [] if preempted else [*self.waiting])
+        ready = (seq for seq in ([] if preempted else [*self.waiting]) if not seq.awaits_blocks)
         while budget > 0 and len(self.running) < self.max_num_seqs and (new := next(ready, None)) is not None:
             if not self.may_run(new, self.running) or not self.block_manager.allocate_with_prefix(new):
                 break
@@ -229,20 +229,20 @@ class Scheduler:
                 finished.append(chunk.seq)
         if self.speculation is not None:
             self.speculation.learn_from(output)
-        self.block_manager.commit()
+        self.block_manager.step_done()
         return finished
 
     def roll_back(self, output: SchedulerOutput | None) -> None:
         """Undo a step that an exception has ended, in whatever line: all sequences wait, with the tokens from before.
 
         output: what schedule() returned; None if it did not. Both queues may be half changed, so they are built anew
-        from `seqs`, and the block manager's from its blocks.
+        from `seqs`, and the block manager forgets everything.
         """
         for chunk in output.chunks if output is not None else ():
             self.seqs[chunk.seq.seq_id] = chunk.seq  # update() may have ended it
             if chunk.reaches_end:
                 chunk.seq.cut(chunk.known_end, self.block_manager.block_size)
-        self.block_manager.roll_back()
+        self.block_manager.clear()
         self.running, self.waiting = [], deque(sorted(self.seqs.values(), key=by_priority))
         for seq in self.waiting:
             seq.reset()
@@ -290,7 +290,7 @@ class Scheduler:
     def preempt_last(self) -> Sequence:
         """Of the least important running sequences the youngest. It waits before all of its priority, who came later.
 
-        Its blocks keep their names; admitted again, it starts from what is still cached of them.
+        Its blocks stay cached; admitted again, it starts from what is still cached of them.
         """
         seq = self.running.pop()
         self.block_manager.free(seq)

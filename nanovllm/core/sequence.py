@@ -29,9 +29,9 @@ class Sequence:
     num_computed_tokens     tokens whose K/V is in the cache when the running step ends
     num_cached_tokens       of those, found in the prefix cache at the last admission
     block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
-    block_hashes            names of its full blocks, computed when they are needed and kept (see block_hash.py)
+    block_hashes            hashes of its full blocks, computed when they are needed and kept (see block_hash.py)
     num_registered_blocks   blocks at its beginning that are registered
-    hash_collision          a name of its blocks already stands for other content: no more of them are registered
+    hash_collision          a hash of its blocks already stands for other content: no more of them are registered
     was_admitted            it has had blocks; if it waits, it was preempted
 
     With blocks of 4 tokens, a sequence of 10 whose table is [7, 2, 9]:
@@ -66,10 +66,11 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_registered_blocks, self.hash_collision = 0, False
         self.was_admitted = False
+        self.awaits_blocks = False  # its K/V is on its way into the pool: others are admitted first (core/tiers)
 
         # What the engine adds for some requests, each for one feature.
         self.priority = 0  # the lowest number comes first
-        self.skips_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
+        self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.bad_words: Any = None  # texts not to generate (features/logits_processors/bad_words.py)
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)

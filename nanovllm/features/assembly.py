@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
-from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.snapshots.manager import make_block_manager
+from nanovllm.core.block_manager import BlockManager, broadcast
 
 if TYPE_CHECKING:
     from nanovllm.core.tiers.tiers import Tiers
@@ -34,9 +33,19 @@ def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
     return ModelRunner(config, model_config)
 
 
+def make_block_manager(pool: Any, **options: Any) -> BlockManager:
+    """For the pools that a model runner has made: a KVPool of worker/kv_cache.py. options: of BlockManager."""
+    snapshots = None
+    if pool.states is not None:
+        from nanovllm.core.snapshots.cache import SnapshotCache
+
+        snapshots = SnapshotCache(max_running=pool.states.max_running, max_snapshots=pool.states.max_snapshots)
+    return BlockManager(pool.num_blocks, pool.block_size, snapshots=snapshots, **options)
+
+
 class Features:
     """known_adapters: those that requests have named. grammars: a compiler of what answers must fit. tiers: below the
-    pool, or None. kv_events: for who follows the pool's names, or None. block_times: of cached blocks, or
+    pool, or None. kv_events: for who follows the pool's hashes, or None. block_times: of cached blocks, or
     None."""
 
     tiers: "Tiers | None" = None
@@ -61,7 +70,6 @@ class Features:
             from nanovllm.features.cache_reports.config import check_kv_events
 
             check_kv_events(config)
-        self.is_watched = self.has_tiers or self.has_kv_events or config.kv_cache_metrics
 
     @cached_property
     def known_adapters(self) -> "KnownAdapters":
@@ -113,14 +121,9 @@ class Features:
         return options
 
     def make_block_manager(self, runner: Any, pool: Any, directory: Path) -> BlockManager:
-        """With whom it tells of its names. directory: the checkpoint's."""
+        """With all that listens to it. directory: the checkpoint's."""
         caching, hash_algo = self.config.enable_prefix_caching, self.config.prefix_caching_hash_algo
-        kinds = None
-        if self.is_watched:
-            from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
-
-            kinds = WatchedBlockManager, WatchedHybridBlockManager
-        manager: Any = make_block_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        manager = make_block_manager(pool, enable_prefix_caching=caching, hash_algo=hash_algo)
         if self.has_kv_events:
             from nanovllm.features.cache_reports.kv_events import make_kv_events
 
@@ -128,11 +131,13 @@ class Features:
         if self.config.kv_cache_metrics:
             from nanovllm.features.cache_reports.block_times import BlockTimes
 
-            self.block_times = BlockTimes(manager, self.config.kv_cache_metrics_sample)
+            self.block_times = BlockTimes(self.config.kv_cache_metrics_sample)
         if self.has_tiers:
             from nanovllm.features.tiers.assembly import make_tiers
 
             self.tiers = make_tiers(self, runner, manager, directory)
+        listeners = self.tiers, self.block_times, self.kv_events  # the last one tells others of all that happened
+        manager.on_event = broadcast(*(listener.on_event for listener in listeners if listener is not None))
         return manager
 
     def wait_for_blocks(self) -> None:

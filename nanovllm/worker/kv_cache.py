@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanovllm.checkpoint import ModelConfig
-from nanovllm.core.snapshots.state import StateSlots
 from nanovllm.worker.cpu.memory import lazy_zeros
+
+if TYPE_CHECKING:
+    from nanovllm.core.snapshots.state import StateSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class KVPool:
     block_size: int
     max_model_len: int  # what the caller asked for, or the most that model and pool allow
     num_bytes: int
-    states: StateSlots | None = None  # of a hybrid model
+    states: "StateSlots | None" = None  # of a hybrid model
 
 
 def device_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -61,7 +61,7 @@ class SamplingBatch:
         """Of a step's rows that sample, and of its prompts whose logprobs are wanted."""
         seqs = [seq for chunk in output.chunks for seq in chunk.sampled_seqs()]
         batch = cls.from_sequences(seqs, eos_token_ids)
-        if any(chunk.seq.skips_cache for chunk in output.chunks):
+        if any(chunk.seq.skip_prefix_cache for chunk in output.chunks):
             from nanovllm.features.logprobs.scores import PromptRows
 
             batch.prompt_rows = PromptRows.from_scheduler_output(output)

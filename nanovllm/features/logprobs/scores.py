@@ -74,7 +74,7 @@ class PromptRows:
         rows, places, token_ids, wanted, first = list[int](), list[tuple[int, int]](), list[int](), [], 0
         for chunk in output.chunks:
             seq = chunk.seq
-            if seq.skips_cache:
+            if seq.skip_prefix_cache:
                 positions = range(chunk.start + 1, min(chunk.end + 1, seq.num_prompt_tokens))
                 rows += range(first, first + len(positions))
                 places += ((seq.seq_id, position) for position in positions)

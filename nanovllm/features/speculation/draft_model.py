@@ -19,7 +19,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
-from nanovllm.core.snapshots.manager import make_block_manager
+from nanovllm.features.assembly import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
 from nanovllm.features.speculation.config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.ngrams import NgramProposer
@@ -127,7 +127,7 @@ class DraftModel:
         """Guesses for each sequence; none for one that has no room here."""
         if self._is_torn:  # an exception has interrupted the last call, in whatever line
             self.drafts.clear()
-            self.manager.roll_back()
+            self.manager.clear()
         self._is_torn = True
         for seq in [seq for seq in self.drafts if seq.status in (SequenceStatus.WAITING, SequenceStatus.FINISHED)]:
             self.manager.free(self.drafts.pop(seq))
@@ -137,7 +137,6 @@ class DraftModel:
         while active:
             active = self.step(active, budget)
             active = [seq for seq in active if len(self.drafts[seq].tokens) < lengths[seq] and self.goes_on(seq)]
-        self.manager.commit()
         self._is_torn = False
         guesses = [self.drafts[seq].tokens[len(seq.tokens) :] if seq in followed else [] for seq in lengths]
         return [list(takewhile(lambda token_id: NO_TOKEN < token_id < self.vocab_size, found)) for found in guesses]
@@ -157,7 +156,7 @@ class DraftModel:
             same -= 1
         draft.tokens, draft.num_computed_tokens = list(seq.tokens), same
         del draft.block_hashes[same // self.manager.block_size :]
-        # A step has failed: named blocks stay. Or guesses are in a state, which cannot go back.
+        # A step has failed: cached blocks stay. Or guesses are in a state, which cannot go back.
         is_behind = draft.state is not None and same < draft.state.num_tokens
         if is_behind or same < draft.num_registered_blocks * self.manager.block_size:
             self.manager.free(draft)
@@ -183,7 +182,7 @@ class DraftModel:
             num_tokens = min(len(draft.tokens) - draft.num_computed_tokens, budget)
             if num_tokens > 0:
                 chunks.append(ScheduledChunk.advance(draft, num_tokens, self.manager))
-                if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be named
+                if len(draft.tokens) == len(seq.tokens):  # nothing is guessed yet: what is full may be cached
                     self.manager.register_prefix(draft)
             budget -= num_tokens
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
