@@ -41,7 +41,7 @@ EXERCISES = {  # names of the TASKS in each checks.py: to ask there takes torch
     4: "allocate append_slots free".split(),
     5: "finish_reason preempt_last schedule".split(),
     6: "step_cost pack token_budget".split(),
-    7: "name_block allocate_with_prefix register_prefix take_fresh next_run".split(),
+    7: "hash_block allocate_with_prefix register_prefix take_fresh next_run".split(),
     8: "keep_top_p min_p_probs draw allowed_tokens".split(),
     9: "row_parallel_forward embed read_share".split(),
     10: "fold attend attend_in_parts pad_decode".split(),

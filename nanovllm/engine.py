@@ -17,6 +17,7 @@ from nanovllm.checks.callbacks import WITHIN_A_STEP, told_to
 from nanovllm.checks.names import known_names
 from nanovllm.checks.requests import check_request
 from nanovllm.config import EngineConfig
+from nanovllm.core.block_manager import broadcast
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.detokenizer import Detokenizer
@@ -67,10 +68,15 @@ class LLMEngine:
         forks.watch()
         self.model_runner.load(directory)
         self.kv_pool = self.model_runner.prepare()
-        self.block_manager = assembly.make_block_manager(config, self.kv_pool)
+        self.block_manager = assembly.make_block_manager(
+            self.kv_pool, enable_prefix_caching=config.enable_prefix_caching, hash_algo=config.prefix_caching_hash_algo
+        )
         self.kv_events = assembly.make_kv_events(self)
-        self.block_times = assembly.make_block_times(config, self.block_manager)
+        self.block_times = assembly.make_block_times(config)
         self.tiers = assembly.make_tiers(self, directory, weight_stamps)
+        # The last one tells others of all that has happened.
+        listeners = [each for each in (self.tiers, self.block_times, self.kv_events) if each is not None]
+        self.block_manager.on_event = broadcast(*(listener.on_event for listener in listeners))
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -86,7 +92,7 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None
         self._num_requests = 0
-        self._is_stepping = False
+        self._is_changing = False
         self._is_broken = False  # an exception has interrupted a change: restart() comes before the next one
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # of the step that is being made
         self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a step
@@ -224,7 +230,7 @@ class LLMEngine:
 
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
-        if self._is_stepping:
+        if self._is_changing:
             self._to_abort.update((request.request_id, request) for request in requests)
             return
         with self._change():
@@ -247,7 +253,8 @@ class LLMEngine:
                 self.scheduler.preempt_last()
             was_reset = self.block_manager.reset_prefix_cache()
             if was_reset and reset_connector and self.tiers is not None:
-                self.tiers.reset()
+                for store in self.tiers.stores:
+                    store.reset()
             return was_reset
 
     def has_unfinished_requests(self) -> bool:
@@ -265,7 +272,7 @@ class LLMEngine:
         started = time.perf_counter()
         self.scheduled = None
         try:
-            self._is_stepping = True
+            self._is_changing = True
             self.poll()
             drafts = self.propose_drafts()
             scheduled = self.schedule(drafts, started)
@@ -277,7 +284,7 @@ class LLMEngine:
                 self.restart()
             raise
         finally:
-            self._is_stepping = False
+            self._is_changing = False
 
     def poll(self) -> None:
         """Take in blocks that have arrived from lower tiers since the last step."""
@@ -297,6 +304,8 @@ class LLMEngine:
         """Choose the step's work. now: when the step began, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
         assert scheduled.chunks or self._all_await_blocks(), "requests wait and none can be scheduled"
+        if self.tiers is not None:
+            self.tiers.save_evicted()  # before the step overwrites them
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
         self.scheduled = scheduled
         self.stats.count_scheduled(scheduled)
@@ -355,7 +364,7 @@ class LLMEngine:
 
     def _check_is_whole(self) -> None:
         """Mend what an exception has left behind. RuntimeError for a callback: it asks in the middle of a step."""
-        if self._is_stepping:
+        if self._is_changing:
             raise RuntimeError(WITHIN_A_STEP)
         if self._is_broken:
             self.restart()
@@ -366,8 +375,13 @@ class LLMEngine:
     def _change(self) -> Iterator[None]:
         """What every other change is made in."""
         self._begin_change()
-        yield
-        self._is_broken = False
+        try:
+            self._is_changing = True
+            yield
+            self._abort_what_callbacks_asked()
+            self._is_broken = False
+        finally:
+            self._is_changing = False
 
     def restart(self) -> None:
         """Make everything anew from the requests. All wait, with the tokens from before the step; nothing is cached.

@@ -23,7 +23,7 @@ FILES = tuple(f"{FOLDER}/{name}" for name in ("core/", "engine.py", "request.py"
 BLOCK_SIZE, NUM_BLOCKS = 4, 10
 SHARED = [40 + i for i in range(13)]
 # A plain store, in a `finally`. Python calls signal handlers at calls and jumps, so nothing is raised here.
-UNINTERRUPTIBLE = "self._is_stepping = False"
+UNINTERRUPTIBLE = "self._is_changing = False"
 
 
 class Interrupted(Exception):

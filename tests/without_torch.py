@@ -118,7 +118,7 @@ def exercises_are_graded() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wrong = Path(folder) / "ada.py"
         solution = (ROOT / "chapters/ch07_prefix_caching/solution.py").read_text("utf-8")
-        wrong.write_text(f"{solution}\n\ndef name_block(*args):\n    return 1 / 0\n", "utf-8")
+        wrong.write_text(f"{solution}\n\ndef hash_block(*args):\n    return 1 / 0\n", "utf-8")
         code, said = run("check", "7", "--file", str(wrong))
         expect(code == 1 and "ZeroDivisionError" in said and "ada.py" in said, said)
     code, said = run("check", "1")

@@ -160,13 +160,13 @@ class Seams:
 
     def _beginning(self, seq: Sequence) -> str:
         size = self.manager.block_size
-        return self.manager.name_block(seq, 0)[0].hex() if seq.num_prompt_tokens >= size else ""
+        return self.manager.hash_block(seq, 0)[0].hex() if seq.num_prompt_tokens >= size else ""
 
     def _num_cached(self, seq: Sequence) -> int:
         """Blocks before a cached one are cached, too, so half of them can be left out at each look."""
         low, high = 0, len(seq.tokens) // self.manager.block_size
         for index in range(len(seq.block_hashes), high):
-            self.manager.name_block(seq, index)
+            self.manager.hash_block(seq, index)
         while low < high:
             middle = (low + high + 1) // 2
             if seq.block_hashes[middle - 1] in self.manager.hash_to_block:

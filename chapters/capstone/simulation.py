@@ -16,7 +16,7 @@ from chapters.ch14_many_users.fleet import BLOCK_SIZE, TOKEN, Cost
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.cache import HybridBlockManager
 from nanovllm.sampling_params import SamplingParams
 
 KV_BYTES_PER_TOKEN = 131_072  # a model of eight billion parameters: 32 layers, 8 KV heads of 128, two bytes

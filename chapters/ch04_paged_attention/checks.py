@@ -135,7 +135,7 @@ def allocates_named_blocks(allocate: Any, bench: Bench) -> None:
     manager.register_prefix(first)
     manager.free(first)
     expect_answer(True, allocate(manager, Sequence(OTHERS)), "when all free blocks have names")
-    hint = "blocks were taken and still bear the names of their old content: manager.remove_name(block)"
+    hint = "blocks were taken and still bear the names of their old content: manager.uncache(block)"
     expect([None, None], [block.block_hash for block in manager.blocks], hint)
     expect_sane(manager)
 
@@ -209,7 +209,7 @@ def appends_named_blocks(append_slots: Any, bench: Bench) -> None:
     manager.free(first)
     expect_answer(True, append_slots(manager, seq), "when the only free block has a name")
     name = manager.blocks[0].block_hash
-    expect(None, name, "a block was taken and still bears the name of its old content: manager.remove_name(block)")
+    expect(None, name, "a block was taken and still bears the name of its old content: manager.uncache(block)")
     expect_sane(manager)
 
 

@@ -6,7 +6,7 @@ Edit this file, then
 
 puts each function into the real engine in place of ours, tries it on small pools, and at last lets a model generate
 with it. What you may use: manager.blocks (a list, index == block_id), manager.free_blocks (popleft(), append(block),
-appendleft(block), len(), iteration over the ids from the head), manager.block_size, manager.remove_name(block);
+appendleft(block), len(), iteration over the ids from the head), manager.block_size, manager.uncache(block);
 block.block_id, block.ref_count and block.block_hash; the fields of the sequence. Dividing and rounding up is your part.
 Statistics and events (manager.stats, manager.on_event) are not your concern.
 """
@@ -25,7 +25,7 @@ def allocate(manager: BlockManager, seq: Sequence) -> bool:
       taken: each from the head of manager.free_blocks;
     - each of these blocks has ref_count 1;
     - a block from the free queue may still have a name, under which the prefix cache would find its old content.
-      manager.remove_name(block) takes the name away (and does nothing to a block without one): call it for each block;
+      manager.uncache(block) takes the name away (and does nothing to a block without one): call it for each block;
     - seq.num_computed_tokens, seq.num_cached_tokens and seq.num_registered_blocks are 0, seq.hash_collision is False:
       the sequence may have run before, and been preempted. (The last three belong to prefix caching.)
 
@@ -44,7 +44,7 @@ def append_slots(manager: BlockManager, seq: Sequence, num_tokens: int = 1) -> b
 
     seq.num_computed_tokens tokens are stored already. Afterwards seq.block_table must have blocks enough for
     num_tokens more: blocks are taken from the head of manager.free_blocks and appended to the table; what is in the
-    table stays as it is. As in allocate, a block that is taken is forgotten (manager.remove_name) and gets ref_count 1.
+    table stays as it is. As in allocate, a block that is taken is forgotten (manager.uncache) and gets ref_count 1.
 
     Often there is nothing to take: the last block has room, or the table is longer than needed, because allocate
     reserved blocks for the whole prompt and the prompt is computed in several steps. Then the answer is True, even when

@@ -37,6 +37,6 @@ def free(manager: BlockManager, seq: Sequence) -> None:
 def _take(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     for _ in range(num_blocks):
         block = manager.free_blocks.popleft()
-        manager.remove_name(block)  # else the cache would hand out what is about to be overwritten
+        manager.uncache(block)  # else the cache would hand out what is about to be overwritten
         block.ref_count = 1
         seq.block_table.append(block.block_id)

@@ -223,13 +223,13 @@ def allocates_one_of_two_copies(allocate: Any, bench: Bench) -> None:
 def expect_asked(manager: BlockManager, indexes: list[int], register: Callable[[], None], hint: str) -> None:
     """Which blocks are named while registering?"""
     asked: list[int] = []
-    name_block = manager.name_block
+    hash_block = manager.hash_block
 
     def noting(seq: Sequence, index: int) -> tuple[bytes, Content]:
         asked.append(index)
-        return name_block(seq, index)
+        return hash_block(seq, index)
 
-    with replaced(manager, "name_block", noting):
+    with replaced(manager, "hash_block", noting):
         register()
     expect(indexes, asked, hint)
 
@@ -242,7 +242,7 @@ def registers_full_blocks(register: Any, bench: Bench) -> None:
     expect([[0], [1]], listed(manager), "hash_to_block: 10 computed tokens fill blocks 0 and 1, block 2 has room left")
     expect([0, 1], cached(manager), "a block that was registered must say so: block.block_hash is its name")
     for index in (0, 1):
-        content = manager.name_block(seq, index)[1]
+        content = manager.hash_block(seq, index)[1]
         hint = f"(parent_hash, token_ids, extra_keys) of block {index} must be its content, or no hit can be verified"
         block = manager.blocks[index]
         expect(content, (block.parent_hash, block.token_ids, block.extra_keys), hint)
@@ -427,7 +427,7 @@ def forgets_from_the_end(take: Any, bench: Bench) -> None:
         manager.free(admit(manager, tokens))
 
     def found(tokens: list[int]) -> int:
-        names = [manager.name_block(seq, index)[0] for seq in [Sequence(tokens)] for index in range(3)]
+        names = [manager.hash_block(seq, index)[0] for seq in [Sequence(tokens)] for index in range(3)]
         return sum(name in manager.hash_to_block for name in names)
 
     seq, left = Sequence([1] * 24), []
@@ -454,7 +454,7 @@ def task(name: str, section: str, *checks: Any) -> Task:
 
 
 TASKS = [
-    Task("name_block", "A name for a block", use_name, (*NAMES, *TRIALS)),
+    Task("hash_block", "A name for a block", use_name, (*NAMES, *TRIALS)),
     task(
         "allocate_with_prefix",
         CALLS_SECTION,

@@ -239,7 +239,7 @@ def names_apart(function: Any, bench: Bench) -> None:
 
 @contextmanager
 def use_name(function: Callable[..., bytes]) -> Iterator[None]:
-    def name_block(manager: BlockManager, seq: Sequence, index: int) -> tuple[bytes, Content]:
+    def hash_block(manager: BlockManager, seq: Sequence, index: int) -> tuple[bytes, Content]:
         size, names = manager.block_size, seq.block_hashes
         keys, start = (seq.cache_salt, seq.lora_id, seq.mm_spans), index * size
         parent, token_ids = names[index - 1] if index else None, seq.tokens[start : start + size]
@@ -253,7 +253,7 @@ def use_name(function: Callable[..., bytes]) -> Iterator[None]:
         spans = tuple(MMSpan(key[2], len(token_ids) - key[2], key[1]) for key in extra if key[0] == "mm")
         return function(parent, list(token_ids), 0, parts.get("salt"), parts.get("lora"), spans, hasher._hash)
 
-    with replaced(BlockManager, "name_block", name_block), replaced(BlockHasher, "name", name):
+    with replaced(BlockManager, "hash_block", hash_block), replaced(BlockHasher, "name", name):
         yield
 
 

@@ -22,7 +22,7 @@ from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import Store
 
 
-def name_block(
+def hash_block(
     parent: bytes | None,
     token_ids: list[int],
     start: int,
@@ -58,7 +58,7 @@ def name_block(
 
     struct.pack, int.to_bytes and str.encode will help; so may repr. Python's hash() will not.
 
-    Example: name_block(None, [7, 8, 9, 9], 0, None, None, (MMSpan(2, 3, "cat"),), hash_bytes) hashes: no parent, the
+    Example: hash_block(None, [7, 8, 9, 9], 0, None, None, (MMSpan(2, 3, "cat"),), hash_bytes) hashes: no parent, the
     four ids, "cat" at 2. The next block, start 4, has one placeholder left: "cat" at -2.
     """
     raise NotImplementedError
@@ -71,7 +71,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
 
     What is found: ask for the full blocks of seq.tokens one after another, from the first on.
 
-        manager.name_block(seq, index) -> (name, content)       of the sequence's full block `index`
+        manager.hash_block(seq, index) -> (name, content)       of the sequence's full block `index`
         manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
 
@@ -79,7 +79,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     without a hit ends the search. If it ended because the name stands for other content, that is a collision.
 
     Returns False when the pool cannot hold the sequence, and then nothing has changed: reference counts, free queue,
-    statistics, the sequence's fields, seq.hash_collision included. (The names that name_block keeps on the sequence
+    statistics, the sequence's fields, seq.hash_collision included. (The names that hash_block keeps on the sequence
     don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody uses now, whose
     ref_count is 0. Both must fit.
 
@@ -98,7 +98,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     - manager.stats.record(queries, hits, collisions) was called once, with the number of full blocks of seq.tokens,
       that of hits among them, and 1 or 0 collisions.
 
-    With manager.enable_prefix_caching False nothing is looked up, name_block and stats.record are not called, and all
+    With manager.enable_prefix_caching False nothing is looked up, hash_block and stats.record are not called, and all
     blocks are fresh.
 
     Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks).
@@ -120,7 +120,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     seq.num_computed_tokens. Earlier ones need nothing and are not named again, a partly filled one has no name. Of a
     prompt that is computed in several chunks, only the part up to num_computed_tokens counts. For each, in order:
 
-        manager.name_block(seq, index) -> (name, content)       of the sequence's full block `index`
+        manager.hash_block(seq, index) -> (name, content)       of the sequence's full block `index`
         manager.blocks[seq.block_table[index]]                  the block that has its K/V
         manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
@@ -136,7 +136,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.
     Reference counts, the free queue and the tables are left alone.
 
-    With manager.enable_prefix_caching False, or seq.hash_collision True already, nothing happens, and name_block is not
+    With manager.enable_prefix_caching False, or seq.hash_collision True already, nothing happens, and hash_block is not
     called.
 
     Example: blocks of 4, block_table [5, 2, 7], num_computed_tokens 10, num_registered_blocks 1 (block 5 was a hit).
@@ -159,7 +159,7 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
     - the block forgets what it was: block_hash and parent_hash are None, token_ids is [], extra_keys is ();
     - manager.stats.evictions goes up by 1.
 
-    Do this yourself, without manager.remove_name.
+    Do this yourself, without manager.uncache.
 
     Example: queue 4 3 2, blocks 3 and 2 have names, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
     and one eviction; the queue is 2, which can still be found.

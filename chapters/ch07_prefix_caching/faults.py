@@ -58,7 +58,7 @@ def references_stay() -> AbstractContextManager:
         if ours(self, seq):
             return True
         for index in range(len(seq.tokens) // self.block_size):
-            copies = self.hash_to_block.get(self.name_block(seq, index)[0])
+            copies = self.hash_to_block.get(self.hash_block(seq, index)[0])
             if copies is None:
                 break
             block = next(iter(copies.values()))

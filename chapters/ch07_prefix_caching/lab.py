@@ -122,7 +122,7 @@ def tell_names(story: Story) -> None:
         "one lamp is lit when the night comes down over the sea",
     ):
         seq = Sequence(world.ids(text))
-        table.add_row(text, *(world.manager.name_block(seq, index)[0].hex()[:6] for index in range(3)))
+        table.add_row(text, *(world.manager.hash_block(seq, index)[0].hex()[:6] for index in range(3)))
     story.show(table)
     story.say(
         "A name contains its parent's, so one word changes the names of its own block and of all that follow, and of "

@@ -36,7 +36,7 @@ def names() -> str:
 
 def names_of(world: Simulator, text: str) -> list[str]:
     seq = Sequence(world.ids(text))
-    return [world.manager.name_block(seq, index)[0].hex()[:6] for index in range(3)]
+    return [world.manager.hash_block(seq, index)[0].hex()[:6] for index in range(3)]
 
 
 def worked_example() -> Moved:

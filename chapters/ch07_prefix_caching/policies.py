@@ -50,7 +50,7 @@ def num_hits(policy: str, seqs: list[Sequence], num_blocks: int) -> int:
     uses: dict[bytes, list[int]] = {}  # name -> numbers of the requests that ask for it
     for number, seq in enumerate(seqs):
         for index in range(len(seq.tokens) // BLOCK_SIZE):
-            uses.setdefault(manager.name_block(seq, index)[0], []).append(number)
+            uses.setdefault(manager.hash_block(seq, index)[0], []).append(number)
     now = 0
 
     def rank(name: bytes) -> float:

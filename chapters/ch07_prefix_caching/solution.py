@@ -11,7 +11,7 @@ from nanovllm.core.tiers.store import Store
 from nanovllm.core.tiers.tiers import MAX_IN_VAIN
 
 
-def name_block(
+def hash_block(
     parent: bytes | None,
     token_ids: list[int],
     start: int,
@@ -43,7 +43,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     hits, hash_collision = [], False
     num_full = len(seq.tokens) // manager.block_size if manager.enable_prefix_caching else 0
     for index in range(num_full):
-        name, content = manager.name_block(seq, index)
+        name, content = manager.hash_block(seq, index)
         copies = manager.hash_to_block.get(name)
         if copies is None:
             break
@@ -78,7 +78,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     if not manager.enable_prefix_caching or seq.hash_collision:
         return
     for index in range(seq.num_registered_blocks, seq.num_computed_tokens // manager.block_size):
-        name, content = manager.name_block(seq, index)
+        name, content = manager.hash_block(seq, index)
         block = manager.blocks[seq.block_table[index]]
         copies = manager.hash_to_block.setdefault(name, {})
         if copies and not next(iter(copies.values())).holds(content):

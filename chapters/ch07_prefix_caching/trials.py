@@ -22,15 +22,15 @@ from nanovllm.core.sequence import Sequence
 def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first") -> BlockManager:
     """Blocks of 4, in which misuse is noticed where it happens."""
     manager = BlockManager(num_blocks, 4, enable_prefix_caching=caching, free_order=free_order)
-    name_block, remove = manager.name_block, manager.free_blocks.remove
+    hash_block, remove = manager.hash_block, manager.free_blocks.remove
 
     def watched_name_block(seq: Sequence, index: int) -> tuple[bytes, Content]:
         if not manager.enable_prefix_caching:
-            raise Wrong("name_block was called, although caching is off: then nothing may be hashed")
+            raise Wrong("hash_block was called, although caching is off: then nothing may be hashed")
         if (index + 1) * manager.block_size > len(seq.tokens):
-            what = f"name_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4"
+            what = f"hash_block was asked for block {index} of {len(seq.tokens)} tokens in blocks of 4"
             raise Wrong(f"{what}. Only full blocks have names: round down, a partly filled one will get other tokens")
-        return name_block(seq, index)
+        return hash_block(seq, index)
 
     def watched_remove(block: Block) -> None:
         if block.next_free is None:
@@ -40,7 +40,7 @@ def pool(num_blocks: int, caching: bool = True, free_order: str = "unnamed_first
             )
         remove(block)
 
-    manager.name_block = watched_name_block  # type: ignore[method-assign]
+    manager.hash_block = watched_name_block  # type: ignore[method-assign]
     manager.free_blocks.remove = watched_remove  # type: ignore[method-assign]
     return manager
 

@@ -9,7 +9,7 @@ import random
 
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.cache import HybridBlockManager
 from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.sampling_params import SamplingParams
 

@@ -15,7 +15,7 @@ from chapters.ch16_fixed_memory.placing import (
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.cache import HybridBlockManager
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 NUM_REQUESTS = 10  # of each workload

@@ -1,20 +1,23 @@
-"""The hash chain that names a full block of K/V (chapter 7).
+"""The hash of a full block of K/V: the key of the prefix cache (chapter 7).
 
 K and V at a position depend on every token before it, so a block is identified by its own tokens *and* its whole
-prefix. The chain includes the prefix at the cost of hashing one block: name = H(parent's name, token ids, extra keys).
+prefix. A chain of hashes includes the prefix at the cost of hashing one block:
+
+    block_hash = H(parent's block_hash, token ids, extra keys)
+
 The parent implies the position, so that needs no field.
 
 The bytes that are hashed decode in only one way (tags, lengths, fixed widths), so different blocks give different
-input to H, and two names are equal only if H itself collides. xxh64 is fast, but somebody who searches for a collision
-will find one; therefore hits are verified (block_manager.py), and sha256 is there for tenants who do not trust each
-other.
+input to H, and two block hashes are equal only if H itself collides. xxh64 is fast, but somebody who searches for a
+collision will find one. Therefore every hit is verified (block_manager.py), and there is sha256 for tenants who do not
+trust each other.
 
 Extra keys tell apart what equal token ids may hide:
 - cache_salt enters the first block, and through the chain every later one;
 - lora_id enters every block: adapters change K and V from the first token on;
 - a multimodal span (an image's placeholders all have the same id) enters each block it overlaps, as the content's
-  hash and where it starts relative to the block. The content hash must be an exact one: a perceptual hash, which
-  sends *similar* images to one name, would serve one image's K/V for another and change the answers.
+  hash and its start relative to the block. The content hash must be exact: a perceptual hash, which is equal for
+  *similar* images, would serve one image's K/V for another and change the answers.
 """
 
 import hashlib
@@ -48,7 +51,7 @@ def extra_keys(
     lora_id: int | None = None,
     mm_spans: Sequence[MMSpan] = (),
 ) -> ExtraKeys:
-    """What, beside parent and token ids, makes this block what it is. () for plain text."""
+    """What enters the hash of this block beside its parent and its token ids. () for plain text."""
     keys: list[tuple] = []
     if cache_salt is not None and block_index == 0:
         keys.append(("salt", cache_salt))
@@ -62,25 +65,40 @@ def extra_keys(
 
 
 class BlockHasher:
-    """Names blocks of `block_size` tokens. Names are 8 (xxh64) or 32 (sha256) bytes."""
+    """Hashes blocks of `block_size` tokens to 8 bytes (xxh64) or 32 (sha256).
 
-    def __init__(self, block_size: int, algo: str = "xxh64") -> None:
+    adapter_digest: of the content of the adapter with this lora_id. With it, hashes hold in every process; without it
+    only in this one, for a lora_id is whatever number an adapter got here.
+    """
+
+    def __init__(
+        self, block_size: int, algo: str = "xxh64", adapter_digest: Callable[[int], str] | None = None
+    ) -> None:
         if algo not in HASH_FUNCTIONS:
             raise ValueError(f"hash_algo must be one of {', '.join(HASH_FUNCTIONS)}, found {algo!r}")
         self._hash = HASH_FUNCTIONS[algo]
         self._pack = struct.Struct(f"<{block_size}I").pack
+        self._adapter_digest = adapter_digest
 
-    def name(self, parent: bytes | None, token_ids: Sequence[int], extra: ExtraKeys = ()) -> bytes:
-        """Name of a full block. parent is None for the first; token ids fit in 32 bits."""
-        head = b"\x01" + parent if parent is not None else b"\x00"
-        tail = b"".join(map(_encode_key, extra)) if extra else b""
-        return self._hash(head + self._pack(*token_ids) + tail)
+    def hash_block(self, parent_hash: bytes | None, token_ids: Sequence[int], extra_keys: ExtraKeys = ()) -> bytes:
+        """The hash of a full block. parent_hash is None for the first; token ids fit in 32 bits."""
+        parent = b"\x00" if parent_hash is None else b"\x01" + parent_hash
+        return self._hash(parent + self._pack(*token_ids) + self.encode(extra_keys))
 
+    def encode(self, extra_keys: ExtraKeys) -> bytes:
+        """The bytes with which extra keys enter a hash; none for plain text."""
+        return b"".join(map(self._encode_key, extra_keys))
 
-def _encode_key(key: tuple) -> bytes:
-    if key[0] == "lora":
+    def _encode_key(self, key: tuple) -> bytes:
+        if key[0] == "salt":
+            return b"S" + _encode_text(key[1])
+        if key[0] == "mm":
+            return b"M" + _encode_text(key[1]) + struct.pack("<q", key[2])
+        if self._adapter_digest is not None:
+            return b"A" + _encode_text(self._adapter_digest(key[1]))
         return b"L" + struct.pack("<q", key[1])
-    text = key[1].encode("utf-8", "surrogatepass")
-    if key[0] == "salt":
-        return b"S" + struct.pack("<I", len(text)) + text
-    return b"M" + struct.pack("<Iq", len(text), key[2]) + text
+
+
+def _encode_text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<I", len(encoded)) + encoded

@@ -1,53 +1,61 @@
-"""BlockManager: who owns which block of the KV pool, and which blocks can be found again (chapters 4 and 7).
+"""BlockManager: which sequence holds which block of the KV pool, and which blocks are cached (chapters 4 and 7).
 
-The pool is a list of blocks, made once. A block is *referenced* (some running sequence has it in its table),
-*unreferenced* (in the free queue, but still named: its K/V can be found and reused until the block is taken) or *free*
-(in the free queue, without a name). Those are states, not queues: there is one free queue, and its head is taken next.
-The order of the queue is the eviction policy. A sequence gives its blocks back last block first; a block without a name
-goes to the head, a block with one to the tail:
+The pool is a list of blocks, made once. A block is in one of three states:
 
-    head: taken next                                                                     tail
-    [ free: no name, nothing is lost | unreferenced: released longest ago ... released last ]
+    referenced      a running sequence has it in its block table
+    unreferenced    nobody holds it, but it is cached: its K/V can be found and reused until the block is taken
+    free            nobody holds it, and it is not cached
 
-So no name is lost while an unnamed block is free, and of names released together the deepest goes first. A radix tree
-that takes unused memory first and then evicts the leaf released longest ago (SGLang's, RadixAttention,
-arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with the same content: one node
-there, two blocks here (tests/core/test_prefix_properties.py compares the two, operation by operation).
+These are states, not queues. Unreferenced and free blocks are in one queue, and its head is taken next, so the order of
+the queue is the eviction policy. A sequence gives its blocks back last block first; an uncached block goes to the head,
+a cached one to the tail:
+
+    head: taken next                                                                       tail
+    [ free: nothing is lost | unreferenced: released longest ago            ...  released last ]
+
+So no cached block is evicted while a free one is left, and of blocks released together the deepest is evicted first. A
+radix tree that takes unused memory first and then evicts the leaf released longest ago (SGLang's, RadixAttention,
+arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with the same content: that is
+one node there and two blocks here (tests/core/test_prefix_properties.py compares the two, operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;
-- in the free queue the unnamed blocks come before the named ones (free_order="release": mixed, as they were released);
-- hash_to_block holds exactly the named blocks, and all blocks under one name have the same content;
-- a named block is full and is never written again: this is why sharing needs no copy-on-write;
-- a named block's parent is named too (some copy of it), so that probing from the front finds all there is to find.
+- in the free queue, uncached blocks come before cached ones (free_order="release": mixed, as they were released);
+- hash_to_block holds exactly the cached blocks, and all blocks under one hash have the same content;
+- a cached block is full and is never written again: this is why sharing needs no copy-on-write;
+- a cached block's parent is cached too (some copy of it), so probing from the front finds all there is to find.
 
-Two sequences that compute the same tokens at the same time fill two blocks with the same content. Both blocks get the
-name; a later request can reuse either, and each is evicted on its own. vLLM v0 instead freed the second block and put
-the first into the other sequence's table. That saves a block, but then tables change after they were handed out; here
-they are append-only.
+Two sequences that compute the same tokens at the same time fill two blocks with the same content. Both are cached; a
+later request can reuse either, and each is evicted on its own. vLLM v0 instead freed the second block and put the first
+into the other sequence's table. That saves a block, but then tables change after they were handed out; here they are
+append-only.
 
 This file never sees a tensor: it hands out block ids.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nanovllm.core import integrity
 from nanovllm.core.block_hash import BlockHasher, ExtraKeys, extra_keys
 from nanovllm.core.cache_stats import PrefixCacheStats
 from nanovllm.core.sequence import Sequence
 
-Content = tuple[bytes | None, list[int], ExtraKeys]  # parent's name, token ids, extra keys: what a name stands for
+if TYPE_CHECKING:
+    from nanovllm.core.snapshots.cache import SnapshotCache
+
+Content = tuple[
+    bytes | None, list[int], ExtraKeys
+]  # what a block hash stands for: parent's hash, token ids, extra keys
 
 
 @dataclass(slots=True, eq=False)
 class Block:
     """One block of the pool.
 
-    A block that has a name (block_hash) keeps beside it what it is the name of: parent_hash, token_ids and extra_keys,
-    which a hit is compared with, and depth, how many blocks come before it in its sequence. They are set before the
-    name and cleared after it (see BlockManager.roll_back).
+    While it is cached, it has its hash (block_hash) and the content that the hash stands for: parent_hash, token_ids
+    and extra_keys, which a hit is compared with. depth: how many blocks come before it in its sequence.
     """
 
     block_id: int
@@ -61,11 +69,15 @@ class Block:
     next_free: "Block" = None  # type: ignore[assignment]
 
     def holds(self, content: Content) -> bool:
+        """Is this really the cached block's content? Two contents may have the same hash."""
         return (self.parent_hash, self.token_ids, self.extra_keys) == content
 
-    def clear_name(self) -> None:
+    def reset_hash(self) -> None:
         self.block_hash = None
-        self.parent_hash, self.token_ids, self.extra_keys, self.depth = None, [], (), 0
+        self.parent_hash = None
+        self.token_ids = []
+        self.extra_keys = ()
+        self.depth = 0
 
 
 class FreeBlockQueue:
@@ -115,19 +127,51 @@ class FreeBlockQueue:
 
 
 class BlockEvent(NamedTuple):
-    """kind is "hit", "allocate", "register", "evict" or "free" (nobody references the block any more)."""
+    """What has become of a block, or of the pool. kind is one of
+
+    "hit"              a sequence reuses a cached block
+    "allocate"         a sequence has taken a fresh block
+    "register"         the block is cached from now on; its K/V is there when the step has been computed
+    "evict"            a cached block is about to lose its hash: its K/V and its hash are still there
+    "free"             the last sequence that held the block has given it back
+    "computed"         the step has been computed: K/V of all cached blocks, and all snapshots, can be read
+    "clear"            nothing is cached any more
+    "snapshot"         a snapshot is taken of the state after this block (core/snapshots)
+    "drop_snapshot"    that snapshot is about to be given up; the block stays cached
+
+    block_id and seq_id are -1 where there is none.
+    """
 
     kind: str
-    block_id: int
-    seq_id: int
+    block_id: int = -1
+    seq_id: int = -1
 
 
-class AllocationPlan(NamedTuple):
-    """What allocate_with_prefix will do: which blocks it reuses, and how many it takes beside them."""
+Listener = Callable[[BlockEvent], None]
 
-    hits: list[Block]
-    num_fresh: int
-    hash_collision: bool  # the first block that is not a hit has a name that stands for other content
+
+def broadcast(*listeners: Listener | None) -> Listener | None:
+    """One listener that tells each of these, in this order; None if there is none."""
+    given = [listener for listener in listeners if listener is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+
+    def tell_each(event: BlockEvent) -> None:
+        for listener in given:
+            listener(event)
+
+    return tell_each
+
+
+class ComputedBlocks(NamedTuple):
+    """What get_computed_blocks has found.
+
+    blocks            the cached blocks at the beginning of a sequence, in order
+    hash_collision    the first block that is not among them has a hash that stands for other content
+    """
+
+    blocks: list[Block]
+    hash_collision: bool
 
 
 class BlockManager:
@@ -135,9 +179,11 @@ class BlockManager:
 
     blocks          the pool; index == block_id
     free_blocks     the free queue
-    hash_to_block   name -> {block_id: Block}, the blocks that hold it
+    hash_to_block   block hash -> {block_id: Block}, the blocks that hold it
     free_order      "unnamed_first", or "release": every freed block goes to the tail (vLLM's order until 2026)
-    on_event        is told of every BlockEvent, in the middle of an operation: it must change nothing
+    snapshots       of a model that has states beside its K/V (core/snapshots); None for every other model
+    on_event        called with every BlockEvent, in the middle of an operation: it must change nothing here.
+                    broadcast() makes one listener of several
     """
 
     def __init__(
@@ -148,6 +194,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         hash_algo: str = "xxh64",
         free_order: str = "unnamed_first",
+        snapshots: "SnapshotCache | None" = None,
     ) -> None:
         if free_order not in ("unnamed_first", "release"):
             raise ValueError(f'free_order must be "unnamed_first" or "release", found {free_order!r}')
@@ -159,10 +206,12 @@ class BlockManager:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free_blocks = FreeBlockQueue(self.blocks)
         self.hash_to_block: dict[bytes, dict[int, Block]] = {}
-        self.stats = PrefixCacheStats()
-        self.on_event: Callable[[BlockEvent], None] | None = None
-        self._uncommitted: set[int] = set()  # blocks that the running step has named: their K/V is not there yet
         self.hasher = BlockHasher(block_size, hash_algo)
+        self.stats = PrefixCacheStats()
+        self.on_event: Listener | None = None
+        self.snapshots = snapshots
+        if snapshots is not None:
+            snapshots.on_event = self._emit_snapshot
 
     # -- what the scheduler calls ---------------------------------------------------------------------------------
 
@@ -173,50 +222,57 @@ class BlockManager:
         token, to have logits to sample from. Returns False, with nothing changed, when the pool cannot hold it.
         """
         assert seq.tokens and not seq.block_table, f"{seq} is empty or already holds blocks"
-        plan = self.plan_allocation(seq)
-        if plan is None:
+        found = self.get_computed_blocks(seq)
+        hits = self._reusable(seq, found.blocks)
+        if not self._has_room(seq, hits):
             return False
-        for block in plan.hits:
-            if block.ref_count == 0:
-                self.free_blocks.remove(block)
-            block.ref_count += 1
-            seq.block_table.append(block.block_id)
-            self.tell("hit", block.block_id, seq)
-        self.take_fresh_blocks(seq, plan.num_fresh)
 
-        num_hits = len(plan.hits)
-        seq.num_cached_tokens = min(num_hits * self.block_size, len(seq.tokens) - 1)
+        # The hits leave the free queue before fresh blocks are popped from it, or one of them might be popped.
+        self.touch(hits)
+        for block in hits:
+            seq.block_table.append(block.block_id)
+            self._emit("hit", block.block_id, seq.seq_id)
+        self.take_fresh_blocks(seq, self.num_blocks_for(len(seq.tokens)) - len(hits))
+
+        seq.num_cached_tokens = min(len(hits) * self.block_size, len(seq.tokens) - 1)
         seq.num_computed_tokens = seq.num_cached_tokens
-        seq.num_registered_blocks = num_hits
-        seq.hash_collision = plan.hash_collision
+        seq.num_registered_blocks = len(hits)
+        seq.hash_collision = found.hash_collision
+        if self.snapshots is not None:
+            num_matched_tokens = len(found.blocks) * self.block_size
+            self.snapshots.allocate(seq, num_matched_tokens, self.block_size)
         if self.enable_prefix_caching and not seq.skip_prefix_cache:
-            self.stats.record(len(seq.tokens) // self.block_size, num_hits, plan.hash_collision, seq.was_admitted)
+            num_full_blocks = len(seq.tokens) // self.block_size
+            self.stats.record(num_full_blocks, len(hits), found.hash_collision, was_preempted=seq.was_admitted)
         seq.was_admitted = True
         return True
 
     def register_prefix(self, seq: Sequence) -> None:
-        """Give every full block of the first num_computed_tokens tokens its name, so that others find it.
+        """Cache every full block of the first num_computed_tokens tokens, so that others find it.
 
-        Stops for good where a name already stands for other content.
+        Stops for good at a hash that already stands for other content: a block must not be found where its parent
+        cannot be.
         """
         if not self.enable_prefix_caching:
             return
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
             if seq.hash_collision:
-                return
-            block_hash, content = self.name_block(seq, index)
+                break
             block = self.blocks[seq.block_table[index]]
-            copies = self.hash_to_block.get(block_hash)
+            block_hash, content = self.hash_block(seq, index)
+            copies = self.hash_to_block.setdefault(block_hash, {})
             if copies and not next(iter(copies.values())).holds(content):
                 self.stats.collisions += 1
                 seq.hash_collision = True
-                return
-            self._uncommitted.add(block.block_id)
+                break
+            copies[block.block_id] = block
+            block.block_hash = block_hash
             block.parent_hash, block.token_ids, block.extra_keys = content
-            block.depth, block.block_hash = index, block_hash
-            self.hash_to_block.setdefault(block_hash, {})[block.block_id] = block
+            block.depth = index
             seq.num_registered_blocks = index + 1
-            self.tell("register", block.block_id, seq)
+            self._emit("register", block.block_id, seq.seq_id)
+        if self.snapshots is not None:
+            self.snapshots.take(seq, self.block_size)
 
     def append_slots(self, seq: Sequence, num_tokens: int = 1) -> bool:
         """Grow the table to hold num_computed_tokens + num_tokens. False, with nothing changed, when it can't."""
@@ -227,7 +283,7 @@ class BlockManager:
         return True
 
     def free(self, seq: Sequence) -> None:
-        """Give a sequence's blocks back, last block first. Those with names can be found until they are taken."""
+        """Give a sequence's blocks back, last block first. The cached ones can be found until they are taken."""
         for block_id in reversed(seq.block_table):
             block = self.blocks[block_id]
             block.ref_count -= 1
@@ -236,43 +292,54 @@ class BlockManager:
                     self.free_blocks.appendleft(block)
                 else:
                     self.free_blocks.append(block)
-                self.tell("free", block_id, seq)
+                self._emit("free", block_id, seq.seq_id)
         seq.block_table = []
+        if self.snapshots is not None:
+            self.snapshots.free(seq)
 
-    def clear(self) -> None:
-        """Forget everything: no block is cached, and none is in use. The pool may be in any state before."""
-        self._uncommitted.clear()
-        self.hash_to_block = {}
-        for block in self.blocks:
-            block.ref_count, block.prev_free, block.next_free = 0, None, None  # type: ignore[assignment]
-            block.clear_name()
-        self.free_blocks = FreeBlockQueue(self.blocks)
+    def step_done(self) -> None:
+        """A step has been computed: from now on the K/V of every cached block can be read by others than its step."""
+        self._emit("computed")
 
     # -- questions that change nothing ----------------------------------------------------------------------------
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def name_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
-        """Name and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
-        start, end, names = index * self.block_size, (index + 1) * self.block_size, seq.block_hashes
-        keys = seq.cache_salt, seq.lora_id, seq.mm_spans
-        extra = extra_keys(index, self.block_size, *keys) if seq.has_extra_keys else ()
-        content = names[index - 1] if index else None, seq.tokens[start:end], extra
-        if index == len(names):
-            names.append(self.hasher.name(*content))
-        return names[index], content
+    def hash_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
+        """Hash and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
+        start = index * self.block_size
+        parent_hash = seq.block_hashes[index - 1] if index > 0 else None
+        token_ids = seq.tokens[start : start + self.block_size]
+        extra: ExtraKeys = ()
+        if seq.has_extra_keys:
+            extra = extra_keys(index, self.block_size, seq.cache_salt, seq.lora_id, seq.mm_spans)
+        if index == len(seq.block_hashes):
+            seq.block_hashes.append(self.hasher.hash_block(parent_hash, token_ids, extra))
+        return seq.block_hashes[index], (parent_hash, token_ids, extra)
+
+    def get_computed_blocks(self, seq: Sequence) -> ComputedBlocks:
+        """The longest cached prefix of a sequence. It ends at the first block that is not found."""
+        blocks: list[Block] = []
+        if not self.enable_prefix_caching or seq.skip_prefix_cache:
+            return ComputedBlocks(blocks, hash_collision=False)
+        for index in range(len(seq.tokens) // self.block_size):
+            block_hash, content = self.hash_block(seq, index)
+            copies = self.hash_to_block.get(block_hash)
+            if copies is None:
+                break
+            block = next(iter(copies.values()))
+            if not block.holds(content):
+                return ComputedBlocks(blocks, hash_collision=True)
+            blocks.append(block)
+        return ComputedBlocks(blocks, hash_collision=False)
 
     def can_allocate(self, seq: Sequence) -> bool:
         """Exactly: would allocate_with_prefix succeed now?"""
-        return self.plan_allocation(seq) is not None
-
-    def awaits(self, seq: Sequence) -> bool:
-        """Is K/V of its prefix on its way into the pool? Then others are admitted first. (core/tiers brings some.)"""
-        return False
+        return self._has_room(seq, self._reusable(seq, self.get_computed_blocks(seq).blocks))
 
     def is_cached(self, seq: Sequence, position: int) -> bool:
-        """Is the K/V of this position already in a named block of the sequence's table?"""
+        """Is the K/V of this position in a cached block of the sequence's table?"""
         return self.blocks[seq.block_table[position // self.block_size]].block_hash is not None
 
     def eviction_candidates(self, n: int) -> list[int]:
@@ -282,13 +349,29 @@ class BlockManager:
     # -- the cache as a whole -------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every name. False, with nothing changed, while any block is in use."""
+        """Forget everything that is cached. False, with nothing changed, while any block is in use."""
         if len(self.free_blocks) != len(self.blocks):
             return False
-        for block in self.blocks:
-            self.remove_name(block)
+        self.clear()
         self.stats.recent.clear()
         return True
+
+    def clear(self) -> None:
+        """Make every block free and uncached, in whatever state the pool is.
+
+        This is for a step that has failed: the exception may have come between any two lines of this file, so nothing
+        is undone, and everything is built anew. If clear() is interrupted too, it is called again. The sequences'
+        own fields are the caller's to reset.
+        """
+        for block in self.blocks:
+            block.ref_count = 0
+            block.reset_hash()
+            block.prev_free = block.next_free = None  # type: ignore[assignment]
+        self.hash_to_block = {}
+        self.free_blocks = FreeBlockQueue(self.blocks)
+        if self.snapshots is not None:
+            self.snapshots.clear()
+        self._emit("clear")
 
     def check_integrity(self) -> None:
         """Raise an AssertionError that names the broken invariant."""
@@ -296,48 +379,57 @@ class BlockManager:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def plan_allocation(self, seq: Sequence) -> AllocationPlan | None:
-        """What an allocation would do; nothing is changed. None if the free queue is too short for it."""
-        hits: list[Block] = []
-        hash_collision = False
-        num_full = len(seq.tokens) // self.block_size if self.enable_prefix_caching and not seq.skip_prefix_cache else 0
-        for index in range(num_full):
-            block_hash, content = self.name_block(seq, index)
-            copies = self.hash_to_block.get(block_hash)
-            if copies is None:
-                break
-            block = next(iter(copies.values()))
-            if not block.holds(content):
-                hash_collision = True
-                break
-            hits.append(block)
+    def _reusable(self, seq: Sequence, blocks: list[Block]) -> list[Block]:
+        """Those of the cached blocks with which the sequence can begin."""
+        if self.snapshots is None:
+            return blocks
+        return self.snapshots.reusable(seq, blocks, self.block_size)
+
+    def _has_room(self, seq: Sequence, hits: list[Block]) -> bool:
+        """Can the rest of the sequence have fresh blocks?"""
+        if self.snapshots is not None and not self.snapshots.can_allocate():
+            return False
         num_fresh = self.num_blocks_for(len(seq.tokens)) - len(hits)
         # Unreferenced hits are in the free queue, too: it must hold the fresh blocks beside them.
-        num_free_hits = sum(block.ref_count == 0 for block in hits)
-        if num_fresh + num_free_hits > len(self.free_blocks):
-            return None
-        return AllocationPlan(hits, num_fresh, hash_collision)
+        num_unreferenced = sum(block.ref_count == 0 for block in hits)
+        return num_fresh + num_unreferenced <= len(self.free_blocks)
+
+    def touch(self, blocks: list[Block]) -> None:
+        """Take a reference to each of these blocks. It leaves the free queue, so it is not evicted."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self.free_blocks.remove(block)
+            block.ref_count += 1
 
     def take_fresh_blocks(self, seq: Sequence, num_blocks: int) -> None:
+        """Pop blocks from the head of the free queue into the sequence's table; one that is cached is evicted."""
         for _ in range(num_blocks):
             block = self.free_blocks.popleft()
             if block.block_hash is not None:
-                self.remove_name(block)
+                self._emit("evict", block.block_id, seq.seq_id)
+                self.uncache(block)
                 self.stats.evictions += 1
-                self.tell("evict", block.block_id, seq)
             block.ref_count = 1
             seq.block_table.append(block.block_id)
-            self.tell("allocate", block.block_id, seq)
+            self._emit("allocate", block.block_id, seq.seq_id)
 
-    def tell(self, kind: str, block_id: int, seq: Sequence) -> None:
-        if self.on_event is not None:
-            self.on_event(BlockEvent(kind, block_id, seq.seq_id))
-
-    def remove_name(self, block: Block) -> None:
-        if block.block_hash is None:
+    def uncache(self, block: Block) -> None:
+        """Take a block's hash away, so that nobody finds it any more. Other copies stay. Harmless if it has none."""
+        block_hash = block.block_hash
+        if block_hash is None:
             return
-        copies = self.hash_to_block[block.block_hash]
+        copies = self.hash_to_block[block_hash]
         del copies[block.block_id]
         if not copies:
-            del self.hash_to_block[block.block_hash]
-        block.clear_name()
+            del self.hash_to_block[block_hash]
+            if self.snapshots is not None:
+                self.snapshots.evict(block_hash)
+        block.reset_hash()
+
+    def _emit(self, kind: str, block_id: int = -1, seq_id: int = -1) -> None:
+        if self.on_event is not None:
+            self.on_event(BlockEvent(kind, block_id, seq_id))
+
+    def _emit_snapshot(self, kind: str, block_hash: bytes) -> None:
+        copies = self.hash_to_block[block_hash]
+        self._emit(kind, next(iter(copies)))

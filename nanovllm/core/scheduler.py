@@ -235,6 +235,7 @@ class Scheduler:
                 self.accept_tokens(chunk, token_ids)
             if chunk.seq.status is SequenceStatus.FINISHED:
                 finished.append(chunk.seq)
+        self.block_manager.step_done()
         return finished
 
     def check_integrity(self) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.snapshots.manager import make_block_manager as make_manager
 
 if TYPE_CHECKING:
     from nanovllm.core.tiers.tiers import Tiers
@@ -14,6 +13,15 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.block_times import BlockTimes
     from nanovllm.features.cache_reports.kv_events import KVEvents
     from nanovllm.features.speculation.choose import Speculation
+
+
+def has_tiers(config: EngineConfig) -> bool:
+    return config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
+
+
+def has_kv_events(config: EngineConfig) -> bool:
+    events: Any = config.kv_events_config
+    return events is not None and events.enable_kv_cache_events
 
 
 def check_cache_options(config: EngineConfig, directory: Path) -> dict[Path, str]:
@@ -31,14 +39,6 @@ def check_cache_options(config: EngineConfig, directory: Path) -> dict[Path, str
 
     check_options(config)
     return weight_stamps(directory)
-
-
-def has_tiers(config: EngineConfig) -> bool:
-    return config.prefix_cache_dir is not None or config.cpu_cache_bytes > 0
-
-
-def has_kv_events(config: EngineConfig) -> bool:
-    return config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
 
 
 def make_runner(config: EngineConfig, model_config: ModelConfig) -> Any:
@@ -63,34 +63,36 @@ def make_speculation(
     return make_speculation(config, directory, model_config, tokenizer)
 
 
-def make_block_manager(config: EngineConfig, pool: Any) -> BlockManager:
-    """pool: the KVPool that a model runner has prepared."""
-    caching, hash_algo = config.enable_prefix_caching, config.prefix_caching_hash_algo
-    kinds = None
-    if has_tiers(config) or has_kv_events(config) or config.kv_cache_metrics:
-        from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
+def make_block_manager(pool: Any, **options: Any) -> BlockManager:
+    """pool: the KVPool that a model runner has prepared. options: of BlockManager."""
+    snapshots = None
+    if pool.states is not None:
+        from nanovllm.core.snapshots.cache import SnapshotCache
 
-        kinds = WatchedBlockManager, WatchedHybridBlockManager
-    return make_manager(pool, kinds, enable_prefix_caching=caching, hash_algo=hash_algo)
+        snapshots = SnapshotCache(max_running=pool.states.max_running, max_snapshots=pool.states.max_snapshots)
+    return BlockManager(pool.num_blocks, pool.block_size, snapshots=snapshots, **options)
 
 
 def make_kv_events(engine: "LLMEngine") -> "KVEvents | None":
+    """For those who follow what the pool holds."""
     if not has_kv_events(engine.config):
         return None
     from nanovllm.features.cache_reports.kv_events import make_kv_events
 
-    return make_kv_events(engine, engine.block_manager)
+    return make_kv_events(engine)
 
 
-def make_block_times(config: EngineConfig, manager: Any) -> "BlockTimes | None":
+def make_block_times(config: EngineConfig) -> "BlockTimes | None":
+    """How long cached blocks live, lie idle and wait for their next use."""
     if not config.kv_cache_metrics:
         return None
     from nanovllm.features.cache_reports.block_times import BlockTimes
 
-    return BlockTimes(manager, config.kv_cache_metrics_sample)
+    return BlockTimes(config.kv_cache_metrics_sample)
 
 
 def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, str]) -> "Tiers | None":
+    """What keeps K/V below the pool. directory: the checkpoint's. weight_stamps: of check_cache_options()."""
     if not has_tiers(engine.config):
         return None
     from nanovllm.features.tiers.assembly import make_tiers

@@ -43,7 +43,7 @@ class Announced:
         for index in range(len(token_ids) // self.block_size):
             tokens = token_ids[index * self.block_size : (index + 1) * self.block_size]
             keys = extra_keys(index, self.block_size, cache_salt)
-            names.append(self.hasher.name(names[-1] if names else None, tokens, keys))
+            names.append(self.hasher.hash_block(names[-1] if names else None, tokens, keys))
         return names
 
     def num_tokens(self, engine: Hashable, names: Sequence[bytes]) -> int:

@@ -1,6 +1,8 @@
 """What a directory of cached prefixes holds: the report of `nanovllm cache`, and how it is made smaller."""
 
 import json
+import time
+from collections import defaultdict
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
@@ -9,9 +11,8 @@ from rich.table import Table
 
 from nanovllm.checks.values import check_number, shorten, size_of
 from nanovllm.core.tiers.store import STATE
-from nanovllm.features.tiers.directory import CacheDirectory
-from nanovllm.features.tiers.index import now_us, prepared
-from nanovllm.features.tiers.segment import Segment
+from nanovllm.features.tiers.directory import CacheDirectory, prepared, segments_in
+from nanovllm.features.tiers.segment import HASH_BYTES, space_of
 from nanovllm.tools.screen import Screen
 
 
@@ -35,22 +36,23 @@ def run_cache(path: str, prune: str | None, clear: bool) -> int:
 
 
 def draw(directory: CacheDirectory) -> None:
-    assert directory.index is not None
     table = Table(title=str(directory.path), title_justify="left")
-    for column in ("model", "what", "records", "size", "used again", "last used"):
+    for column in ("model", "what", "records", "size", "last used"):
         table.add_column(column, justify="left" if column in ("model", "what") else "right")
-    files = directory.index.spaces()
-    for number, num_records, num_hits, _, last in sorted(directory.index.summary(), key=lambda row: -row[4]):
-        path = directory.path / files.get(number, "")
-        if (space := Segment.space_of(path)) is None:
-            continue
+    by_space = defaultdict(list)
+    for path in segments_in(directory.path):
+        if (space := space_of(path)) is not None:
+            by_space[space].append(path)
+    for space, paths in by_space.items():
         about = {"model": "?", "numbers": []}
         with suppress(ValueError):
             about |= json.loads(space.about)
         what = "states" if space.kind == STATE else f"blocks of {space.num_tokens} tokens"
         name = " ".join([str(about["model"]), *map(str, about["numbers"])])
-        size = f"{path.stat().st_size / 1e6:,.1f} MB"
-        table.add_row(name, what, f"{num_records:,}", size, f"{num_hits:,} times", ago((now_us() - last) / 1e6))
+        lists = [path.with_suffix(".idx").stat() for path in paths]
+        num_records = sum(found.st_size for found in lists) // HASH_BYTES
+        size = f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
+        table.add_row(name, what, f"{num_records:,}", size, ago(time.time() - max(found.st_mtime for found in lists)))
     Screen().print(table)
     total = sum(path.stat().st_size for path in directory.path.iterdir())
     print(f"{total / 1e6:,.1f} MB in all. --prune SIZE keeps what was used last, --clear nothing.")

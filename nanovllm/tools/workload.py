@@ -57,14 +57,14 @@ class Workload:
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
         self.requests: list[Sequence] = []
-        self._namer = BlockManager(1, block_size)
+        self._hasher = BlockManager(1, block_size)
 
     def add(self, token_ids: list[int], cache_salt: str | None = None) -> None:
         if not token_ids:
             raise ValueError("the prompt is empty")
         seq = Sequence(token_ids, cache_salt=cache_salt)
         for index in range(len(token_ids) // self.block_size):
-            self._namer.name_block(seq, index)
+            self._hasher.hash_block(seq, index)
         self.requests.append(seq)
 
     def report(self) -> WorkloadReport:

@@ -31,9 +31,9 @@ def test_a_name_says_parent_tokens_and_extra_keys(algo, size):
             (("lora", 1), ("mm", "a", 0)),
         ),
     )
-    names = [hasher.name(*p) for p in parts]
+    names = [hasher.hash_block(*p) for p in parts]
     assert len(set(names)) == len(names) and {len(name) for name in names} == {size}
-    assert hasher.name(None, [1, 2]) == BlockHasher(2, algo).name(None, [1, 2]), (
+    assert hasher.hash_block(None, [1, 2]) == BlockHasher(2, algo).hash_block(None, [1, 2]), (
         "not Python's hash(): the same anywhere"
     )
 
@@ -51,7 +51,7 @@ def test_the_encoding_is_injective():
         (("salt", ""), ("salt", "")),
         (("salt", "\ud800"),),
     ]:
-        hasher.name(None, [1], extra)
+        hasher.hash_block(None, [1], extra)
     assert len(set(seen)) == len(seen)
 
 
@@ -105,8 +105,8 @@ def test_salt_and_lora_id_enter_where_they_must():
 
 def test_each_full_block_is_hashed_once(monkeypatch):
     manager, calls = BlockManager(16, 4), []
-    name = manager.hasher.name
-    monkeypatch.setattr(manager.hasher, "name", lambda *args: calls.append(args) or name(*args))
+    hash_block = manager.hasher.hash_block
+    monkeypatch.setattr(manager.hasher, "hash_block", lambda *args: calls.append(args) or hash_block(*args))
     seq = Sequence(list(range(18)))
     assert manager.can_allocate(seq) and manager.allocate_with_prefix(seq)
     seq.num_computed_tokens = 18

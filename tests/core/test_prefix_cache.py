@@ -126,9 +126,9 @@ def test_either_copy_can_go_and_the_other_still_serves(order):
 
 
 class OneBitHasher(BlockHasher):
-    """Every name is one byte, the parity of the first token: collisions everywhere, verification must hold."""
+    """Every hash is one byte, the parity of the first token: collisions everywhere, verification must hold."""
 
-    def name(self, parent, token_ids, extra=()):
+    def hash_block(self, parent_hash, token_ids, extra_keys=()):
         return bytes([token_ids[0] % 2])
 
 
@@ -140,9 +140,9 @@ def colliding(monkeypatch):
 
 def test_a_collision_at_lookup_is_a_miss_and_is_never_registered(colliding):
     first = admit(colliding, [2, 7, 1, 1])
-    other = admit(colliding, [4, 7, 1, 1])  # same name, other content
+    other = admit(colliding, [4, 7, 1, 1])  # same hash, other content
     assert other.num_cached_tokens == 0 and colliding.stats.collisions == 1
-    assert other.num_registered_blocks == 0, "nor is anything behind the contested name"
+    assert other.num_registered_blocks == 0, "nor is anything after the contested hash"
     assert cached(colliding) == set(first.block_table)
     same = admit(colliding, [2, 7, 1, 1, 5])
     assert same.num_cached_tokens == 4 and same.block_table[:2] == first.block_table
@@ -168,11 +168,11 @@ def test_verification_looks_at_extra_keys(colliding, keys, other):
 
 
 def test_verification_looks_at_the_parent(monkeypatch):
-    """The same block behind two parents, under one name: only the parent's name tells them apart."""
+    """The same block behind two parents, under one hash: only the parent's hash tells them apart."""
 
     class Forgetful(BlockHasher):
-        def name(self, parent, token_ids, extra=()):
-            return super().name(None, token_ids, extra)
+        def hash_block(self, parent_hash, token_ids, extra_keys=()):
+            return super().hash_block(None, token_ids, extra_keys)
 
     monkeypatch.setattr(block_manager_module, "BlockHasher", Forgetful)
     manager = BlockManager(16, 2)

@@ -269,6 +269,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert self.manager.reset_prefix_cache() == (not self.running)
         if not self.running:
             self.content = {}
+            self.queue = list(range(len(self.manager.blocks)))
 
     @rule(n=st.integers(0, 15))
     def preview(self, n):

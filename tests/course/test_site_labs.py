@@ -383,7 +383,7 @@ def test_what_a_submission_does_stays_with_it(address, phone):
     forged = """
 from nanovllm.core.block_manager import BlockManager
 from chapters.ch04_paged_attention import checks
-BlockManager.remove_name = BlockManager.free = None
+BlockManager.uncache = BlockManager.free = None
 for task in checks.TASKS:
     vars(task)["checks"] = ()
 """

@@ -5,7 +5,7 @@ from typing import Any
 from chapters.ch16_fixed_memory.solution import delta_step
 from chapters.teaching.questions.bank import Draw, Question, asks, listed, model, one_step, request, table, text
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.cache import HybridBlockManager
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 

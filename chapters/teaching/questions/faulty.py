@@ -25,7 +25,7 @@ def admit(waiting: list[Sequence], manager: BlockManager) -> list[Sequence]:
 def can_allocate(manager: BlockManager, seq: Sequence) -> bool:
     num_blocks, num_hits = manager.num_blocks_for(len(seq.tokens)), 0
     for index in range(len(seq.tokens) // manager.block_size):
-        name, _ = manager.name_block(seq, index)
+        name, _ = manager.hash_block(seq, index)
         if name not in manager.hash_to_block:
             break
         num_hits += 1

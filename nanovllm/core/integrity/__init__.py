@@ -13,28 +13,31 @@ def check_manager(manager: "BlockManager") -> None:
     queue = list(manager.free_blocks)
     assert len(queue) == len(manager.free_blocks) == len(set(queue)), "the free queue's length is wrong"
     free = set(queue)
-    has_name = [manager.blocks[block_id].block_hash is not None for block_id in queue]
-    in_order = manager.free_order == "release" or has_name == sorted(has_name)
-    assert in_order, "in the free queue a named block is before an unnamed one"
-    named = {}
+    is_cached = [manager.blocks[block_id].block_hash is not None for block_id in queue]
+    in_order = manager.free_order == "release" or is_cached == sorted(is_cached)
+    assert in_order, "in the free queue a cached block comes before an uncached one"
+    num_cached = 0
     for index, block in enumerate(manager.blocks):
         assert block.block_id == index, f"block {index} says it is {block.block_id}"
         assert block.ref_count >= 0, f"block {index} has ref_count {block.ref_count}"
         assert (block.ref_count == 0) == (index in free), f"block {index}: ref_count and free queue disagree"
         if block.block_hash is None:
             continue
-        named[index] = block.block_hash
-        assert manager.hash_to_block.get(block.block_hash, {}).get(index) is block, f"block {index} is not findable"
-        assert len(block.token_ids) == manager.block_size, f"block {index} is named but not full"
-        name = manager.hasher.name(block.parent_hash, block.token_ids, block.extra_keys)
-        assert block.block_hash == name, f"block {index} does not bear the name of its content"
+        num_cached += 1
+        copies = manager.hash_to_block.get(block.block_hash, {})
+        assert copies.get(index) is block, f"block {index} is cached and cannot be found"
+        assert len(block.token_ids) == manager.block_size, f"block {index} is cached and not full"
+        block_hash = manager.hasher.hash_block(block.parent_hash, block.token_ids, block.extra_keys)
+        assert block.block_hash == block_hash, f"block {index} does not have the hash of its content"
         parent = block.parent_hash
         assert parent is None or parent in manager.hash_to_block, f"block {index} is cached, its parent is not"
-        first = next(iter(manager.hash_to_block[name].values()))
-        assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index}: a name with two contents"
+        first = next(iter(copies.values()))
+        assert first.holds((parent, block.token_ids, block.extra_keys)), f"block {index}: one hash, two contents"
     num_listed = sum(map(len, manager.hash_to_block.values()))
-    assert num_listed == len(named), "hash_to_block lists blocks that do not bear the name"
+    assert num_listed == num_cached, "hash_to_block lists blocks that do not have the hash"
     assert all(manager.hash_to_block.values()), "hash_to_block keeps an empty entry"
+    if manager.snapshots is not None:
+        manager.snapshots.check_integrity(manager.hash_to_block)
 
 
 def check_scheduler(scheduler: "Scheduler") -> None:
@@ -49,7 +52,7 @@ def check_scheduler(scheduler: "Scheduler") -> None:
             refs[block_id] += 1
             if manager.blocks[block_id].block_hash is not None:
                 part = slice(index * manager.block_size, (index + 1) * manager.block_size)
-                assert part.stop <= seq.num_computed_tokens, f"{seq}: block {block_id} has a name too early"
+                assert part.stop <= seq.num_computed_tokens, f"{seq}: block {block_id} is cached too early"
                 assert manager.blocks[block_id].token_ids == seq.tokens[part], f"{seq}: block {block_id} is another's"
     queued = [seq.seq_id for seq in [*scheduler.running, *scheduler.waiting]]
     assert sorted(scheduler.seqs) == sorted(queued), "seqs differs from the queues"

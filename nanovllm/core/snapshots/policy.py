@@ -1,8 +1,8 @@
 """Where snapshots are taken (chapter 16). Of a hybrid model a prompt can be continued only where there is one.
 
 A snapshot of a small model takes as much memory as K/V of 1,500 tokens, so not every block can have one. Some positions
-are known to be wanted: where a prompt ends, the next turn of a chat begins; where a prompt leaves the names that are in
-the cache, the next prompt that leaves them there begins. Other positions are chosen so that prompts agree on them
+are known to be wanted: where a prompt ends, the next turn of a chat begins; where a prompt leaves the blocks that are
+cached, the next prompt that leaves them there begins. Other positions are chosen so that prompts agree on them
 without having met: powers of two blocks, and where falling powers of two add up to the prompt. Prompts of 5,200 and of
 5,900 tokens both pass 256, 512, 1,024, 2,048, 4,096 = 2^12 and 5,120 = 2^12 + 2^10.
 """

@@ -2,7 +2,7 @@
 
 Some layers of a hybrid model keep a state of fixed size instead of keys and values (features/hybrid). The states of all
 these layers lie together in one slot of a pool. A slot belongs to a running sequence, or it holds a snapshot: the state
-after the last token of a named block.
+after the last token of a cached block.
 """
 
 from dataclasses import dataclass, field
@@ -38,12 +38,12 @@ class Segment(NamedTuple):
 class SequenceState:
     """
     slot         its own one
-    source       the slot that the state is in: its own one, or a snapshot's until a token behind that is computed
-    num_tokens   that the state has taken in when the running step is done; behind it there may be guesses that held
+    source       the slot that the state is in: its own one, or a snapshot's until a token after that is computed
+    num_tokens   that the state has taken in when the running step is done; more draft tokens may have held
     segments     of the sequence's newest chunk
     wanted       positions at which a snapshot is to be taken, and whether somebody is known to want it
-    prompt_end   behind it, only the newest snapshot is kept
-    newest       the name that belongs to
+    prompt_end   after it, only the newest snapshot is kept
+    newest       that snapshot's block hash
     is_new       the newest chunk is being scheduled: nothing of it has been computed
     """
 

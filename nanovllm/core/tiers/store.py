@@ -1,25 +1,39 @@
-"""What a tier is asked for: names. What it promises: blocks. What it delivers: their bytes, or fewer (chapter 7)."""
+"""A tier is asked for block hashes, promises blocks, and delivers their bytes, or fewer (chapter 7)."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 BLOCK, STATE = 0, 1  # kinds of records
+EXTRA_BYTES = 16
+NO_EXTRA = bytes(EXTRA_BYTES)
 
 
 class Record(NamedTuple):
-    """What a block, or the state after one, is known by in tiers. What is found under a name is compared with it.
+    """A block, or the state of a hybrid model after a block, as tiers know it.
 
-    name, parent, extra   of TierNames
-    depth                 records that come before this one, along its parents
+    What a store finds under its key is compared with it, as a hit in the pool is compared with its content.
+
+    block_hash    of the block
+    parent_hash   of the block before it; None for the first
+    token_ids     of the block; a state has none, since its key says all
+    extra         digest of the block's extra keys; NO_EXTRA for plain text
     """
 
-    name: bytes
-    parent: bytes | None
+    block_hash: bytes
+    parent_hash: bytes | None
     token_ids: Sequence[int]
     extra: bytes
-    depth: int
     kind: int = BLOCK
+
+    @property
+    def key(self) -> bytes:
+        return self.block_hash if self.kind == BLOCK else state_key(self.block_hash)
+
+
+def state_key(block_hash: bytes) -> bytes:
+    """Under which the state after a block is kept."""
+    return block_hash + b"state"
 
 
 class Store(Protocol):
@@ -27,7 +41,7 @@ class Store(Protocol):
 
     medium: str
 
-    def may_have(self, name: bytes) -> bool:
+    def may_have(self, key: bytes) -> bool:
         """Is it worth asking for? True may be wrong, and so may False for what another process has just written."""
 
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
@@ -36,7 +50,7 @@ class Store(Protocol):
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":
         """Data of the first of these, in their order, up to one that is not there or is not what was asked for."""
 
-    def touch(self, names: list[bytes]) -> None:
+    def touch(self, keys: list[bytes]) -> None:
         """These were used now, and count as used together. Parents come first."""
 
     def reset(self) -> None:
@@ -47,7 +61,7 @@ class Store(Protocol):
 
 
 class BlockData(Protocol):
-    """The pool's tensors, for who moves what is in them."""
+    """The pool's tensors, for whoever moves what is in them."""
 
     def read(self, block_ids: list[int]) -> list[Any]:
         """A copy of each block's K/V, in all layers."""

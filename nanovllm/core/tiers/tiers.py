@@ -1,49 +1,48 @@
 """Tiers: K/V that the pool has lost, or that another process has computed, comes back before its prompt is admitted.
 
-An admission finds what is in the pool, and nothing else (block_manager.py). Before that, the scheduler asks of each
-waiting sequence whether it awaits anything. Then its blocks are looked for behind those that the pool has:
+An admission finds what is in the pool and nothing else (block_manager.py). So at the beginning of a step poll() looks
+at the sequences that wait, and searches the tiers for the blocks that follow those in the pool:
 
     blocks of the prompt     [ in the pool | in memory | on the disk | nowhere ]
     round 1                                  copied in
     round 2                                              read by a thread; the sequence waits, others are admitted
-    admission                  found in the pool, as if they had never left it  | computed
+    admission                found in the pool, as if they had never left it  | computed
 
-A round brings a chain of blocks from one store. They get their names in the pool as computed blocks do, and are
-nobody's, as if their sequence had ended. So nothing is reserved while a disk is read, and a sequence that is aborted
+A round brings a run of blocks from one store. They are cached in the pool as computed blocks are, and nobody holds
+them, as if their sequence had ended. So nothing is reserved while a disk is read, and a sequence that is aborted
 meanwhile leaves nothing behind. What does not come is computed.
 
-The disk gets a block when it has been computed: parents come before children, so what a killed process leaves is whole
-chains. Memory gets a block when the pool evicts it: what both had would be lost to the tier.
+The disk gets a block when its step has been computed; parents come before children. Memory gets a block when the pool
+evicts it, since keeping it in both places would waste memory. Its K/V is copied by save_evicted(), after the step has
+been scheduled and before it is computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from copy import copy
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
-from nanovllm.core.block_manager import Block, BlockManager
+from nanovllm.core.block_hash import ExtraKeys
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.manager import Snapshot
-from nanovllm.core.tiers.names import TierNames
-from nanovllm.core.tiers.pool_names import PoolNames
-from nanovllm.core.tiers.store import STATE, BlockData, Record, Store
-from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager, Watcher
+from nanovllm.core.tiers.store import EXTRA_BYTES, NO_EXTRA, STATE, BlockData, Record, Store, state_key
 
-MAX_FETCHES = 4  # under way or not delivered yet; what each may take is bounded by its store
-MAX_IN_VAIN = 3  # then what is still missing is computed
+MAX_FETCHES = 4  # under way, or not taken in yet; how much each may bring is bounded by its store
+MAX_IN_VAIN = 3  # answers that bring nothing; then what is still missing is computed
+MAX_POLLED = 32  # sequences looked at in a step; those after them are not admitted in it
 
 
 @dataclass(eq=False)
 class Awaited:
     """What a waiting sequence wants from tiers.
 
-    records     its full blocks
-    num_in_vain answers that brought nothing: it was not there, or what comes before it has left the pool
-    fetch       what a store has promised: the data of `wanted`
-    found       {medium: tokens whose K/V has come from it}
+    records      its full blocks
+    num_in_vain  answers that brought nothing: it was not there, or what comes before it has left the pool
+    fetch        what a store has promised: the data of `wanted`, which begins at the sequence's block `first`
+    found        {medium: tokens whose K/V has come from it}
     """
 
     records: list[Record]
@@ -52,6 +51,7 @@ class Awaited:
     fetch: "Future[list[Any]] | None" = None
     store: Store | None = None
     wanted: list[Record] = field(default_factory=list)  # empty: another sequence has asked for them
+    first: int = 0
     found: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -59,139 +59,179 @@ class Awaited:
         return self.fetch is not None and not self.fetch.done()
 
 
-class Tiers(Watcher):
+class Tiers:
     """Brings K/V back into a manager's pool, and hands stores what they may keep of it.
 
     memory      gets what the pool evicts; or None
     disk        gets what has been computed; or None
     data        the pool's tensors
     hit_tokens  {medium: [tokens of first admissions, of those after a preemption] that were found there}
-    on_kept     is told of blocks that the pool has got and the disk may have had before
+    on_kept     called with blocks that the pool has got and the disk may have had before; or None
+
+    on_event() hears what the block manager does. In each step poll() comes before schedule(), and save_evicted()
+    between that and the computation.
     """
 
-    on_kept: Callable[[list[Record]], None] | None = None
-
     def __init__(
-        self,
-        manager: WatchedBlockManager,
-        data: BlockData,
-        names: TierNames,
-        memory: Store | None = None,
-        disk: Store | None = None,
+        self, manager: BlockManager, data: BlockData, memory: Store | None = None, disk: Store | None = None
     ) -> None:
-        self.manager, self.data, self.memory, self.disk = manager, data, memory, disk
-        self.names = PoolNames(manager, names)
+        self.manager = manager
+        self.data = data
+        self.memory = memory
+        self.disk = disk
         self.stores = [store for store in (memory, disk) if store is not None]
         self.hit_tokens = {medium: [0, 0] for medium in ("pool", *(store.medium for store in self.stores))}
-        self._awaited: WeakKeyDictionary[Sequence, Awaited] = WeakKeyDictionary()
-        self._fetching: WeakSet[Awaited] = WeakSet()  # who has asked a store and has not taken the answer
-        manager.watchers.append(self)
+        self.on_kept: Callable[[list[Record]], None] | None = None
+        self._awaited: dict[int, Awaited] = {}  # seq_id -> what it wants
+        self._preempted: set[int] = set()  # seq_ids of those that wait and have had blocks before
+        self._reset_step()
+
+    def _reset_step(self) -> None:
+        self._hits: dict[int, list[Block]] = {}  # seq_id -> the cached blocks that it was admitted with
+        self._registered: dict[int, Block] = {}  # block_id -> block; not stored yet
+        self._evicted: list[tuple[Record, int]] = []  # block_id
+        self._dropped: list[tuple[Record, int]] = []  # of states: the slot
+        self._new_snapshots: dict[bytes, bool] = {}  # block hash -> has it been computed? not stored yet
 
     # -- back into the pool ---------------------------------------------------------------------------------------
 
-    def awaits(self, seq: Sequence) -> bool:
-        """See BlockManager.awaits. Takes in what has come, and asks for what comes next."""
-        awaited = self._awaited.get(seq)
-        if awaited is not None and awaited.is_pending:
-            return True
+    def poll(self, waiting: Iterable[Sequence]) -> None:
+        """Take in what has arrived, and ask for what is missing, for the sequences that may be admitted next.
+
+        waiting: in the order of the queue. Sets awaits_blocks of each: others are admitted before it. Stops where the
+        pool has no room for one more: what is brought in now would be evicted before its admission.
+        """
+        waiting = list(waiting)
+        self._awaited = {seq.seq_id: self._awaited[seq.seq_id] for seq in waiting if seq.seq_id in self._awaited}
+        self._preempted = {seq.seq_id for seq in waiting if seq.was_admitted}
+        num_free = len(self.manager.free_blocks)
+        ahead: dict[int, Block] = {}  # block_id -> cached blocks that sequences further ahead will reuse
+        for index, seq in enumerate(waiting):
+            if index >= MAX_POLLED:
+                seq.awaits_blocks = True
+                continue
+            if self.num_needed(seq, ahead) > num_free:
+                break
+            seq.awaits_blocks = self.awaits(seq, ahead)
+            if not seq.awaits_blocks:
+                num_free -= self.num_needed(seq, ahead)
+            ahead |= {block.block_id: block for block in self.manager.get_computed_blocks(seq).blocks}
+
+    def num_needed(self, seq: Sequence, ahead: dict[int, Block]) -> int:
+        """Blocks of the free queue that its admission takes, beside those that sequences further ahead reuse."""
+        hits = self.manager.get_computed_blocks(seq).blocks
+        num_shared = sum(block.ref_count > 0 or block.block_id in ahead for block in hits)
+        return self.manager.num_blocks_for(len(seq.tokens)) - num_shared
+
+    def awaits(self, seq: Sequence, ahead: dict[int, Block]) -> bool:
+        """Take in what has come for a sequence, and ask for what comes next. True while something is on its way."""
+        if seq.skip_prefix_cache or not self.manager.enable_prefix_caching:
+            return False
+        awaited = self._awaited.get(seq.seq_id)
         if awaited is None:
-            if seq.skip_prefix_cache or not self.manager.enable_prefix_caching:
-                return False
-            if len(self._fetching) >= MAX_FETCHES:
+            if len(self._fetching()) >= MAX_FETCHES:
                 return True
-            awaited = self._awaited[seq] = Awaited(self.names.records_of(seq))
+            awaited = self._awaited[seq.seq_id] = Awaited(self.records_of(seq))
         while not awaited.is_pending:
-            plan = BlockManager.plan_allocation(self.manager, seq)
-            if plan is None:  # no room for the sequence: what is brought in now would be evicted before its admission
-                return False
             if awaited.fetch is not None:
-                self.take(seq, awaited)
-            elif not self.ask(seq, awaited, len(plan.hits)):
+                self.take(seq, awaited, ahead)
+            elif not self.ask(seq, awaited, len(self.manager.get_computed_blocks(seq).blocks)):
                 return False
         return True
 
     def ask(self, seq: Sequence, awaited: Awaited, num_hits: int) -> bool:
         """Ask a store for what comes after the blocks that the pool has. False if none may have it."""
         wanted = self.next_wanted(seq, awaited, num_hits)
-        store = next((store for store in self.stores if wanted and store.may_have(wanted[0].name)), None)
+        store = next((store for store in self.stores if wanted and store.may_have(wanted[0].key)), None)
         if store is None:
             return False
-        same = (other for other in self._fetching if other.is_pending and other.wanted[0].name == wanted[0].name)
-        if (other := next(same, None)) is not None:
-            awaited.fetch, awaited.wanted = other.fetch, []
-            return True
-        awaited.wanted, awaited.store = [*takewhile(lambda record: store.may_have(record.name), wanted)], store
+        for other in self._fetching():
+            if other.is_pending and other.wanted[0].key == wanted[0].key:
+                awaited.fetch = other.fetch
+                awaited.wanted = []
+                return True
+        awaited.store = store
+        awaited.first = num_hits
+        awaited.wanted = list(takewhile(lambda record: store.may_have(record.key), wanted))
         awaited.fetch = store.fetch(awaited.wanted)
-        self._fetching.add(awaited)
         return True
 
     def next_wanted(self, seq: Sequence, awaited: Awaited, num_hits: int) -> list[Record]:
         """Records that would help, in order."""
         wanted = awaited.records[num_hits:]
-        if isinstance(self.manager, WatchedHybridBlockManager):
+        snapshots = self.manager.snapshots
+        if snapshots is not None:
             num_usable = self.num_usable(seq, awaited.records, num_hits)
             wanted = awaited.records[num_hits:num_usable]
             if num_usable and not wanted and not awaited.has_asked_for_state:
                 awaited.has_asked_for_state = True
-                missing = seq.block_hashes[num_usable - 1] not in self.manager.snapshots
-                return [self.names.state_record(awaited.records[num_usable - 1])] if missing else []
+                block_hash = seq.block_hashes[num_usable - 1]
+                return [] if block_hash in snapshots.by_hash else [self.state_record(block_hash)]
         return wanted if awaited.num_in_vain < MAX_IN_VAIN else []
 
     def num_usable(self, seq: Sequence, records: list[Record], num_hits: int) -> int:
-        """Of a hybrid model: blocks up to the deepest one that a state may be had after."""
-        states: Any = self.manager
+        """Of a hybrid model: blocks up to the deepest one after which a state may be had."""
+        assert self.manager.snapshots is not None
         end = (len(seq.tokens) - 1) // self.manager.block_size  # one token, at least, is left to be computed
-        num_there = num_hits + sum(1 for _ in takewhile(self.is_kept, records[num_hits:]))
+        num_there = num_hits + sum(1 for _ in takewhile(lambda record: self.is_kept(record.key), records[num_hits:]))
         for n in range(min(end, num_there), 0, -1):
-            if seq.block_hashes[n - 1] in states.snapshots or self.is_kept(self.names.state_record(records[n - 1])):
+            block_hash = seq.block_hashes[n - 1]
+            if block_hash in self.manager.snapshots.by_hash or self.is_kept(state_key(block_hash)):
                 return n
         return 0
 
-    def take(self, seq: Sequence, awaited: Awaited) -> None:
+    def take(self, seq: Sequence, awaited: Awaited, ahead: dict[int, Block]) -> None:
         """Put what a fetch has brought into the pool."""
         assert awaited.fetch is not None
-        data, wanted, store, awaited.fetch = awaited.fetch.result(), awaited.wanted, awaited.store, None
-        self._fetching.discard(awaited)
-        if not wanted or store is None:
-            return
+        data = awaited.fetch.result()
+        awaited.fetch = None
+        if not awaited.wanted or awaited.store is None:
+            return  # another sequence takes it in
         if not data:
             awaited.num_in_vain += 1
-        elif wanted[0].kind == STATE:
-            self.put_state(seq.block_hashes[wanted[0].depth - 1], data[0])
+        elif awaited.wanted[0].kind == STATE:
+            self.put_state(awaited.wanted[0].block_hash, data[0])
         else:
-            num_blocks = self.put_blocks(seq, wanted[0].depth, data)
+            num_blocks = self.put_blocks(seq, awaited.first, data, ahead)
             awaited.num_in_vain += num_blocks == 0
-            awaited.found[store.medium] = awaited.found.get(store.medium, 0) + num_blocks * self.manager.block_size
+            medium = awaited.store.medium
+            awaited.found[medium] = awaited.found.get(medium, 0) + num_blocks * self.manager.block_size
 
-    def put_blocks(self, seq: Sequence, first: int, data: list[Any]) -> int:
-        """Give K/V of the sequence's full blocks, from `first` on, blocks of the pool and their names. How many."""
-        plan = BlockManager.plan_allocation(self.manager, seq)
-        num_hits = 0 if plan is None else len(plan.hits)
-        if plan is None or not first <= num_hits < first + len(data):
+    def put_blocks(self, seq: Sequence, first: int, data: list[Any], ahead: dict[int, Block]) -> int:
+        """Cache K/V of the sequence's full blocks, from `first` on, in blocks of the pool. Returns how many.
+
+        The blocks before them are held meanwhile, and so are those that sequences further ahead will reuse.
+        """
+        hits = self.manager.get_computed_blocks(seq).blocks
+        if not first <= len(hits) < first + len(data):
             return 0
-        data, loaded = data[num_hits - first :], copy(seq)
-        loaded.block_table = []
-        for block in plan.hits:  # held, so that they are not evicted for their own children
-            if block.ref_count == 0:
-                self.manager.free_blocks.remove(block)
-            block.ref_count += 1
-            loaded.block_table.append(block.block_id)
+        loaded, holder = copy(seq), copy(seq)
+        loaded.block_table = [block.block_id for block in hits]
+        holder.block_table = list(ahead)
+        self.manager.touch(hits)
+        self.manager.touch(list(ahead.values()))
+        data = data[len(hits) - first :][: len(self.manager.free_blocks)]
         self.manager.take_fresh_blocks(loaded, len(data))
-        self.data.write(loaded.block_table[num_hits:], data)
+        self.save_evicted()
+        self.data.write(loaded.block_table[len(hits) :], data)
         loaded.num_computed_tokens = len(loaded.block_table) * self.manager.block_size
-        loaded.num_registered_blocks = num_hits
-        BlockManager.register_prefix(self.manager, loaded)
-        BlockManager.free(self.manager, loaded)
-        return loaded.num_registered_blocks - num_hits
+        loaded.num_registered_blocks = len(hits)
+        self.manager.register_prefix(loaded)
+        self.manager.free(loaded)
+        self.manager.free(holder)  # last: what is needed first is evicted last
+        return loaded.num_registered_blocks - len(hits)
 
-    def put_state(self, name: bytes, data: Any) -> None:
+    def put_state(self, block_hash: bytes, data: Any) -> None:
         """Make a snapshot of what was kept of a block's state, if the block is in the pool and a slot can be had."""
-        states: Any = self.manager
-        if name not in states.hash_to_block or name in states.snapshots:
+        snapshots = self.manager.snapshots
+        assert snapshots is not None
+        if block_hash not in self.manager.hash_to_block or block_hash in snapshots.by_hash:
             return
-        if (slot := states.slot_to_write()) is not None:
+        slot = snapshots.take_slot(is_wanted=True)
+        if slot is not None:
+            self.save_evicted()
             self.data.write_state(slot, data)
-            states.snapshots[name] = Snapshot(slot, is_wanted=True)
+            snapshots.add(block_hash, slot, is_wanted=True)
 
     def wait(self, seconds: float) -> bool:
         """Nothing else can be done: wait until something has come, but not for longer. False if nothing is awaited."""
@@ -199,60 +239,126 @@ class Tiers(Watcher):
         wait(pending, seconds, FIRST_COMPLETED)
         return bool(pending)
 
-    # -- what the manager tells -----------------------------------------------------------------------------------
+    def _fetching(self) -> list[Awaited]:
+        """Who has asked a store and has not taken the answer in."""
+        return [awaited for awaited in self._awaited.values() if awaited.fetch is not None and awaited.wanted]
 
-    def admitted(self, seq: Sequence, is_first: bool) -> None:
-        awaited = self._awaited.pop(seq, None)
-        found = {} if awaited is None else awaited.found
-        pool = seq.num_cached_tokens - sum(found.values())
-        for medium, num_tokens in {**found, "pool": max(pool, 0)}.items():
-            self.hit_tokens[medium][not is_first] += num_tokens
-        blocks = [self.manager.blocks[block_id] for block_id in seq.block_table[: seq.num_registered_blocks]]
-        names = [self.names.name_of(block) for block in blocks]
-        if names and seq.state is not None:
-            names.append(self.names.names.name_of_state(names[-1]))  # it began with the state after its last hit
-        for store in self.stores if names else ():
-            store.touch(names)
+    # -- out of the pool ------------------------------------------------------------------------------------------
 
-    def stored(self, blocks: list[Block]) -> None:
-        disk = self.disk
-        if disk is None:
+    def on_event(self, event: BlockEvent) -> None:
+        """See BlockManager.on_event. Nothing is copied here."""
+        block = self.manager.blocks[event.block_id]
+        if event.kind == "hit":
+            self._hits.setdefault(event.seq_id, []).append(block)
+        elif event.kind == "register":
+            self._registered[block.block_id] = block
+        elif event.kind == "evict":
+            self._registered.pop(block.block_id, None)
+            if self.memory is not None:
+                self._evicted.append((self.record_of(block), block.block_id))
+            if len(self.manager.hash_to_block[block.block_hash]) == 1:  # type: ignore[index]
+                self._drop_snapshot(block)
+        elif event.kind == "snapshot":
+            self._new_snapshots[block.block_hash] = False  # type: ignore[index]
+        elif event.kind == "drop_snapshot":
+            self._drop_snapshot(block)
+        elif event.kind == "computed":
+            self._store_computed()
+        elif event.kind == "clear":
+            self._awaited.clear()
+            self._reset_step()
+
+    def save_evicted(self) -> None:
+        """Copy what has been evicted into memory, before anything is written over it."""
+        if self.memory is not None:
+            for record, block_id in self._evicted:
+                self.memory.put([record], lambda: self.data.read([block_id]))  # noqa: B023
+            for record, slot in self._dropped:
+                self.memory.put([record], lambda: [self.data.read_state(slot)])  # noqa: B023
+        self._evicted.clear()
+        self._dropped.clear()
+
+    def _drop_snapshot(self, block: Block) -> None:
+        """The snapshot after this block is about to go, if there is one. One that is not computed yet is no loss."""
+        snapshots, block_hash = self.manager.snapshots, block.block_hash
+        if snapshots is None or block_hash not in snapshots.by_hash:
             return
-        if new := [block for block in blocks if not disk.may_have(self.names.name_of(block))]:
-            ids = [block.block_id for block in new]
-            disk.put([self.names.record_of(block) for block in new], lambda: self.data.read(ids))
-        if self.on_kept is not None and len(new) < len(blocks):
-            put = {block.block_id for block in new}
-            self.on_kept([self.names.record_of(block) for block in blocks if block.block_id not in put])
+        is_computed = self._new_snapshots.pop(block_hash, True)
+        if is_computed and self.memory is not None:
+            self._dropped.append((self.state_record(block_hash), snapshots.by_hash[block_hash].slot))
 
-    def removed(self, block: Block) -> None:
-        assert block.block_hash is not None
-        if self.memory is not None:
-            self.memory.put([self.names.record_of(block)], lambda: self.data.read([block.block_id]))
-            if isinstance(self.manager, WatchedHybridBlockManager):
-                self.snapshot_removed(block.block_hash)
-        self.names.forget(block)
-
-    def snapshots_stored(self, names: list[bytes]) -> None:
+    def _store_computed(self) -> None:
+        """A step has been computed: the disk gets what is new, and stores hear what was used."""
+        for seq_id, blocks in self._hits.items():
+            self._count_hits(seq_id, len(blocks) * self.manager.block_size)
+            keys = [block.block_hash for block in blocks if block.block_hash is not None]
+            if self.manager.snapshots is not None:
+                keys.append(state_key(keys[-1]))  # the sequence began with the state after its last hit
+            for store in self.stores:
+                store.touch(keys)
+        self._hits.clear()
         if self.disk is not None:
-            for name in names:
-                self.keep_state(self.disk, name)
+            self._store_blocks(self.disk)
+        self._registered.clear()
+        if self.manager.snapshots is not None:
+            self._store_snapshots()
 
-    def snapshot_removed(self, name: bytes) -> None:
-        if self.memory is not None:
-            self.keep_state(self.memory, name)
+    def _store_blocks(self, disk: Store) -> None:
+        """What the step has registered; a block's parent was registered before it."""
+        records = {block.block_id: self.record_of(block) for block in self._registered.values()}
+        new = {block_id: record for block_id, record in records.items() if not disk.may_have(record.key)}
+        if new:
+            disk.put([*new.values()], lambda: self.data.read([*new]))
+        if self.on_kept is not None and len(new) < len(records):
+            self.on_kept([record for block_id, record in records.items() if block_id not in new])
 
-    def keep_state(self, store: Store, name: bytes) -> None:
-        states: Any = self.manager
-        if (slot := states.slot_of(name)) is not None:
-            block = next(iter(states.hash_to_block[name].values()))
-            store.put([self.names.state_record(self.names.record_of(block))], lambda: [self.data.read_state(slot)])
+    def _store_snapshots(self) -> None:
+        """Of a running sequence's output only the newest snapshot is kept, and it goes within a few tokens: the disk
+        gets it when the sequence has ended."""
+        snapshots = self.manager.snapshots
+        assert snapshots is not None
+        newest = {state.newest for state in snapshots.states.values()}
+        for block_hash in list(self._new_snapshots):
+            self._new_snapshots[block_hash] = True
+            if block_hash in newest:
+                continue
+            del self._new_snapshots[block_hash]
+            if self.disk is not None and not self.disk.may_have(state_key(block_hash)):
+                slot = snapshots.by_hash[block_hash].slot
+                self.disk.put([self.state_record(block_hash)], lambda: [self.data.read_state(slot)])  # noqa: B023
 
-    def rolled_back(self) -> None:
-        self.names.clear()
+    def _count_hits(self, seq_id: int, num_tokens: int) -> None:
+        """A sequence was admitted with this many tokens in cached blocks, wherever their K/V came from."""
+        awaited = self._awaited.pop(seq_id, None)
+        found = {} if awaited is None else awaited.found
+        in_pool = max(num_tokens - sum(found.values()), 0)
+        for medium, num_found in {**found, "pool": in_pool}.items():
+            self.hit_tokens[medium][seq_id in self._preempted] += num_found
 
-    def cleared(self) -> None:
-        self.names.clear()
+    # -- records --------------------------------------------------------------------------------------------------
 
-    def is_kept(self, record: Record) -> bool:
-        return any(store.may_have(record.name) for store in self.stores)
+    def records_of(self, seq: Sequence) -> list[Record]:
+        """Of all full blocks of a sequence."""
+        records = []
+        for index in range(len(seq.tokens) // self.manager.block_size):
+            block_hash, (parent_hash, token_ids, extra_keys) = self.manager.hash_block(seq, index)
+            records.append(Record(block_hash, parent_hash, token_ids, self.digest(extra_keys)))
+        return records
+
+    def record_of(self, block: Block) -> Record:
+        """Of a cached block."""
+        assert block.block_hash is not None
+        return Record(block.block_hash, block.parent_hash, block.token_ids, self.digest(block.extra_keys))
+
+    def state_record(self, block_hash: bytes) -> Record:
+        """Of the state after a block."""
+        return Record(block_hash, None, (), NO_EXTRA, STATE)
+
+    def digest(self, extra_keys: ExtraKeys) -> bytes:
+        """Of a block's extra keys: stores need not know a salt."""
+        if not extra_keys:
+            return NO_EXTRA
+        return blake2b(self.manager.hasher.encode(extra_keys), digest_size=EXTRA_BYTES).digest()
+
+    def is_kept(self, key: bytes) -> bool:
+        return any(store.may_have(key) for store in self.stores)

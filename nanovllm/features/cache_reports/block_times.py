@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 from nanovllm.core.block_manager import BlockEvent
-from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
 from nanovllm.features.callers.metrics import Distribution
 
 # Upper bounds of vLLM's buckets, in seconds.
@@ -23,19 +22,20 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20
 NAMES = "kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds".split()
 
 
-class BlockTimes(Watcher):
-    """sample: the share of blocks that are observed; each is chosen when it is allocated."""
+class BlockTimes:
+    """A listener. sample: the share of blocks that are observed; each is chosen when it is allocated."""
 
-    def __init__(
-        self, manager: WatchedBlockManager, sample: float, now: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, sample: float, now: Callable[[], float] = time.perf_counter) -> None:
         self.sample, self.now = sample, now
         self.lifetime, self.idle, self.reuse_gap = Distribution(BUCKETS), Distribution(BUCKETS), Distribution(BUCKETS)
         self._random = Random(0)  # of its own: who calls may have seeded the other one
         self._uses: dict[int, list[float]] = {}  # block_id -> when it was allocated, and when it was hit last
-        manager.watchers.append(self)
 
-    def happened(self, event: BlockEvent) -> None:
+    def on_event(self, event: BlockEvent) -> None:
+        """See BlockManager.on_event."""
+        if event.kind == "clear":
+            self._uses.clear()
+            return
         uses = self._uses.get(event.block_id)
         if event.kind == "allocate":
             self._uses.pop(event.block_id, None)
@@ -52,9 +52,6 @@ class BlockTimes(Watcher):
             now = self.now()
             self.lifetime.observe(now - uses[0])
             self.idle.observe(now - uses[-1])
-
-    def cleared(self) -> None:
-        self._uses.clear()
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         times = self.lifetime, self.idle, self.reuse_gap

@@ -1,7 +1,7 @@
 """Events of the prefix cache, with vLLM's names and fields: which blocks can be found from now on, and which no longer.
 
-A router that follows them knows which prompts an engine has K/V for. It may go by names, which it can make itself
-(BlockHasher in core/block_hash.py), or by token ids.
+A router that follows them knows which prompts an engine has K/V for. It may go by block hashes, which it can compute
+itself (BlockHasher in core/block_hash.py), or by token ids.
 """
 
 import json
@@ -13,15 +13,15 @@ MEDIUM_GPU = "GPU"  # the pool, on a CPU, too: as in vLLM
 
 @dataclass
 class BlockStored:
-    """K/V can be read under these names.
+    """The K/V of these blocks can be found.
 
-    block_hashes       names, each block's parent before it
-    parent_block_hash  name of the block before the first of these; None at the beginning of a sequence
+    block_hashes       each block's parent comes before it
+    parent_block_hash  of the block before the first of these; None at the beginning of a sequence
     token_ids          of all these blocks
-    lora_id, lora_name the adapter's, or None; lora_id is a part of the name
+    lora_id, lora_name the adapter's, or None; lora_id is a part of the hash
     medium             where the K/V is: "GPU", or what a store below the pool calls itself
-    extra_keys         None, if nothing but adapter and tokens is in these names. Otherwise for each block None or what
-                       is in its name: "salt", "mm". The salt itself is nobody's business.
+    extra_keys         None, if nothing but adapter and tokens is in these hashes. Otherwise for each block None or what
+                       is in its hash: "salt", "mm". The salt itself is nobody's business.
     """
 
     block_hashes: list[bytes]
@@ -36,7 +36,7 @@ class BlockStored:
 
 @dataclass
 class BlockRemoved:
-    """Nothing can be found under these names any more."""
+    """Blocks of these hashes cannot be found any more."""
 
     block_hashes: list[bytes]
     medium: str | None
@@ -59,7 +59,7 @@ class KVEventBatch:
     events: list[KVCacheEvent]
 
     def to_json(self) -> str:
-        """One line: {"ts": ..., "events": [{"type": "BlockStored", ...}, ...]}. Names are hexadecimal text."""
+        """One line: {"ts": ..., "events": [{"type": "BlockStored", ...}, ...]}. Hashes are hexadecimal text."""
         return json.dumps({"ts": self.ts, "events": [_to_dict(event) for event in self.events]})
 
     @classmethod
@@ -71,7 +71,7 @@ class KVEventBatch:
 def _to_dict(event: KVCacheEvent) -> dict[str, Any]:
     fields = {"type": type(event).__name__, **vars(event)}
     if "block_hashes" in fields:
-        fields["block_hashes"] = [name.hex() for name in fields["block_hashes"]]
+        fields["block_hashes"] = [block_hash.hex() for block_hash in fields["block_hashes"]]
     if fields.get("parent_block_hash") is not None:
         fields["parent_block_hash"] = fields["parent_block_hash"].hex()
     if fields.get("extra_keys", ()) is None:
@@ -82,7 +82,7 @@ def _to_dict(event: KVCacheEvent) -> dict[str, Any]:
 def _from_dict(fields: dict[str, Any]) -> KVCacheEvent:
     kind, fields = KINDS[fields["type"]], {name: value for name, value in fields.items() if name != "type"}
     if "block_hashes" in fields:
-        fields["block_hashes"] = [bytes.fromhex(name) for name in fields["block_hashes"]]
+        fields["block_hashes"] = [bytes.fromhex(block_hash) for block_hash in fields["block_hashes"]]
     if fields.get("parent_block_hash") is not None:
         fields["parent_block_hash"] = bytes.fromhex(fields["parent_block_hash"])
     if fields.get("extra_keys") is not None:

@@ -1,17 +1,15 @@
-"""KVEvents: tells a follower of the prefix cache what it needs, to hold exactly the names that are in the pool."""
+"""KVEvents: tells a follower of the prefix cache what it needs to know exactly the block hashes in the pool."""
 
 import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm.checks.callbacks import told_to
-from nanovllm.core.block_manager import Block
-from nanovllm.core.tiers.names import NO_EXTRA
-from nanovllm.core.tiers.store import BLOCK, Record
-from nanovllm.core.tiers.watched import WatchedBlockManager, Watcher
+from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
+from nanovllm.core.tiers.store import BLOCK, NO_EXTRA, Record
 from nanovllm.features.cache_reports.events import (
     MEDIUM_GPU,
     AllBlocksCleared,
@@ -32,29 +30,28 @@ MAX_EVENTS = 10_000  # that a follower has not taken
 
 
 class Note(NamedTuple):
-    """What a store tells. has_lost: it may be anything."""
+    """What a store tells."""
 
     medium: str
     stored: Sequence[Record] = ()
     removed: Sequence[bytes] = ()
-    has_lost: bool = False
 
 
 class Told(NamedTuple):
     """A block, as far as a follower hears of it."""
 
-    name: bytes
-    parent: bytes | None
+    block_hash: bytes
+    parent_hash: bytes | None
     token_ids: Sequence[int]
     lora_id: int | None
     extra: tuple[str, ...] | None
 
 
-class StoreNames:
-    """What a follower has heard of one store below the pool: names with their parents before them.
+class StoreHashes:
+    """What a follower has heard of one store below the pool: block hashes, each after its parent.
 
-    told     names that it has
-    waiting  records that the store has and the follower cannot place yet, by their names; by_parent: by their parents'
+    told     hashes that it has
+    waiting  records that the store has and the follower cannot place yet, by their hashes; by_parent: by their parents'
     """
 
     def __init__(self) -> None:
@@ -68,37 +65,38 @@ class StoreNames:
         todo = deque(records)
         while todo:
             record = todo.popleft()
-            if record.name in self.told or record.name in new:
+            block_hash, parent = record.block_hash, record.parent_hash
+            if block_hash in self.told or block_hash in new:
                 continue
-            if record.parent is None or record.parent in self.told or record.parent in new:
-                new[record.name] = record
-                todo.extend(self.waiting[name] for name in self.by_parent.get(record.name, ()))
+            if parent is None or parent in self.told or parent in new:
+                new[block_hash] = record
+                todo.extend(self.waiting[child] for child in self.by_parent.get(block_hash, ()))
             else:
-                self.waiting[record.name] = record
-                self.by_parent[record.parent].add(record.name)
+                self.waiting[block_hash] = record
+                self.by_parent[parent].add(block_hash)
         return new
 
     def were_told(self, records: dict[bytes, Record]) -> None:
         self.told.update(records)
         self._wait_no_more(records)
 
-    def removed(self, names: Iterable[bytes]) -> list[bytes]:
+    def removed(self, block_hashes: Iterable[bytes]) -> list[bytes]:
         """The store has forgotten these. Returns those that the follower knows."""
-        self._wait_no_more(names)
-        return [name for name in names if name in self.told]
+        self._wait_no_more(block_hashes)
+        return [block_hash for block_hash in block_hashes if block_hash in self.told]
 
-    def _wait_no_more(self, names: Iterable[bytes]) -> None:
-        for name in names:
-            record = self.waiting.pop(name, None)
-            if record is not None and record.parent is not None:
-                self.by_parent[record.parent].discard(name)
-                if not self.by_parent[record.parent]:
-                    del self.by_parent[record.parent]
+    def _wait_no_more(self, block_hashes: Iterable[bytes]) -> None:
+        for block_hash in block_hashes:
+            record = self.waiting.pop(block_hash, None)
+            if record is not None and record.parent_hash is not None:
+                self.by_parent[record.parent_hash].discard(block_hash)
+                if not self.by_parent[record.parent_hash]:
+                    del self.by_parent[record.parent_hash]
 
 
-class KVEvents(Watcher):
-    """Events are gathered, and told when a step has succeeded. If telling fails, the same events are told again: they
-    say what is there now, so that hearing them twice changes nothing.
+class KVEvents:
+    """A listener of a block manager. Events are gathered, and told when a step has succeeded. If telling fails, the
+    same events are told again: they say what is there now, so that hearing them twice changes nothing.
 
     In each medium a follower hears of a block after its parent, and of its end only if it has heard of it. After
     AllBlocksCleared it knows of nothing.
@@ -110,83 +108,80 @@ class KVEvents(Watcher):
 
     def __init__(
         self,
-        manager: WatchedBlockManager,
+        manager: BlockManager,
         path: str | None = None,
         name_of_adapter: Callable[[int], str | None] = lambda lora_id: None,
     ) -> None:
         self.manager, self.name_of_adapter = manager, name_of_adapter
         self.on_batch: Callable[[KVEventBatch], None] | None = None
-        self._names: set[bytes] = set()  # that a follower has of the pool, when it has heard all of _events
+        self._hashes: set[bytes] = set()  # that a follower has of the pool, when it has heard all of _events
+        self._registered: dict[int, Block] = {}  # block_id -> block that the running step has registered
         self._events: list[KVCacheEvent] = []  # not told yet
         self._notes: deque[Note] = deque()  # of stores' threads, that are no events yet
-        self._in_stores: defaultdict[str, StoreNames] = defaultdict(StoreNames)  # by medium
+        self._in_stores: defaultdict[str, StoreHashes] = defaultdict(StoreHashes)  # by medium
         self.path = path
         if path is not None:
-            self._events.extend([AllBlocksCleared()])  # of an engine that has written to the file before
+            self._events.append(AllBlocksCleared())  # of an engine that has written to the file before
             self.publish()
-        manager.watchers.append(self)
 
-    # -- what the manager tells -----------------------------------------------------------------------------------
+    # -- what the block manager does ------------------------------------------------------------------------------
 
-    def stored(self, blocks: list[Block]) -> None:
-        new = {block.block_hash: block for block in blocks if block.block_hash not in self._names}
+    def on_event(self, event: BlockEvent) -> None:
+        """See BlockManager.on_event."""
+        if event.kind == "register":
+            self._registered[event.block_id] = self.manager.blocks[event.block_id]
+        elif event.kind == "evict":
+            self._registered.pop(event.block_id, None)
+            self._block_evicted(self.manager.blocks[event.block_id])
+        elif event.kind == "computed":
+            self._blocks_stored([*self._registered.values()])
+            self._registered.clear()
+            self.publish()
+        elif event.kind == "clear":
+            self._events.append(AllBlocksCleared())
+            self._hashes.clear()
+            self._registered.clear()
+            self._in_stores.clear()
+            self.publish()
+
+    def _blocks_stored(self, blocks: Iterable[Block]) -> None:
+        """Their K/V can be read. Parents come before their children."""
+        new = {block.block_hash: block for block in blocks if block.block_hash not in self._hashes}
         self._events.extend(self.stored_events(MEDIUM_GPU, map(_told, new.values())))
-        self._names.update(new)  # type: ignore[arg-type]
+        self._hashes.update(new)  # type: ignore[arg-type]
 
-    def removed(self, block: Block) -> None:
-        name = block.block_hash
-        if name in self._names and len(self.manager.hash_to_block[name]) == 1:
-            self._names.discard(name)  # first: whatever comes between the two lines, the block still has its name
-            self._events.extend([BlockRemoved([name], MEDIUM_GPU)])
-
-    def rolled_back(self) -> None:
-        """An exception may have come in the middle of any change: compare all names."""
-        here = self.manager.hash_to_block
-        if gone := [name for name in self._names if name not in here]:
-            self._events.extend([BlockRemoved(gone, MEDIUM_GPU)])
-            self._names.difference_update(gone)
-        blocks = (next(iter(copies.values())) for name, copies in here.items() if name not in self._names)
-        self.stored(sorted(blocks, key=lambda block: block.depth))
-
-    def cleared(self) -> None:
-        self._events.extend([AllBlocksCleared()])
-        self._names.clear()
-        self._in_stores.clear()
-        self.publish()
-
-    def committed(self) -> None:
-        self.publish()
+    def _block_evicted(self, block: Block) -> None:
+        block_hash = block.block_hash
+        if block_hash in self._hashes and len(self.manager.hash_to_block[block_hash]) == 1:
+            self._hashes.discard(block_hash)
+            self._events.append(BlockRemoved([block_hash], MEDIUM_GPU))
 
     # -- what stores tell, from any thread ------------------------------------------------------------------------
 
     def tier_stored(self, medium: str, records: list[Record]) -> None:
-        """A store has these. Names are those of TierNames. It is told with the next step, or with their parents."""
+        """A store has these. It is told with the next step, or with their parents."""
         self._notes.append(Note(medium, stored=[record for record in records if record.kind == BLOCK]))
 
-    def tier_removed(self, medium: str, names: list[bytes]) -> None:
-        """A store has forgotten these."""
-        self._notes.append(Note(medium, removed=list(names)))
-
-    def tier_lost(self, medium: str) -> None:
-        """A store may have forgotten anything. What it has is told when it is stored, or read into the pool."""
-        self._notes.append(Note(medium, has_lost=True))
+    def tier_removed(self, medium: str, keys: list[bytes]) -> None:
+        """A store has forgotten these, states among them."""
+        self._notes.append(Note(medium, removed=list(keys)))
 
     # -- telling --------------------------------------------------------------------------------------------------
 
     def stored_events(self, medium: str, blocks: Iterable[Told]) -> list[BlockStored]:
         """One event for each chain of blocks. Parents come before their children."""
         size, events = self.manager.block_size, list[BlockStored]()
-        open_chains: dict[bytes, BlockStored] = {}  # by the name of their last block
+        open_chains: dict[bytes, BlockStored] = {}  # by the hash of their last block
         for block in blocks:
-            event = open_chains.pop(block.parent, None) if block.parent is not None else None
+            event = open_chains.pop(block.parent_hash, None) if block.parent_hash is not None else None
             if event is None:
                 adapter = None if block.lora_id is None else self.name_of_adapter(block.lora_id)
-                event = BlockStored([], block.parent, [], size, block.lora_id, medium, adapter, [])
+                event = BlockStored([], block.parent_hash, [], size, block.lora_id, medium, adapter, [])
                 events.append(event)
-            event.block_hashes.append(block.name)
+            event.block_hashes.append(block.block_hash)
             event.token_ids.extend(block.token_ids)
             event.extra_keys.append(block.extra)  # type: ignore[union-attr]
-            open_chains[block.name] = event
+            open_chains[block.block_hash] = event
         for event in events:
             if not any(event.extra_keys or ()):
                 event.extra_keys = None
@@ -196,17 +191,14 @@ class KVEvents(Watcher):
         """Make events of what stores have told. An exception leaves a note where it is: taking it twice is harmless."""
         while self._notes:
             note = self._notes[0]
-            names = self._in_stores[note.medium]
-            stored = names.stored(note.stored)
-            told = (Told(*r[:3], None, None if r.extra == NO_EXTRA else (r.extra.hex(),)) for r in stored.values())
-            self._events.extend(self.stored_events(note.medium, told))
-            names.were_told(stored)
-            removed = [*names.told] if note.has_lost else names.removed(note.removed)
+            known = self._in_stores[note.medium]
+            stored = known.stored(note.stored)
+            self._events.extend(self.stored_events(note.medium, map(_told_of_record, stored.values())))
+            known.were_told(stored)
+            removed = known.removed(note.removed)
             if removed:
-                self._events.extend([BlockRemoved(removed, note.medium)])
-                names.told.difference_update(removed)
-            if note.has_lost:
-                del self._in_stores[note.medium]
+                self._events.append(BlockRemoved(removed, note.medium))
+                known.told.difference_update(removed)
             self._notes.popleft()
 
     def publish(self) -> None:
@@ -223,10 +215,11 @@ class KVEvents(Watcher):
     def _bound(self) -> None:
         """Somebody does not listen. Events that wait for that are replaced by one, once they are many."""
         if len(self._events) > MAX_EVENTS:
-            self._names.clear()
+            self._hashes.clear()
             self._in_stores.clear()
             self._events[:] = [AllBlocksCleared()]
-            self.rolled_back()  # all that the pool has is told anew
+            # All that the pool has is told anew. A hash was entered after its parent's.
+            self._blocks_stored(next(iter(copies.values())) for copies in self.manager.hash_to_block.values())
 
     def _write(self, batch: KVEventBatch) -> None:
         if self.path is None:
@@ -240,10 +233,11 @@ class KVEvents(Watcher):
             self.path = None  # a line that is missing makes those after it wrong
 
 
-def make_kv_events(engine: "LLMEngine", manager: WatchedBlockManager) -> KVEvents:
+def make_kv_events(engine: "LLMEngine") -> KVEvents:
     """As kv_events_config says."""
-    path = engine.config.kv_events_config.path  # type: ignore[union-attr]
-    return KVEvents(manager, path, lambda lora_id: engine.known_adapters.name_of(lora_id))
+    config: Any = engine.config.kv_events_config
+    adapter_name = engine.known_adapters.name_of if engine.config.enable_lora else str
+    return KVEvents(engine.block_manager, config.path, adapter_name)
 
 
 def _told(block: Block) -> Told:
@@ -252,10 +246,15 @@ def _told(block: Block) -> Told:
     return Told(block.block_hash, block.parent_hash, block.token_ids, lora_id, tuple(keys) or None)  # type: ignore[arg-type]
 
 
+def _told_of_record(record: Record) -> Told:
+    extra = None if record.extra == NO_EXTRA else (record.extra.hex(),)
+    return Told(record.block_hash, record.parent_hash, record.token_ids, lora_id=None, extra=extra)
+
+
 def _merged(events: list[KVCacheEvent]) -> Iterable[KVCacheEvent]:
     """The same, in one event what was removed one after another."""
     for medium, group in groupby(events, lambda event: event.medium if isinstance(event, BlockRemoved) else None):
         if medium is None:
             yield from group
         else:
-            yield BlockRemoved([name for event in group for name in event.block_hashes], medium)  # type: ignore[union-attr]
+            yield BlockRemoved([each for event in group for each in event.block_hashes], medium)  # type: ignore[union-attr]

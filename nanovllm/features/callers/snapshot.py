@@ -43,12 +43,12 @@ def snapshot(engine: "LLMEngine") -> dict[str, Any]:
 
 def state_counts(engine: "LLMEngine") -> dict[str, int]:
     """Of a hybrid model's states (core/snapshots)."""
-    manager: Any = engine.block_manager
+    snapshots: Any = engine.block_manager.snapshots
     return {
         **engine.kv_pool.states._asdict(),
-        "num_running": len(manager.states),
-        "num_snapshots": len(manager.snapshots),
-        "num_snapshots_taken": manager.num_snapshots_taken,
+        "num_running": len(snapshots.states),
+        "num_snapshots": len(snapshots.by_hash),
+        "num_snapshots_taken": snapshots.num_taken,
     }
 
 

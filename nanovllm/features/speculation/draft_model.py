@@ -19,7 +19,7 @@ from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
-from nanovllm.core.snapshots.manager import make_block_manager
+from nanovllm.features.assembly import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
 from nanovllm.features.speculation.config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.ngrams import NgramProposer

@@ -2,21 +2,18 @@
 
 import json
 import logging
-import sqlite3
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.config import EngineConfig
-from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.tiers.store import BLOCK, STATE
 from nanovllm.core.tiers.tiers import Tiers
-from nanovllm.features.tiers.directory import CacheDirectory
+from nanovllm.features.tiers.directory import CacheDirectory, prepared
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.fingerprint import file_digest, fingerprint, stamp_of, weight_paths
-from nanovllm.features.tiers.index import prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
 
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
 logger = logging.getLogger("nanovllm")
-
-Result = TypeVar("Result")
 
 
 def check_options(config: EngineConfig) -> None:
@@ -40,63 +35,60 @@ def check_options(config: EngineConfig) -> None:
 
 
 def make_tiers(engine: "LLMEngine", directory: Path, weight_stamps: dict[Path, str]) -> Tiers:
-    """Of an engine whose runner is prepared. directory: the checkpoint's."""
+    """Of an engine whose runner is prepared. directory: the checkpoint's.
+
+    Blocks are hashed with SHA-256, and adapters by their content, so that a hash holds in every process and cannot be
+    made to collide.
+    """
     from nanovllm.features.tiers.pool_data import PoolData, RanksData
 
     config, runner, manager = engine.config, engine.model_runner, engine.block_manager
-    data: Any = (PoolData if config.tensor_parallel_size == 1 else RanksData)(runner)
+    adapter_digest = engine.known_adapters.digest_of if config.enable_lora else None
+    manager.hasher = BlockHasher(manager.block_size, "sha256", adapter_digest)
+    data: Any = PoolData(runner) if config.tensor_parallel_size == 1 else RanksData(runner)
     memory = MemoryStore(config.cpu_cache_bytes) if config.cpu_cache_bytes else None
-    disk, key = None, b"of one process"
-    if config.prefix_cache_dir is not None:
-        disk, key = open_disk(engine, runner, data, directory, weight_stamps)
-    if engine.kv_events is not None:
-        for store, told in ((memory, "CPU"), (None if disk is None else disk.directory, "DISK")):
-            if store is not None:
-                store.on_stored = partial(engine.kv_events.tier_stored, told)
-                store.on_removed = partial(engine.kv_events.tier_removed, told)
-    tiers = Tiers(manager, data, TierNames(key, lambda lora_id: engine.known_adapters.digest_of(lora_id)), memory, disk)
-    if engine.kv_events is not None and disk is not None:
-        disk.directory.on_lost = partial(engine.kv_events.tier_lost, "DISK")
+    disk = None if config.prefix_cache_dir is None else open_disk(engine, data, directory, weight_stamps)
+    tiers = Tiers(manager, data, memory, disk)
+    events = engine.kv_events
+    if events is not None and memory is not None:
+        memory.on_stored = partial(events.tier_stored, "CPU")
+        memory.on_removed = partial(events.tier_removed, "CPU")
+    if events is not None and disk is not None:
+        disk.directory.on_stored = partial(events.tier_stored, "DISK")
+        disk.directory.on_removed = partial(events.tier_removed, "DISK")
         tiers.on_kept = disk.tell_of
     return tiers
 
 
-def open_disk(
-    engine: "LLMEngine", runner: Any, data: Any, directory: Path, loaded: dict[Path, str]
-) -> tuple[DiskStore | None, bytes]:
-    """(store, fingerprint). None, with a warning, if the directory can not even be read."""
-    config, model = engine.config, engine.model_config
+def open_disk(engine: "LLMEngine", data: Any, directory: Path, weight_stamps: dict[Path, str]) -> DiskStore | None:
+    """None, with a warning, if the directory cannot even be read."""
+    config, runner = engine.config, engine.model_runner
     path = prepared(config.prefix_cache_dir)  # type: ignore[arg-type]
-
-    def opened(is_writable: bool) -> tuple[CacheDirectory, str]:
-        kept = CacheDirectory(path, config.prefix_cache_bytes, is_writable)
-        key = fingerprint(config, model, runner, directory, lambda file: digest_of(file, loaded.get(file, ""), kept))
-        options = config.dtype, config.quantization, config.kv_cache_dtype
-        model_name = str(config.model)[-250:]  # so that it fits into a segment's header, whatever it is written in
-        about = {"model": model_name, "numbers": [o for o in options if o not in (None, "auto")]}
-        text = json.dumps(about)
-        spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, text)]
-        spaces += [Space(key, STATE, 0, data.state_bytes, text)] if data.state_bytes else []
-        kept.use(spaces)
-        return kept, key
-
     try:
-        kept, key = for_writing_or_reading(path, opened)
-    except (OSError, sqlite3.Error) as error:
+        kept = open_directory(path, config.prefix_cache_bytes)
+        key = fingerprint(config, engine.model_config, runner, directory, partial(digest_of, weight_stamps, kept))
+        options = config.dtype, config.quantization, config.kv_cache_dtype
+        model_name = str(config.model)[-250:]
+        about = json.dumps({"model": model_name, "numbers": [o for o in options if o not in (None, "auto")]})
+        spaces = [Space(key, BLOCK, runner.block_size, data.block_bytes, about)]
+        if data.state_bytes:
+            spaces.append(Space(key, STATE, 0, data.state_bytes, about))
+        kept.use(spaces)
+    except OSError as error:
         logger.warning("prefix cache: %s cannot be used: %s", path, error)
-        return None, b""
+        return None
     store = DiskStore(kept)
     weakref.finalize(engine, store.close)  # at exit, too
-    return store, bytes.fromhex(key)
+    return store
 
 
-def for_writing_or_reading(path: Path, opened: Callable[[bool], Result]) -> Result:
-    """opened(True), or opened(False) if the directory cannot be written: another process may have locked its index."""
+def open_directory(path: Path, num_bytes: int) -> CacheDirectory:
+    """For writing; with a warning for reading, where it cannot be written. Raises OSError."""
     try:
-        return opened(True)
-    except (OSError, sqlite3.OperationalError) as error:
+        return CacheDirectory(path, num_bytes)
+    except OSError as error:
         logger.warning("prefix cache: %s is read, and not written: %s", path, error)
-        return opened(False)
+        return CacheDirectory(path, num_bytes, is_writable=False)
 
 
 def weight_stamps(directory: Path) -> dict[Path, str]:
@@ -104,13 +96,12 @@ def weight_stamps(directory: Path) -> dict[Path, str]:
     return {path: stamp_of(path) for path in weight_paths(directory)}
 
 
-def digest_of(path: Path, stamp: str, kept: CacheDirectory) -> str:
-    """Of a checkpoint's file, computed once. stamp: of what was loaded. Raises OSError for a file that has changed."""
-    where = str(path.resolve())
-    assert kept.index is not None
-    digest = kept.index.digest(where, stamp) or file_digest(path)
+def digest_of(stamps: dict[Path, str], kept: CacheDirectory, path: Path) -> str:
+    """Of a checkpoint's file, computed once. stamps: of what was loaded. Raises OSError for a file that has changed."""
+    where, stamp = str(path.resolve()), stamps.get(path, "")
+    digest = kept.digest(where, stamp) or file_digest(path)
     if stamp_of(path) != stamp:
         raise OSError(f"{path} has changed since its weights were loaded")
     if kept.is_writable:
-        kept.index.keep_digest(where, stamp, digest)
+        kept.keep_digest(where, stamp, digest)
     return digest

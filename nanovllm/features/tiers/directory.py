@@ -1,35 +1,57 @@
-"""A directory of cached prefixes: segments, their index, and a budget in bytes that holds at every moment.
+"""A directory of cached prefixes: segments, and a budget in bytes that holds at every moment.
 
-Several processes may use it at once, each for reading and writing: a change of the index is a transaction, and within
-it nobody else writes. Who reads a slot compares it with what was asked for, so a slot that another process writes
-meanwhile is a miss, and nothing worse.
+Several processes may use it at once. Each appends to a segment of its own, and continues one that an ended process has
+left. Room is made by removing the segment that was used least recently, as a whole: nothing is ever written over. Who
+wants to write holds the directory's lock for that moment; reading needs none. Whatever is read is compared with what
+was asked for, so a segment that goes meanwhile is a miss, and nothing worse.
+
+A block is found only through its parents, so these must not go first. They do not: whoever uses a block uses all before
+it, and a segment that gets a block counts as used no later than the one that holds its parent.
 """
 
+import json
 import os
-import sqlite3
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.index import AT_LEISURE, FILE, FILES, Index, NameSet, Patience, Place, now_us
-from nanovllm.features.tiers.rebuild import close_hole, new_index
-from nanovllm.features.tiers.segment import NAME, Segment, Space, remove_segment, segments_in
+from nanovllm.checks.values import shorten
+from nanovllm.core.tiers.store import STATE, Record, state_key
+from nanovllm.features.tiers.segment import HASH_BYTES, NAME, Segment, Space, Writer, remove_segment, space_of
+from nanovllm.files.system import lock_file, open_for_owner
 
-SLACK_BYTES = 512 << 10  # of the budget, for the index: its journal, and what a transaction adds
+LOCK, DIGESTS, NEW_DIGESTS = "prefix-cache.lock", "prefix-cache.digests", "prefix-cache.digests.new"
+SLACK_BYTES = 64 << 10  # of the budget, for the digests
+NUM_SEGMENTS = 16  # of a full directory
 READ_BYTES = 64 << 20  # at a time
-DAMAGED_INDEX = (sqlite3.DatabaseError, TypeError, ValueError, OverflowError)  # what a row that is nonsense may raise
+
+
+def prepared(path: str | os.PathLike) -> Path:
+    """A directory for this purpose alone, its owner's alone; made if it is missing. Raises ValueError, or OSError."""
+    directory = Path(path).expanduser()
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"prefix_cache_dir: {shorten(str(path))} is a file; name a directory, or one to be made")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for file in directory.iterdir():
+        if not is_ours(file):
+            found = f"{shorten(str(path))} holds {shorten(file.name)}"
+            raise ValueError(f"prefix_cache_dir: {found}; name a directory of its own")
+    with suppress(OSError):  # it may be somebody else's, or read-only
+        directory.chmod(0o700)
+    return directory
+
+
+def is_ours(file: Path) -> bool:
+    return (file.name in (LOCK, DIGESTS, NEW_DIGESTS) or NAME.fullmatch(file.name) is not None) and not file.is_dir()
 
 
 class CacheDirectory:
-    """It belongs to one thread at a time. Methods raise OSError and sqlite3.Error. Of the latter all but an
-    OperationalError say that the index is damaged: rebuild() makes a new one.
+    """It belongs to one thread at a time; `in` may be asked by any. Methods raise OSError.
 
-    spaces       {kind: Space} that this process reads and writes; others are only made room in
-    names        of records in those
-    on_stored, on_removed    told of records, in the thread that changes something, or finds that another process has
-    on_lost      told that any record may have gone
-    patience     with other processes that lock the index
+    spaces       {kind: Space} that this process reads and writes; of others it only removes segments
+    on_stored, on_removed    called with records, and with keys, in the thread that changes something
     num_added    records that were kept
     num_refused  records that found no room, or no parent
     num_removed  records that have made room for others
@@ -37,255 +59,297 @@ class CacheDirectory:
     """
 
     def __init__(self, path: Path, num_bytes: int, is_writable: bool = True) -> None:
-        """Raises OSError or sqlite3.OperationalError if it cannot be opened."""
-        self.path, self.num_bytes, self.is_writable = path, num_bytes, is_writable
+        """Raises OSError if it cannot be used."""
+        self.path = path
+        self.num_bytes = num_bytes
+        self.is_writable = is_writable
         self.spaces: dict[int, Space] = {}
-        self.names = NameSet()
         self.on_stored: Callable[[list[Record]], None] = lambda records: None
-        self.on_removed: Callable[[list[bytes]], None] = lambda names: None
-        self.on_lost: Callable[[], None] = lambda: None
-        self.patience = AT_LEISURE
+        self.on_removed: Callable[[list[bytes]], None] = lambda keys: None
         self.num_added = self.num_refused = self.num_removed = self.num_damaged = 0
-        self._own: dict[int, tuple[int, Segment]] = {}  # kind -> (its id in the index, its segment)
-        self._holes: dict[int, set[int]] = {}  # id of a space -> slots without a record; made when it is needed
-        self.index: Index | None = None
-        self._or_rebuild(self._open_index)
+        self._places: dict[bytes, tuple[Segment, int]] = {}  # key of a record -> its segment and slot
+        self._segments: dict[Path, Segment] = {}  # of these spaces
+        self._writers: dict[int, Writer] = {}  # by kind
+        if is_writable:
+            open(path / LOCK, "ab", opener=open_for_owner).close()
 
     def use(self, spaces: Iterable[Space]) -> None:
         """What this process reads and writes from now on."""
         self.spaces = {space.kind: space for space in spaces}
-        self._or_rebuild(self._open)
+        self.scan()
 
-    def _or_rebuild(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except sqlite3.OperationalError:
-            raise
-        except DAMAGED_INDEX:
-            if not self.is_writable:
-                raise
-            self.rebuild()
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
 
-    def _open_index(self) -> None:
-        self.index = Index(self.path, self.is_writable)
-        if self.index.is_lost:
-            raise sqlite3.DatabaseError("the index is lost")
-
-    def _open(self) -> None:
-        assert self.index is not None
-        if self.is_writable:
-            with self.index.writing():
-                ids = {kind: self.index.add_space(space) for kind, space in self.spaces.items()}
-        else:
-            by_file = {file: number for number, file in self.index.spaces().items()}
-            there = {kind: space.file_name for kind, space in self.spaces.items() if space.file_name in by_file}
-            ids = {kind: by_file[file] for kind, file in there.items() if (self.path / file).exists()}
-        self._own = {kind: (ids[kind], Segment(self.path, self.spaces[kind], self.is_writable)) for kind in ids}
-        self._holes = {}
-        self.names = NameSet(self.index.names(ids.values()))
-
-    def rebuild(self) -> None:
-        """Make a new index of what the segments say."""
-        self.close()
-        self.index = new_index(self.path, self.spaces.values())
-        self._open()
-        self.be(self.patience)
-        self.on_lost()
-
-    def be(self, patience: Patience) -> None:
-        """Wait no longer than this for other processes, from now on."""
-        assert self.index is not None
-        self.patience = patience
-        self.index.be(patience)
+    def __len__(self) -> int:
+        return len(self._places)
 
     def close(self) -> None:
-        for _, segment in self._own.values():
-            segment.close()
-        self._own = {}
-        if self.index is not None:
-            self.index.close()
-            self.index = None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
 
     def sync(self) -> None:
         """What was written so far is on the disk when this returns."""
-        if not self.is_writable:
-            return
-        for _, segment in self._own.values():
-            os.fsync(segment.fileno())
-        if self.index is not None:
-            self.index.sync()
+        for writer in self._writers.values():
+            writer.sync()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process writes or removes meanwhile. Raises BlockingIOError if one does now."""
+        with open(self.path / LOCK, "ab", opener=open_for_owner) as file:
+            lock_file(file.fileno(), wait=False)
+            yield
 
     # -- records --------------------------------------------------------------------------------------------------
 
+    def scan(self) -> None:
+        """Take in what other processes have added to these spaces, and removed."""
+        names = {space.name: space for space in self.spaces.values()}
+        there = [path for path in segments_in(self.path) if NAME.fullmatch(path.name)[1] in names]  # type: ignore[index]
+        for path in self._segments.keys() - set(there):
+            self._forget(self._segments[path])
+        for path in there:
+            segment = self._segments.get(path)
+            if segment is None:
+                segment = self._segments[path] = Segment(path, names[NAME.fullmatch(path.name)[1]])  # type: ignore[index]
+            first = len(segment.hashes)
+            for slot, block_hash in enumerate(segment.refresh(), start=first):
+                self._places[_key(segment.space, block_hash)] = segment, slot
+
     def put(self, items: list[tuple[Record, Any]]) -> None:
-        """Keep records and their data, parents first; but those that are known, or have no room, or no parent here."""
-        assert self.index is not None
-        added: list[Record] = []
-        gone: list[Place] = []
-        try:
-            with self.index.writing():
-                room = self.num_bytes - SLACK_BYTES - self.used_bytes()
-                for record, data in items:
-                    room = self._put(record, data, room, added, gone)
-                stored = [record for record in added if self.index.has(record.name)]  # another may have its room
-                removed = [place.name for place in gone if not self.index.has(place.name)]
-        except BaseException:
-            self._holes.clear()  # slots that were taken for nothing are among them
-            raise
-        self._forget_names(removed)
-        for record in stored:
-            self.names.add(record.name)
-        self.num_added += len(added)
-        self.num_removed += len(gone)
-        self.on_stored(stored)
+        """Keep records and their data, parents first; but those that are known, or have no room, or no parent here.
 
-    def tell_of(self, records: list[Record]) -> None:
-        """Tell of those that are here, though they may have been for long. Parents come first."""
-        self.on_stored([record for record in records if record.name in self.names])
+        Raises BlockingIOError, with nothing kept, while another process writes.
+        """
+        with self.locked():
+            self.scan()
+            for kind, space in self.spaces.items():
+                new = self._new_records([item for item in items if item[0].kind == kind])
+                while new:
+                    count = self._room_for(space, len(new))
+                    if count == 0:
+                        self.num_refused += len(new)
+                        break
+                    self._append(kind, new[:count])
+                    new = new[count:]
 
-    def _put(self, record: Record, data: Any, room: int, added: list[Record], gone: list[Place]) -> int:
-        """Returns the room that is left in the budget, in bytes."""
-        index, (space, segment) = self.index, self._own[record.kind]
-        assert index is not None
-        if index.has(record.name):
-            return room
-        if not (record.parent is None or index.has(record.parent)):
-            self.num_refused += 1
-            return room
-        while (slot := self._hole(space, segment)) is None:
-            if room >= segment.space.slot_bytes:
-                slot, room = segment.num_slots, room - segment.space.slot_bytes
-                break
-            victim = index.oldest()
-            if victim is None or victim.name == record.parent:  # its own chain fills the budget
+    def _new_records(self, items: list[tuple[Record, Any]]) -> list[tuple[Record, Any]]:
+        new: dict[bytes, tuple[Record, Any]] = {}
+        for record, data in items:
+            parent = record.block_hash if record.kind == STATE else record.parent_hash
+            if record.key in self:
+                continue
+            if parent is None or parent in self or parent in new:
+                new[record.key] = record, data
+            else:
                 self.num_refused += 1
-                return room
-            removed = index.remove(victim)
-            gone += removed
-            room += sum(self._give_up(place, space) for place in removed)
-        segment.write(slot, record, data)
-        if index.add(record, space, slot):
-            added.append(record)
-        else:
-            self._holes[space].add(slot)
-        return room
+        return list(new.values())
+
+    def _append(self, kind: int, items: list[tuple[Record, Any]]) -> None:
+        writer = self._writers[kind]
+        segment, first = writer.segment, len(writer.segment.hashes)
+        writer.append(items)
+        for slot, (record, _) in enumerate(items, start=first):
+            self._places[record.key] = segment, slot
+        self.num_added += len(items)
+        self._touch_parents(segment, [record for record, _ in items])
+        self.on_stored([record for record, _ in items])
+
+    def _touch_parents(self, segment: Segment, records: list[Record]) -> None:
+        """The segments of their parents were used no earlier than theirs."""
+        parents = [record.block_hash if record.kind == STATE else record.parent_hash for record in records]
+        holders = {self._places[parent][0] for parent in parents if parent in self._places}
+        for holder in holders - {segment}:
+            holder.touch()
 
     def read(self, records: list[Record]) -> list[Any]:
         """Data of the first of these, up to one that is not there, READ_BYTES at most; the first in any case."""
-        assert self.index is not None
-        if not records or records[0].kind not in self._own:
+        if not records or records[0].kind not in self.spaces:
             return []
-        (space, segment), places = self._own[records[0].kind], list[Place]()
-        for record in records[: max(1, READ_BYTES // segment.space.slot_bytes)]:
-            place = self.index.place_of(record.name)
-            if place is None or place.space != space:
-                self._forget_names([record.name])
+        space = self.spaces[records[0].kind]
+        found: list[Any] = []
+        wanted = records[: max(1, READ_BYTES // space.slot_bytes)]
+        while len(found) < len(wanted):
+            segment, slots = self._run(wanted[len(found) :])
+            if segment is None:
                 break
-            places.append(place)
-        found = []
-        for record, place, slot in zip(records, places, segment.read([p.slot for p in places]), strict=False):
-            held = segment.record_in(slot)
-            if held is None or held[0].name != place.name:
-                self._damaged(place)
+            num_found = len(found)
+            try:
+                for record, slot in zip(wanted[num_found:], segment.read(slots), strict=False):
+                    held = space.unpack(slot)
+                    if held is None or held[0].block_hash != record.block_hash:
+                        self._damaged(record)
+                        return found
+                    if held[0] != record._replace(token_ids=tuple(record.token_ids)):
+                        return found
+                    found.append(held[1])
+            except FileNotFoundError:  # another process has made room
+                self._forget(segment)
                 break
-            if held[0] != record._replace(token_ids=tuple(record.token_ids)):
-                break
-            found.append(held[1])
         return found
 
-    def touch(self, names: list[bytes], now: int | None = None) -> None:
-        """These were used at a time, in microseconds, or now. Parents come first, also of calls with the same time."""
-        assert self.index is not None
-        with self.index.writing():
-            self.index.touch(names, now_us() if now is None else now)
+    def _run(self, records: list[Record]) -> tuple[Segment | None, list[int]]:
+        """The segment of the first record, and the slots of all that follow in the same one."""
+        segment, slots = None, list[int]()
+        for record in records:
+            place = self._places.get(record.key)
+            if place is None or (segment is not None and place[0] is not segment):
+                break
+            segment = place[0]
+            slots.append(place[1])
+        return segment, slots
 
-    def _damaged(self, place: Place) -> None:
-        """A slot does not hold what the index says. Another process may just have changed both: then all is well."""
-        assert self.index is not None
-        if not self.is_writable:
-            self._forget_names([place.name])
-            return
-        try:
-            with self.index.writing():
-                gone = self.index.remove(place)
-        except sqlite3.OperationalError:  # another process writes: who reads it later removes it
-            self._forget_names([place.name])
-            return
-        self._forget_names([place.name for place in gone])
-        self._holes.clear()  # they are found anew when a slot is needed
-        self.num_damaged += bool(gone)
+    def touch(self, keys: list[bytes]) -> None:
+        """These were used now. Parents come first."""
+        places = [self._places[key] for key in reversed(keys) if key in self._places]
+        for segment in dict.fromkeys(segment for segment, _ in places):  # parents last: they were used no earlier
+            segment.touch()
 
-    def _forget_names(self, names: list[bytes]) -> None:
-        for name in names:
-            self.names.discard(name)
-        self.on_removed(names)
+    def tell_of(self, records: list[Record]) -> None:
+        """Tell of those that are here, though they may have been for long. Parents come first."""
+        self.on_stored([record for record in records if record.key in self])
 
-    @property
-    def own_bytes(self) -> int:
-        """Of the segments that this process reads."""
-        paths = (self.path / space.file_name for space in self.spaces.values())
-        return sum(path.stat().st_size for path in paths if path.exists())
+    def _damaged(self, record: Record) -> None:
+        self.num_damaged += 1
+        del self._places[record.key]
+        self.on_removed([record.key])
+
+    def _forget(self, segment: Segment) -> list[bytes]:
+        """It is gone. Returns the keys of its records."""
+        self._segments.pop(segment.path, None)
+        keys = [_key(segment.space, block_hash) for block_hash in segment.hashes]
+        gone = [key for key in dict.fromkeys(keys) if self._places.get(key, (None,))[0] is segment]
+        for key in gone:
+            del self._places[key]
+        self.on_removed(gone)
+        return gone
 
     # -- room -----------------------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
-        """Of segments and index."""
-        return sum(path.stat().st_size for path in [*segments_in(self.path), self.path / FILE])
+        """Of all files."""
+        return sum(_size(path) for path in self.path.iterdir())
 
-    def _hole(self, space: int, segment: Segment) -> int | None:
-        assert self.index is not None
-        if space not in self._holes:
-            self._holes[space] = set(range(segment.num_slots)) - self.index.slots(space)
-        holes = self._holes[space]
-        while holes:
-            slot = holes.pop()
-            if (
-                0 <= slot < segment.num_slots and self.index.in_slot(space, slot) is None
-            ):  # other processes fill them, too
-                return slot
-        return None
+    @property
+    def own_bytes(self) -> int:
+        """Of the segments that this process reads."""
+        return sum(_size(path) + _size(path.with_suffix(".idx")) for path in self._segments)
 
-    def _give_up(self, place: Place, wanted: int) -> int:
-        """A record has gone: its slot is for another of the space `wanted`, or its file is shorter. By how much."""
-        if place.space == wanted:
-            self._holes[wanted].add(place.slot)
-            return 0
-        assert self.index is not None
-        self._holes.pop(place.space, None)
-        return close_hole(self.path, self.index, place)
+    def _room_for(self, space: Space, num_records: int) -> int:
+        """How many of so many records fit into this process's segment now, if need be after removing others."""
+        record_bytes = space.slot_bytes + HASH_BYTES
+        writer = self._writer(space)
+        capacity = max(1, self.num_bytes // NUM_SEGMENTS // record_bytes)
+        count = min(num_records, capacity - len(writer.segment.hashes))
+        while True:
+            room = self.num_bytes - SLACK_BYTES - self.used_bytes()
+            if room >= count * record_bytes:
+                return count
+            if not self._remove_oldest(but=[writer.segment.path for writer in self._writers.values()]):
+                return max(0, min(count, room // record_bytes))
+
+    def _writer(self, space: Space) -> Writer:
+        """Of a segment with room for a record, at least."""
+        writer = self._writers.get(space.kind)
+        capacity = max(1, self.num_bytes // NUM_SEGMENTS // (space.slot_bytes + HASH_BYTES))
+        if writer is not None:
+            if writer.is_there and len(writer.segment.hashes) < capacity:
+                return writer
+            writer.close()
+            del self._writers[space.kind]
+        left = [segment for segment in self._segments.values() if segment.space == space]
+        for segment in left:
+            if len(segment.hashes) < capacity and space_of(segment.path) == space:
+                with suppress(BlockingIOError):  # another process writes it
+                    return self._open_writer(segment)
+        path = self.path / f"{space.name}-{time.time_ns():016x}.seg"
+        return self._open_writer(Segment(path, space))
+
+    def _open_writer(self, segment: Segment) -> Writer:
+        writer = self._writers[segment.space.kind] = Writer(segment)
+        self._segments[segment.path] = segment
+        segment.refresh()
+        return writer
+
+    def _remove_oldest(self, but: Iterable[Path] = ()) -> bool:
+        """Remove the segment that was used least recently. False if there is none."""
+        kept = set(but)
+        paths = [path for path in segments_in(self.path) if path not in kept]
+        if not paths:
+            return False
+        path = min(reversed(paths), key=_last_use)  # of those used at one time the newest: it has no children there
+        num_records = _size(path.with_suffix(".idx")) // HASH_BYTES
+        remove_segment(path)
+        self.num_removed += num_records
+        if path in self._segments:
+            self._forget(self._segments[path])
+        return True
 
     def prune(self, num_bytes: int) -> int:
-        """Remove the least recently used records until no more than num_bytes are used. Returns how many."""
-        assert self.index is not None
-        gone: list[Place] = []
-        with self.index.writing():
-            room = num_bytes - self.used_bytes()
-            while room < 0 and (victim := self.index.oldest()) is not None:
-                removed = self.index.remove(victim)
-                gone += removed
-                room += sum(self._give_up(place, wanted=-1) for place in removed)
-            for number, file in self.index.spaces().items():
-                if not self.index.slots(number) and number not in [own for own, _ in self._own.values()]:
-                    if NAME.fullmatch(file):  # else it comes from an index that is damaged
-                        remove_segment(self.path / file)
-                    self.index.remove_space(number)
-        self._forget_names([place.name for place in gone])
-        return len(gone)
+        """Remove the least recently used segments until no more than num_bytes are used. Returns how many records."""
+        before = self.num_removed
+        with self.locked():
+            while self.used_bytes() > num_bytes and self._remove_oldest():
+                pass
+        return self.num_removed - before
 
     def forget_own(self) -> None:
         """Remove what this process may read."""
-        assert self.index is not None
-        with self.index.writing():
-            for space, segment in self._own.values():
-                self.index.remove_all(space)
-                segment.truncate(0)
-        self.names, self._holes = NameSet(), {}
-        self.on_lost()
+        with self.locked():
+            self.scan()
+            self.close()
+            for segment in list(self._segments.values()):
+                segment.remove()
+                self._forget(segment)
 
     def clear(self) -> None:
         """Remove every file of ours."""
         self.close()
-        for path in segments_in(self.path):
-            remove_segment(path)
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
+        for path in [path for path in self.path.iterdir() if is_ours(path)]:
+            path.unlink(missing_ok=True)
+        self.scan()
+
+    # -- digests of a checkpoint's files --------------------------------------------------------------------------
+
+    def digest(self, path: str, stamp: str) -> str | None:
+        """Of a file's content, if it was computed when the file had this stamp."""
+        found = self._digests().get(path)
+        return found[1] if isinstance(found, list) and len(found) == 2 and found[0] == stamp else None
+
+    def keep_digest(self, path: str, stamp: str, digest: str) -> None:
+        digests = self._digests() | {path: [stamp, digest]}
+        new = self.path / NEW_DIGESTS
+        with open(new, "w", encoding="utf-8", opener=open_for_owner) as file:
+            json.dump(digests, file)
+        new.replace(self.path / DIGESTS)
+
+    def _digests(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / DIGESTS).read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def segments_in(directory: Path) -> list[Path]:
+    """The .seg files, in the order in which they were begun."""
+    found = [path for path in directory.iterdir() if NAME.fullmatch(path.name) and path.suffix == ".seg"]
+    return sorted(found, key=lambda path: path.stem[-16:])
+
+
+def _key(space: Space, block_hash: bytes) -> bytes:
+    return state_key(block_hash) if space.kind == STATE else block_hash
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _last_use(segment: Path) -> int:
+    """In nanoseconds; 0 for one whose list is missing, which nobody can read."""
+    with suppress(OSError):
+        return segment.with_suffix(".idx").stat().st_mtime_ns
+    return 0

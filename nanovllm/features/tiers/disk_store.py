@@ -3,17 +3,15 @@
 The thread reads before it writes. What waits to be written is bounded: when a disk is slower than the engine, blocks
 are dropped, and counted. A block whose parent was dropped is not kept either, so what is kept is whole chains.
 
-Other processes lock the index while they write, and one may be stopped in the middle. A write that finds it locked
-stays in the queue, and is tried again after a pause that doubles; meanwhile reads go on. Times of use are then
-forgotten. A read waits for a moment, once: then nothing is read for a while.
+Another process may hold the directory's lock, and be stopped in the middle. Then what is to be written stays in the
+queue and is tried again after a pause that doubles; reading needs no lock and goes on.
 
 The thread does not wait for the disk: a killed process loses what was queued, a machine without power also what the
-system had not written yet. Who reads finds that out, for a slot is compared with what is asked for. close() writes what
-is queued, and waits for the disk.
+system had not written yet. Reading finds that out, since every slot is compared with what is asked for. close() writes
+what is queued, and waits for the disk.
 """
 
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,25 +22,19 @@ from time import monotonic
 from typing import Any
 
 from nanovllm.core.tiers.store import Record
-from nanovllm.features.tiers.directory import DAMAGED_INDEX, CacheDirectory
-from nanovllm.features.tiers.index import AT_LEISURE, BUSY, NameSet, now_us
+from nanovllm.features.tiers.directory import CacheDirectory
 
 logger = logging.getLogger("nanovllm")
 
 QUEUE_BYTES = 256 << 20  # that wait to be written
 BATCH = 16  # records written between two looks at who wants to read
-TOUCHED = 256  # records, the same
-MAX_REBUILDS = 3
-PAUSE_S = 0.05  # after a write that found the index locked, at first
-ALONE_S = 5.0  # after a read that did; the longest pause
-
-
-class Locked(Exception):
-    """Another process has locked the index."""
+PAUSE_S = 0.05  # after a write that found the directory locked, at first
+LONGEST_PAUSE_S = 5.0
+NUM_LAST_TRIES = 10  # of close(), while the directory is locked
 
 
 class DiskStore:
-    """A Store (core/tiers/store.py). Its thread alone touches the directory.
+    """A Store. Its thread alone touches the directory.
 
     num_read     records that were delivered
     num_dropped  records that were not written, because the disk was behind or cannot be written
@@ -51,22 +43,25 @@ class DiskStore:
     medium = "disk"
 
     def __init__(self, directory: CacheDirectory) -> None:
-        self.directory, self.num_read, self.num_dropped = directory, 0, 0
+        self.directory = directory
+        self.num_read = self.num_dropped = 0
         self._fetches: deque[tuple[list[Record], Future[list[Any]]]] = deque()
-        self._queue: dict[bytes, tuple[Record, Any]] = {}  # by name, to be written in this order
+        self._queue: dict[bytes, tuple[Record, Any]] = {}  # by key, to be written in this order
+        self._queued_bytes = 0
         self._others: deque[Callable[[], Any]] = deque()
-        self._queued_bytes, self._num_rebuilds, self._forgets = 0, 0, False
-        self._writes, self._is_closing = directory.is_writable, False
-        self._pause_s, self._write_again, self._read_again = PAUSE_S, 0.0, 0.0  # of monotonic()
-        directory.be(BUSY)
+        self._forgets = False  # everything is to be forgotten
+        self._writes = directory.is_writable
+        self._is_closing = False
+        self._pause_s = PAUSE_S
+        self._write_again = 0.0  # of monotonic()
         self._wake = Condition()
         self._thread = Thread(target=self._run, name="prefix cache", daemon=True)
         self._thread.start()
 
     # -- for the engine's thread ----------------------------------------------------------------------------------
 
-    def may_have(self, name: bytes) -> bool:
-        return name in self.directory.names or name in self._queue
+    def may_have(self, key: bytes) -> bool:
+        return not self._forgets and (key in self.directory or key in self._queue)
 
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
         num_bytes = sum(self.directory.spaces[record.kind].data_bytes for record in records)
@@ -76,9 +71,9 @@ class DiskStore:
         data = read()
         with self._wake:
             for record, of_record in zip(records, data, strict=True):
-                if record.name not in self._queue:
+                if record.key not in self._queue:
                     kept = record._replace(token_ids=tuple(record.token_ids))
-                    self._queue[record.name] = kept, of_record
+                    self._queue[record.key] = kept, of_record
                     self._queued_bytes += of_record.nbytes
             self._wake.notify()
 
@@ -89,9 +84,9 @@ class DiskStore:
             self._wake.notify()
         return future
 
-    def touch(self, names: list[bytes]) -> None:
-        if self._writes and monotonic() >= self._write_again:
-            self._later(partial(self._touch, names, now_us()))
+    def touch(self, keys: list[bytes]) -> None:
+        if self._writes:
+            self._later(partial(self.directory.touch, keys))
 
     def tell_of(self, records: list[Record]) -> None:
         """See CacheDirectory.tell_of. Records that are being written are told of when they are."""
@@ -106,16 +101,21 @@ class DiskStore:
             self._wake.notify()
 
     def counts(self) -> dict[str, int]:
-        kept = self.directory
-        held = {"num_records": len(kept.names), "num_bytes": kept.own_bytes, "num_read": self.num_read}
-        num_dropped = self.num_dropped + kept.num_refused
-        return held | {"num_dropped": num_dropped, "num_removed": kept.num_removed, "num_damaged": kept.num_damaged}
+        directory = self.directory
+        return {
+            "num_records": len(directory),
+            "num_bytes": directory.own_bytes,
+            "num_read": self.num_read,
+            "num_dropped": self.num_dropped + directory.num_refused,
+            "num_removed": directory.num_removed,
+            "num_damaged": directory.num_damaged,
+        }
 
     def flush(self) -> None:
         """Wait until everything that was put has been written, but for what another process keeps from it."""
         done: Future[None] = Future()
         self._write_again = 0.0
-        self._later(lambda: done.set_result(None))
+        self._later(partial(done.set_result, None))
         done.result()
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class DiskStore:
     def _run(self) -> None:
         while (work := self._next()) is not None:
             work()
-        self._unless_locked(self.directory.sync)
+        self._guarded(self.directory.sync)
         self.directory.close()
 
     def _next(self) -> Callable[[], Any] | None:
@@ -143,106 +143,80 @@ class DiskStore:
         with self._wake:
             while True:
                 pause_s = self._write_again - monotonic()
-                may_write = pause_s <= 0 or self._is_closing
-                if self._forgets and may_write:
-                    return self._forget
+                has_to_write = bool(self._forgets or self._queue)
                 if self._fetches:
                     return partial(self._deliver, *self._fetches.popleft())
-                if self._queue and may_write:
-                    return self._write
+                if has_to_write and pause_s <= 0:
+                    return self._forget if self._forgets else self._write
                 if self._others:
-                    return partial(self._unless_locked, self._others.popleft())
+                    return partial(self._guarded, self._others.popleft())
                 if self._is_closing:
-                    return None
-                self._wake.wait(pause_s if self._queue or self._forgets else None)
+                    return self._write_at_last if has_to_write else None
+                self._wake.wait(pause_s if has_to_write else None)
 
     def _deliver(self, records: list[Record], future: "Future[list[Any]]") -> None:
-        found = self._read(records)
+        found = [] if self._forgets else self._read(records)
         self.num_read += len(found)
         future.set_result(found)
 
-    def _forget(self) -> None:
-        self._forgets = False
-        self.directory.names = NameSet()  # nothing is asked for any more, even if it stays for a while
-        if not self._unless_locked(self.directory.forget_own):
-            self._forgets = not self._is_closing
-
-    def _write(self) -> None:
-        batch = [*islice(self._queue.values(), BATCH)]
-        if self._is_closing:
-            self.directory.be(AT_LEISURE)  # nobody waits for an answer
-        if self._unless_locked(partial(self.directory.put, batch)):
-            self._pause_s = PAUSE_S
-            self._written(batch)
-        elif self._is_closing:
-            self.num_dropped += len(self._queue)
-            self._written([*self._queue.values()])
-
-    def _touch(self, names: list[bytes], now: int) -> None:
-        """Some at a time, and parents first: what others see in between is a chain whose parents were used later."""
-        self.directory.touch(names[:TOUCHED], now)
-        if names[TOUCHED:]:
-            with self._wake:
-                self._others.appendleft(partial(self._touch, names[TOUCHED:], now))
-
-    def _unless_locked(self, work: Callable[[], Any]) -> bool:
-        """Do what writes. False: another process does; then nothing is written for a while."""
-        try:
-            self._guarded(work)
-        except Locked:
-            self._write_again = monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, ALONE_S)
-            return False
-        return True
-
     def _read(self, records: list[Record]) -> list[Any]:
         """The end of a chain may not be written yet."""
-        written = [*takewhile(lambda record: record.name not in self._queue, records)]
-        found = self._read_written(written)
+        written = [*takewhile(lambda record: record.key not in self._queue, records)]
+        found = self._guarded(partial(self.directory.read, written)) or []
         for record in records[len(written) :] if len(found) == len(written) else ():
-            kept, data = self._queue.get(record.name, (None, None))
+            kept, data = self._queue.get(record.key, (None, None))
             if kept != record._replace(token_ids=tuple(record.token_ids)):
                 break
             found.append(data)
         return found
 
-    def _read_written(self, records: list[Record]) -> list[Any]:
-        if not records or monotonic() < self._read_again:
-            return []
-        try:
-            return self._guarded(partial(self.directory.read, records)) or []
-        except Locked:
-            self._read_again = monotonic() + ALONE_S
-            return []
+    def _forget(self) -> None:
+        if self._unless_locked(self.directory.forget_own):
+            self._forgets = False
+
+    def _write(self) -> None:
+        batch = [*islice(self._queue.values(), BATCH)]
+        if self._unless_locked(partial(self.directory.put, batch)):
+            self._written(batch)
+
+    def _write_at_last(self) -> None:
+        """It ends, and another process holds the lock: it is tried again for a while."""
+        for _ in range(NUM_LAST_TRIES):
+            self._write_again = 0.0
+            (self._forget if self._forgets else self._write)()
+            if self._write_again == 0.0:
+                return
+            with self._wake:
+                self._wake.wait(PAUSE_S)
+        self.num_dropped += len(self._queue)
+        self._written([*self._queue.values()])
+        self._forgets = False
 
     def _written(self, batch: list[tuple[Record, Any]]) -> None:
         with self._wake:
             for record, data in batch:
-                if self._queue.pop(record.name, None) is not None:
+                if self._queue.pop(record.key, None) is not None:
                     self._queued_bytes -= data.nbytes
 
+    def _unless_locked(self, work: Callable[[], Any]) -> bool:
+        """Do what writes. False: another process does; then nothing is written for a while."""
+        try:
+            self._guarded(work)
+        except BlockingIOError:
+            self._write_again = monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            return False
+        self._pause_s = PAUSE_S
+        return True
+
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Whatever happens to the directory, requests are answered: without it, if need be. Raises Locked."""
+        """Whatever happens to the directory, requests are answered: without it, if need be."""
         try:
             return work()
-        except Locked:
+        except BlockingIOError:
             raise
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise Locked from error
-            self._stop_writing(error)
-        except DAMAGED_INDEX as error:
-            self._num_rebuilds += 1
-            if self._writes and self._num_rebuilds <= MAX_REBUILDS:
-                logger.warning("prefix cache: a new index for %s: %s", self.directory.path, error)
-                self._guarded(self.directory.rebuild)
-            else:
-                self._stop_writing(error)
         except Exception as error:
-            self._stop_writing(error)
+            if self._writes:
+                logger.warning("prefix cache: %s is not written any more: %r", self.directory.path, error)
+            self._writes = False
         return None
-
-    def _stop_writing(self, error: BaseException) -> None:
-        if self._writes:
-            logger.warning("prefix cache: %s is not written any more: %r", self.directory.path, error)
-        self._writes = False

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from nanovllm.core.block_manager import BlockEvent
+from nanovllm.core.block_manager import BlockEvent, broadcast
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.engine import LLMEngine
@@ -43,8 +43,9 @@ class Drawing:
 
     @property
     def snapshots(self) -> dict[bytes, Any]:
-        """Of a hybrid model's states, by the names of blocks; other models have none."""
-        return getattr(self.engine.block_manager, "snapshots", {})
+        """Of a hybrid model's states, by block hash; other models have none."""
+        kept = self.engine.block_manager.snapshots
+        return {} if kept is None else kept.by_hash
 
     def on_step(self, output: SchedulerOutput) -> None:
         if self.is_open:
@@ -59,10 +60,13 @@ class Drawing:
         self._samples: deque[Sample] = deque(maxlen=HISTORY_S)
         self._drawn: list[str] = []  # of each block, what its cell shows
         self._seen: tuple[Any, ...] = ()
-        self.engine.block_manager.on_event = lambda happened: self._events.append(happened)
+        manager = self.engine.block_manager
+        self._other_listener = manager.on_event
+        manager.on_event = broadcast(self._other_listener, lambda happened: self._events.append(happened))
 
     def close(self) -> None:
-        self.is_open, self.engine.block_manager.on_event = False, None
+        self.is_open = False
+        self.engine.block_manager.on_event = self._other_listener
 
     def draw(self) -> tuple[Frame | None, float]:
         """What has changed, and the seconds that drawing it took."""

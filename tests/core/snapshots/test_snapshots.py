@@ -1,4 +1,4 @@
-"""Snapshots of states: where an admission begins, what dies with a name, and a state that is always the right one."""
+"""Snapshots of states: where an admission begins, what dies with a block, and a state that is always the right one."""
 
 import random
 from dataclasses import replace
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.snapshots.manager import HybridBlockManager
+from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.core.snapshots.policy import snapshot_positions
 from tests.core.by_hand import CacheModel, next_token, sequence
 
@@ -16,7 +17,8 @@ SIZE = 4
 
 
 def make(num_blocks=400, max_running=8, max_snapshots=32, block_size=SIZE, **limits) -> Scheduler:
-    manager = HybridBlockManager(num_blocks, block_size, max_running=max_running, max_snapshots=max_snapshots)
+    snapshots = SnapshotCache(max_running=max_running, max_snapshots=max_snapshots)
+    manager = BlockManager(num_blocks, block_size, snapshots=snapshots)
     limits = dict(max_num_seqs=max_running, max_num_batched_tokens=4096, max_model_len=num_blocks * block_size) | limits
     return Scheduler(manager, **limits)
 
@@ -100,16 +102,16 @@ def test_prompts_agree_on_powers_of_two(num_tokens, other):
     assert len(found) <= 2 * num_tokens.bit_length() + 2
 
 
-def test_a_snapshot_dies_with_its_name():
+def test_a_snapshot_is_dropped_with_its_block():
     scheduler, model = make(num_blocks=12), StateModel(SIZE)
     manager = scheduler.block_manager
     run(scheduler, model, ids(30))
-    assert manager.snapshots
+    kept = manager.snapshots.by_hash
+    assert kept
     run(scheduler, model, ids(44, 100))  # takes every block but one
-    names = {block.block_hash for block in manager.blocks}
-    assert manager.snapshots and manager.snapshots.keys() <= names
+    assert kept and kept.keys() <= {block.block_hash for block in manager.blocks}
     assert run(scheduler, model, ids(30)).start == 0
-    assert manager.reset_prefix_cache() and not manager.snapshots and len(manager.free_slots) == 40
+    assert manager.reset_prefix_cache() and not manager.snapshots.by_hash and len(manager.snapshots.free_slots) == 40
 
 
 def test_a_salt_hides_snapshots():
@@ -130,7 +132,7 @@ def test_who_may_want_a_snapshot_comes_before_who_is_not_known_to():
     scheduler, model = make(4000, block_size=1, max_snapshots=3), StateModel(1)
     for n in range(4):
         run(scheduler, model, ids(100, 1000 * n), max_tokens=1)
-    assert all(snapshot.is_wanted for snapshot in scheduler.block_manager.snapshots.values())
+    assert all(snapshot.is_wanted for snapshot in scheduler.block_manager.snapshots.by_hash.values())
 
 
 def test_without_snapshots_there_is_no_hit():
@@ -245,5 +247,4 @@ def test_guesses_that_held_are_taken_in_by_the_next_step(num_held):
     while scheduler.has_unfinished():
         step(scheduler, model)
     assert seq.tokens[6:] == run(make(), StateModel(SIZE), ids(6), 7).tokens[6:]
-    manager = scheduler.block_manager
-    assert any(name == seq.block_hashes[2] for name in manager.snapshots)
+    assert seq.block_hashes[2] in scheduler.block_manager.snapshots.by_hash

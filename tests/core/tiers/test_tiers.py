@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from nanovllm.core.block_hash import BlockHasher
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.tiers.names import TierNames
-from nanovllm.core.tiers.pool_names import PoolNames
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests.core.tiers.world import BLOCK, SlowStore, World
 
@@ -85,8 +85,7 @@ def test_an_aborted_sequence_leaves_nothing_behind():
     seq = world.add(PROMPT)
     world.step()
     world.scheduler.abort(seq.seq_id)
-    del seq
-    world.finished.clear()
+    world.step()
     assert not world.tiers.wait(0.0)
     world.tiers.disk.deliver()
     assert len(world.manager.free_blocks) == len(world.manager.blocks)
@@ -134,26 +133,26 @@ def test_whatever_happens(seed):
     assert any(again for _, again in hits.values()) or world.scheduler.num_preemptions == 0, hits
 
 
-def test_names_hold_in_every_process_and_tell_everything_apart():
-    names = TierNames(b"fingerprint", {1: "weights a", 2: "weights b", 7: "weights a"}.__getitem__)
-
-    def name(*, names=names, tokens=(1, 2, 3), **options):
-        world = World(random.Random(0))
+def test_hashes_hold_in_every_process_and_tell_everything_apart():
+    def block_hash(*, tokens=(1, 2, 3), numbers={1: "weights a", 2: "weights b", 7: "weights a"}, **options):
+        manager = BlockManager(16, BLOCK)
+        manager.hasher = BlockHasher(BLOCK, "sha256", numbers.__getitem__)
         seq = Sequence([*range(40, 40 + BLOCK), *tokens, 9][: 2 * BLOCK], **options)
-        return PoolNames(world.manager, names).records_of(seq)[1].name
+        manager.hash_block(seq, 0)
+        return manager.hash_block(seq, 1)[0]
 
     known = [
-        name(),
-        name(tokens=(1, 2, 4)),
-        name(cache_salt="a"),
-        name(cache_salt="b"),
-        name(lora_id=1),
-        name(lora_id=2),
-        name(lora_id=1, cache_salt="a"),
-        name(mm_spans=((5, 2, "an image"),)),
-        name(mm_spans=((5, 2, "another"),)),
-        name(names=TierNames(b"other weights")),
+        block_hash(),
+        block_hash(tokens=(1, 2, 4)),
+        block_hash(cache_salt="a"),
+        block_hash(cache_salt="b"),
+        block_hash(lora_id=1),
+        block_hash(lora_id=2),
+        block_hash(lora_id=1, cache_salt="a"),
+        block_hash(mm_spans=((5, 2, "an image"),)),
+        block_hash(mm_spans=((5, 2, "another"),)),
     ]
     assert len({*known}) == len(known)
-    assert name(lora_id=7) == name(lora_id=1), "a number is this process's, the weights are the same"
-    assert names.name(None, [1, 2], bytes(16)).hex() == "2232fbb3a9bb64a6ec2c5a2717bfa6c8"
+    assert block_hash(lora_id=7) == block_hash(lora_id=1), "a number is this process's, the weights are the same"
+    written = "2ef11dce2a41df98392341323f0a7c63"
+    assert block_hash(cache_salt="a").hex()[:32] == written, "a directory of an earlier process is found again"

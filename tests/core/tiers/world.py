@@ -3,13 +3,14 @@
 import random
 from concurrent.futures import Future
 
+from nanovllm.core.block_hash import BlockHasher
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.core.snapshots.state import NOTHING_READ
-from nanovllm.core.tiers.names import TierNames
 from nanovllm.core.tiers.store import BLOCK as BLOCK_KIND
 from nanovllm.core.tiers.tiers import Tiers
-from nanovllm.core.tiers.watched import WatchedBlockManager, WatchedHybridBlockManager
 from nanovllm.sampling_params import SamplingParams
 
 BLOCK = 4
@@ -49,14 +50,14 @@ class SlowStore:
         self.rng, self.loses = rng, loses
         self.kept, self.promised = {}, []
 
-    def may_have(self, name):
-        return name in self.kept
+    def may_have(self, key):
+        return key in self.kept
 
     def put(self, records, read):
         for record, data in zip(records, read(), strict=True):
-            assert record.kind != BLOCK_KIND or len(record.token_ids) == BLOCK, "a block without a name"
-            assert record.parent is None or record.parent in self.kept, "a child without its parent"
-            self.kept[record.name] = record, data
+            assert record.kind != BLOCK_KIND or len(record.token_ids) == BLOCK, "a block that is not full"
+            assert record.parent_hash is None or record.parent_hash in self.kept, "a child without its parent"
+            self.kept[record.key] = record, data
 
     def fetch(self, records):
         assert records
@@ -70,13 +71,13 @@ class SlowStore:
             for record in records:
                 if self.rng.random() < self.loses:
                     break
-                kept, data = self.kept[record.name]
+                kept, data = self.kept[record.key]
                 assert kept == record
                 found.append(data)
             future.set_result(found)
         self.promised = []
 
-    def touch(self, names):
+    def touch(self, keys):
         pass
 
     def reset(self):
@@ -88,14 +89,12 @@ class World:
 
     def __init__(self, rng, memory=None, disk=None, num_blocks=24, is_hybrid=False, num_snapshots=4, **options):
         self.rng, self.finished = rng, []
-        if is_hybrid:
-            slots = {"max_running": 4, "max_snapshots": num_snapshots}
-            self.manager = WatchedHybridBlockManager(num_blocks, BLOCK, **slots)
-        else:
-            self.manager = WatchedBlockManager(num_blocks, BLOCK)
+        snapshots = SnapshotCache(max_running=4, max_snapshots=num_snapshots) if is_hybrid else None
+        self.manager = BlockManager(num_blocks, BLOCK, snapshots=snapshots)
+        self.manager.hasher = BlockHasher(BLOCK, "sha256", adapter_digest=lambda number: f"adapter {number}")
         self.pool = FakePool(num_blocks, 4 + num_snapshots)
-        names = TierNames(b"a model", adapter_digest=lambda number: f"adapter {number}")
-        self.tiers = Tiers(self.manager, self.pool, names, memory, disk)
+        self.tiers = Tiers(self.manager, self.pool, memory, disk)
+        self.manager.on_event = self.tiers.on_event
         limits = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": num_blocks * BLOCK} | options
         self.scheduler = Scheduler(self.manager, **limits)
         self.num_computed = 0
@@ -107,8 +106,10 @@ class World:
 
     def step(self, fails=None) -> None:
         """fails: "schedule" or "compute": an exception ends the step there."""
+        self.tiers.poll(self.scheduler.waiting)
         output = self.scheduler.schedule()
         if fails != "schedule":
+            self.tiers.save_evicted()
             self.compute(output)
         if fails is not None:
             self.scheduler.roll_back(output)

@@ -4,7 +4,7 @@ from tests.course.wrong_solutions import Edit
 
 TOKENS = "-(-len(seq.tokens) // manager.block_size)"
 TAKE_ALL = "_take(manager, seq, len(manager.free_blocks))\nreturn False"
-NAME = "manager.remove_name(block)"
+NAME = "manager.uncache(block)"
 RESET = "seq.num_computed_tokens = seq.num_cached_tokens = seq.num_registered_blocks = 0"
 ADD = "manager.free_blocks.append(block)"
 

@@ -10,7 +10,7 @@ RUN = "len(list(takewhile(store.may_have, wanted)))"
 POP, REMOVE = "manager.free_blocks.popleft()", "manager.free_blocks.remove(block)"
 
 WRONG = {
-    "name_block": [
+    "hash_block": [
         Edit("low_bytes", IDS, "bytes(i & 255 for i in token_ids)", "token ids go up to 2**32 - 1"),
         Edit("without_parent", 'b"1" + parent', 'b"1"', "the parent belongs into the name"),
         Edit("pythons_hash", "hash_bytes(data)", "hash_bytes(str(hash(data)).encode())", "another process gives"),

@@ -16,7 +16,7 @@ abort
         + table = seq.block_table
         = scheduler.block_manager.free(seq)
         + for block_id in reversed(table):
-        +     scheduler.block_manager.remove_name(scheduler.block_manager.blocks[block_id])
+        +     scheduler.block_manager.uncache(scheduler.block_manager.blocks[block_id])
 admit
     fixed_queue: 30 of them wait
         ~ return wait_s <= SHARE_OF_DEADLINE * deadline_s => return state.num_waiting < 16

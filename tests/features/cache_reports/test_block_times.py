@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.tiers.watched import WatchedBlockManager
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.features.cache_reports.block_times import BUCKETS, NAMES, BlockTimes
 from nanovllm.serving.http.metrics import Metrics
 from tests.checkpoints import SMALL
@@ -14,12 +14,12 @@ from tests.errors import expect
 
 def test_times_of_a_block():
     clock = [0.0]
-    manager = WatchedBlockManager(2, 2)
-    times = BlockTimes(manager, 1.0, lambda: clock[0])
+    manager, times = BlockManager(2, 2), BlockTimes(1.0, lambda: clock[0])
+    manager.on_event = times.on_event
     for clock[0] in (0.0, 3.0, 4.5):  # allocated, hit, hit
         manager.free(admit(manager, [1, 2, 3]))
     clock[0] = 64.5
-    admit(manager, [7, 8, 9, 9])  # takes both blocks: that of [1, 2] and one without a name
+    admit(manager, [7, 8, 9, 9])  # takes both blocks: that of [1, 2] and an uncached one
     lifetime, idle, gap = (times.as_dict()[name] for name in NAMES)
     assert (lifetime["count"], lifetime["sum"]) == (1, 64.5)
     assert (idle["count"], idle["sum"]) == (1, 60.0)
@@ -30,8 +30,8 @@ def test_times_of_a_block():
 
 
 def test_a_reset_is_no_eviction():
-    manager = WatchedBlockManager(1, 2)
-    times = BlockTimes(manager, 1.0)
+    manager, times = BlockManager(1, 2), BlockTimes(1.0)
+    manager.on_event = times.on_event
     manager.free(admit(manager, [1, 2]))
     manager.reset_prefix_cache()
     manager.free(admit(manager, [3, 4]))
@@ -42,8 +42,8 @@ def test_a_reset_is_no_eviction():
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_share_of_the_blocks_is_measured(share):
-    manager = WatchedBlockManager(1, 1)
-    times = BlockTimes(manager, share)
+    manager, times = BlockManager(1, 1), BlockTimes(share)
+    manager.on_event = times.on_event
     for token_id in range(2000):
         manager.free(admit(manager, [token_id]))
     assert abs(times.lifetime.as_dict()["count"] / 1999 - share) < 0.05

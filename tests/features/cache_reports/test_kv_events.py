@@ -1,4 +1,4 @@
-"""Who follows the events of the prefix cache holds the names that are in the pool, whatever happens."""
+"""Who follows the events of the prefix cache holds the hashes that are in the pool, whatever happens."""
 
 import json
 import random
@@ -12,9 +12,9 @@ from nanovllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, Block
 import nanovllm
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_hash import BlockHasher
+from nanovllm.core.block_manager import BlockManager, broadcast
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.tiers.store import BLOCK, STATE, Record
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.cache_reports import kv_events
 from nanovllm.features.cache_reports.kv_events import KVEvents
 from nanovllm.features.tiers.memory_store import MemoryStore
@@ -68,6 +68,15 @@ class Strict(Follower):
             super().__call__(KVEventBatch(batch.ts, [event]))
 
 
+def followed(num_blocks: int, block_size: int, follower, **options) -> tuple[BlockManager, KVEvents]:
+    """A block manager, and its events, which the follower is told of."""
+    manager = BlockManager(num_blocks, block_size)
+    events = KVEvents(manager, **options)
+    events.on_batch = follower
+    manager.on_event = events.on_event
+    return manager, events
+
+
 def holds(follower: Follower, manager) -> bool:
     """Does it hold exactly what is in the pool?"""
     pool = {name: next(iter(copies.values())) for name, copies in manager.hash_to_block.items()}
@@ -79,14 +88,13 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_follower_holds_the_names_in_the_pool(seed):
+def test_a_follower_holds_the_hashes_in_the_pool(seed):
     """Random schedules with preemptions, aborts, resets and steps that fail before or after they were computed."""
     rng, model, seen = random.Random(seed), CacheModel(4), {"preempted": 0, "failed": 0, "cleared": 0, "copies": 0}
-    manager = WatchedBlockManager(14, 4)
+    follower = Follower()
+    manager, _ = followed(14, 4, follower)
     scheduler = Scheduler(manager, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=40)
-    events, follower = KVEvents(manager), Follower()
-    events.on_batch = follower
-    for _ in range(400):
+    for _ in range(1000):
         if rng.random() < 0.3:
             prompt = [*range(rng.choice((0, 4, 9, 17))), *rng.sample(range(90, 94), rng.randint(1, 4))]
             scheduler.add(sequence(prompt, max_tokens=rng.randint(1, 12)))
@@ -98,7 +106,7 @@ def test_a_follower_holds_the_names_in_the_pool(seed):
         output = scheduler.schedule()
         seen["preempted"] += len(output.preempted)
         tokens = model.execute(output)
-        if rng.random() < 0.1:
+        if rng.random() < 0.02:
             if rng.random() < 0.5:
                 scheduler.update(output, tokens)
             scheduler.roll_back(output)
@@ -112,11 +120,13 @@ def test_a_follower_holds_the_names_in_the_pool(seed):
 
 @pytest.mark.parametrize("is_hybrid", [False, True])
 def test_with_tiers_below_the_pool(is_hybrid):
-    """What tiers bring back gets its name as what is computed does, and may be evicted in the same step."""
+    """What tiers bring back is registered as what is computed, and may be evicted in the same step."""
     rng = random.Random(7)
     world = World(rng, MemoryStore(40 * BLOCK_SIZE), SlowStore(rng, 0.1), 20, is_hybrid, max_num_seqs=4)
     follower = Follower()
-    KVEvents(world.manager).on_batch = follower
+    events = KVEvents(world.manager)
+    events.on_batch = follower
+    world.manager.on_event = broadcast(world.tiers.on_event, events.on_event)
     for _ in range(600):
         if rng.random() < 0.3:
             prompt = [*range(rng.choice((0, 20, 45))), *rng.sample(range(90, 94), rng.randint(1, 4))]
@@ -146,7 +156,7 @@ def test_after_an_exception_out_of_any_line(checkpoint, monkeypatch):
 
 
 def test_what_a_router_needs(checkpoint, tmp_path):
-    """Names that it can make itself, a file that it can read, and no salt."""
+    """Hashes that it can compute itself, a file that it can read, and no salt."""
     path = tmp_path / "events.jsonl"
     llm = LLM(str(checkpoint()), **SMALL, kv_events_config=ON | {"publisher": "jsonl", "path": path})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "prompts are in it"
@@ -159,7 +169,7 @@ def test_what_a_router_needs(checkpoint, tmp_path):
     [stored] = batches[0].events
     names, hasher = [None], BlockHasher(4)
     for i in range(3):
-        names.append(hasher.name(names[-1], prompt[i * 4 : i * 4 + 4], (("salt", "pepper"),) if i == 0 else ()))
+        names.append(hasher.hash_block(names[-1], prompt[i * 4 : i * 4 + 4], (("salt", "pepper"),) if i == 0 else ()))
     assert stored == BlockStored(names[1:], None, prompt, 4, None, "GPU", None, [("salt",), None, None])
     llm.generate([prompt], GREEDY, use_tqdm=False)
     assert batches[-2].events[0].extra_keys is None
@@ -201,91 +211,79 @@ def test_what_a_follower_raises_is_logged_and_told_again(llm, checkpoint, caplog
     assert holds(follower, told.engine.block_manager) and len(follower.blocks) >= 5
 
 
-def test_what_is_evicted_in_the_step_that_named_it_is_not_told():
+def test_what_is_evicted_in_the_step_that_registered_it_is_not_told():
     """Tiers bring blocks in for a sequence that waits; another one may take them before it is admitted."""
-    manager, follower = WatchedBlockManager(2, 2), Follower()
-    KVEvents(manager).on_batch = follower
+    manager, _ = followed(2, 2, follower := Follower())
     seq = admit(manager, [1, 2])
     manager.free(seq)
     admit(manager, [7, 7, 7])
     assert not manager.hash_to_block.keys() & {*seq.block_hashes}
-    manager.commit()
+    manager.step_done()
     assert holds(follower, manager) and len(follower.blocks) == 1
 
 
 def test_a_copy_that_was_not_computed_is_no_copy():
-    manager, follower = WatchedBlockManager(2, 2), Follower()
-    KVEvents(manager).on_batch = follower
+    manager, _ = followed(2, 2, follower := Follower())
     manager.free(admit(manager, [1, 2]))
-    manager.commit()
+    manager.step_done()
     again = sequence([1, 2])
     again.skip_prefix_cache = True
     assert manager.allocate_with_prefix(again)
     compute(manager, again)
-    admit(manager, [7])  # evicts the first block, while the second has the name, too
-    manager.roll_back()
-    manager.commit()
+    admit(manager, [7])  # evicts the first block, while the second is cached, too
+    manager.clear()
     assert not manager.hash_to_block and not follower.blocks
 
 
 def test_adapters_have_their_names():
-    manager, batches = WatchedBlockManager(4, 2), []
-    KVEvents(manager, name_of_adapter={3: "sailor"}.get).on_batch = batches.append
+    batches = []
+    manager, _ = followed(4, 2, batches.append, name_of_adapter={3: "sailor"}.get)
     admit(manager, [1, 2, 3, 4], lora_id=3, cache_salt="pepper")
-    manager.commit()
+    manager.step_done()
     [stored] = batches[0].events
     assert (stored.lora_id, stored.lora_name, stored.extra_keys) == (3, "sailor", [("salt",), None])
 
 
 def test_stores_tell_of_theirs():
-    manager, follower = WatchedBlockManager(4, 2), Follower()
-    events = KVEvents(manager)
-    events.on_batch = follower
-    a = Record(b"a" * 16, None, [1, 2], b"\1" * 16, 0)
-    b = Record(b"b" * 16, a.name, [3, 4], bytes(16), 1)
-    state = Record(b"s" * 16, b.name, (), bytes(16), 2, STATE)
+    manager, events = followed(4, 2, follower := Follower())
+    a = Record(b"a" * 32, None, [1, 2], b"\1" * 16)
+    b = Record(b"b" * 32, a.block_hash, [3, 4], bytes(16))
+    state = Record(b.block_hash, None, (), bytes(16), STATE)
     assert a.kind == BLOCK
     events.tier_stored("CPU", [a, b, state])
-    events.committed()
-    assert follower.blocks == {("CPU", a.name): (None, [1, 2]), ("CPU", b.name): (a.name, [3, 4])}
-    events.tier_removed("CPU", [b.name])
-    events.committed()
-    assert follower.names == {a.name}
+    manager.step_done()
+    assert follower.blocks == {("CPU", a.block_hash): (None, [1, 2]), ("CPU", b.block_hash): (a.block_hash, [3, 4])}
+    events.tier_removed("CPU", [b.key, state.key])
+    manager.step_done()
+    assert follower.names == {a.block_hash}
 
 
 def test_a_store_that_gets_children_first():
     """As memory does: the pool evicts the deepest block first. A follower hears of it after its parent."""
-    manager, follower = WatchedBlockManager(4, 2), Strict()
-    events = KVEvents(manager)
-    events.on_batch = follower
-    a, b, c = (
-        Record(x * 16, y and y * 16, [1, 2], bytes(16), 0) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b"))
-    )
-    events.tier_removed("CPU", [a.name])  # never told of
+    manager, events = followed(4, 2, follower := Strict())
+    a, b, c = (Record(x * 32, y and y * 32, [1, 2], bytes(16)) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b")))
+    events.tier_removed("CPU", [a.block_hash])  # never told of
     events.tier_stored("CPU", [c])
     events.tier_stored("DISK", [a])
-    events.committed()
-    assert [*follower.blocks] == [("DISK", a.name)]
+    manager.step_done()
+    assert [*follower.blocks] == [("DISK", a.block_hash)]
     events.tier_stored("CPU", [b])
-    events.tier_removed("CPU", [b.name])
+    events.tier_removed("CPU", [b.block_hash])
     events.tier_stored("CPU", [a])
-    events.committed()
-    assert ("CPU", c.name) not in follower.blocks and ("CPU", a.name) in follower.blocks
+    manager.step_done()
+    assert ("CPU", c.block_hash) not in follower.blocks and ("CPU", a.block_hash) in follower.blocks
     events.tier_stored("CPU", [b])
     events.tier_stored("CPU", [b])
-    events.committed()
-    assert {("CPU", record.name) for record in (a, b, c)} <= follower.blocks.keys()
-    events.cleared()
+    manager.step_done()
+    assert {("CPU", record.block_hash) for record in (a, b, c)} <= follower.blocks.keys()
+    manager.clear()
     events.tier_stored("CPU", [c])
-    events.tier_removed("CPU", [a.name])
-    events.committed()
+    events.tier_removed("CPU", [a.block_hash])
+    manager.step_done()
     assert not follower.blocks, "after a clear nothing is known"
     events.tier_stored("CPU", [a, b])
-    events.committed()
+    manager.step_done()
     assert len(follower.blocks) == 3
-    events.tier_lost("CPU")
-    events.committed()
-    assert not follower.blocks
 
 
 def test_tiers_of_an_engine(checkpoint, tmp_path):
@@ -307,9 +305,9 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
         disk.flush()
         llm.generate([[1, 2]], GREEDY, use_tqdm=False)
         assert seen == {"GPU", "CPU", "DISK"}
-        there = {(store, name) for store, name in follower.blocks if store != "GPU"}
-        memory = llm.engine.tiers.memory
-        assert all((disk if store == "DISK" else memory).may_have(name) for store, name in there)
+        there = {(store, block_hash) for store, block_hash in follower.blocks if store != "GPU"}
+        memory = llm.engine.features.tiers.memory
+        assert all((disk if store == "DISK" else memory).may_have(block_hash) for store, block_hash in there)
         assert life == 0 or llm.stats()["tiers"]["disk"]["hit_tokens"] > 0
         disk.close()
 

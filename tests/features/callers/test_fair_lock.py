@@ -44,10 +44,10 @@ def test_threads_get_their_own_answers_and_share_steps(llm, monkeypatch):
     expected = [generate(first) for first in firsts]
     together, schedule = [], Scheduler.schedule
 
-    def slow_schedule(scheduler):
+    def slow_schedule(scheduler, drafts):
         together.append(len({seq.tokens[0] for seq in scheduler.seqs.values()}))
         time.sleep(0.002)  # so that the others come to ask for their turn
-        return schedule(scheduler)
+        return schedule(scheduler, drafts)
 
     monkeypatch.setattr(Scheduler, "schedule", slow_schedule)
     for _ in range(3):

@@ -114,7 +114,7 @@ def test_progress_bar(monkeypatch, capsys):
     with progress_bar(stats, cache, 4, True) as advance:
         stats.num_draft_tokens, stats.num_accepted_tokens = 8, 6
         advance(3)
-    assert "guesses 75% right" in capsys.readouterr().err
+    assert "drafts 75% accepted" in capsys.readouterr().err
     with progress_bar(stats, cache, 4, False) as advance:
         advance(3)
     assert capsys.readouterr().err == ""
