@@ -8,6 +8,7 @@ from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.tiers.memory_store import MemoryStore
+from tests.core.failing import fail_step
 from tests.core.tiers.world import BLOCK, SlowStore, World
 
 PROMPT = list(range(100, 100 + 9 * BLOCK + 2))
@@ -119,7 +120,7 @@ def test_whatever_happens(seed):
         elif action < 0.4 and world.scheduler.seqs:
             world.scheduler.abort(rng.choice([*world.scheduler.seqs]))
         elif action < 0.41:
-            world.scheduler.roll_back(None)
+            fail_step(world.scheduler)
             assert world.manager.reset_prefix_cache()
         elif action < 0.5 and disk is not None:
             disk.deliver()
@@ -134,7 +135,9 @@ def test_whatever_happens(seed):
 
 
 def test_hashes_hold_in_every_process_and_tell_everything_apart():
-    def block_hash(*, tokens=(1, 2, 3), numbers={1: "weights a", 2: "weights b", 7: "weights a"}, **options):
+    here = {1: "weights a", 2: "weights b", 7: "weights a"}
+
+    def block_hash(*, tokens=(1, 2, 3), numbers=here, **options):
         manager = BlockManager(16, BLOCK)
         manager.hasher = BlockHasher(BLOCK, "sha256", numbers.__getitem__)
         seq = Sequence([*range(40, 40 + BLOCK), *tokens, 9][: 2 * BLOCK], **options)

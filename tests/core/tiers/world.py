@@ -12,6 +12,7 @@ from nanovllm.core.snapshots.state import NOTHING_READ
 from nanovllm.core.tiers.store import BLOCK as BLOCK_KIND
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.sampling_params import SamplingParams
+from tests.core.failing import fail_step
 
 BLOCK = 4
 
@@ -112,10 +113,10 @@ class World:
             self.tiers.save_evicted()
             self.compute(output)
         if fails is not None:
-            self.scheduler.roll_back(output)
+            fail_step(self.scheduler, output)
         else:
             self.num_computed += output.num_tokens
-            tokens = [self.rng.randrange(50) for chunk in output.chunks for _ in range(chunk.num_logits)]
+            tokens = [[self.rng.randrange(50) for _ in range(chunk.num_logits)] for chunk in output.chunks]
             self.finished += self.scheduler.update(output, tokens)
         self.scheduler.check_integrity()
 

@@ -21,6 +21,7 @@ from nanovllm.features.tiers.memory_store import MemoryStore
 from tests import test_interruptions as interruptions
 from tests.checkpoints import SMALL
 from tests.core.by_hand import CacheModel, admit, compute, sequence
+from tests.core.failing import fail_step
 from tests.core.tiers.world import BLOCK as BLOCK_SIZE
 from tests.core.tiers.world import SlowStore, World
 from tests.errors import expect
@@ -105,11 +106,11 @@ def test_a_follower_holds_the_hashes_in_the_pool(seed):
             assert not follower.blocks
         output = scheduler.schedule()
         seen["preempted"] += len(output.preempted)
-        tokens = model.execute(output)
+        tokens = output.per_chunk(model.execute(output))
         if rng.random() < 0.02:
             if rng.random() < 0.5:
                 scheduler.update(output, tokens)
-            scheduler.roll_back(output)
+            fail_step(scheduler, output)
             seen["failed"] += 1
             continue
         scheduler.update(output, tokens)
@@ -306,7 +307,7 @@ def test_tiers_of_an_engine(checkpoint, tmp_path):
         llm.generate([[1, 2]], GREEDY, use_tqdm=False)
         assert seen == {"GPU", "CPU", "DISK"}
         there = {(store, block_hash) for store, block_hash in follower.blocks if store != "GPU"}
-        memory = llm.engine.features.tiers.memory
+        memory = llm.engine.tiers.memory
         assert all((disk if store == "DISK" else memory).may_have(block_hash) for store, block_hash in there)
         assert life == 0 or llm.stats()["tiers"]["disk"]["hit_tokens"] > 0
         disk.close()
