@@ -261,9 +261,7 @@ def test_stores_tell_of_theirs():
 def test_a_store_that_gets_children_first():
     """As memory does: the pool evicts the deepest block first. A follower hears of it after its parent."""
     manager, events = followed(4, 2, follower := Strict())
-    a, b, c = (
-        Record(x * 32, y and y * 32, [1, 2], bytes(16)) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b"))
-    )
+    a, b, c = (Record(x * 32, y and y * 32, [1, 2], bytes(16)) for x, y in ((b"a", None), (b"b", b"a"), (b"c", b"b")))
     events.tier_removed("CPU", [a.block_hash])  # never told of
     events.tier_stored("CPU", [c])
     events.tier_stored("DISK", [a])
