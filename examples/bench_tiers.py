@@ -17,13 +17,12 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.tiers.names import NO_EXTRA, TierNames
-from nanovllm.core.tiers.store import Record
+from nanovllm.core.tiers.store import NO_EXTRA, Record
 from nanovllm.core.tiers.tiers import Tiers
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.tiers import segment
-from nanovllm.features.tiers.directory import DAMAGED_INDEX, CacheDirectory
+from nanovllm.features.tiers.directory import CacheDirectory, prepared
 from nanovllm.features.tiers.disk_store import DiskStore
-from nanovllm.features.tiers.index import prepared
 from nanovllm.features.tiers.memory_store import MemoryStore
 from nanovllm.features.tiers.segment import Space
 from nanovllm.sampling_params import SamplingParams
@@ -163,9 +160,8 @@ def work(args: argparse.Namespace, path: Path) -> None:
         memory = MemoryStore(64 * len(unbounded.hash_to_block))
         disk = DiskStore(opened(path / name, 1 << 30, Space("00" * 16, 0, BLOCK_SIZE, 64)))
         for tiers in ({"memory": memory}, {"disk": disk}):
-            manager = WatchedBlockManager(num_blocks, BLOCK_SIZE)
-            Tiers(manager, NoData(), TierNames(b""), **tiers)
-            computed.append(play(manager, prompts))
+            manager = BlockManager(num_blocks, BLOCK_SIZE, hash_algo="sha256")
+            computed.append(play(manager, prompts, Tiers(manager, NoData(), **tiers)))
         disk.close()
         ratios = (f"{n / computed[0]:.2f}" for n in computed[1:])
         table.add_row(name, str(len(prompts)), f"{computed[0]:,}", *ratios)
@@ -185,20 +181,24 @@ class NoData:
     def write_state(self, slot: int, data: Any) -> None: ...
 
 
-def play(manager: BlockManager, prompts: Prompts) -> int:
+def play(manager: BlockManager, prompts: Prompts, tiers: Tiers | None = None) -> int:
     """Answer them by the scheduler, eight at a time. Returns the tokens that were computed."""
+    manager.on_event = None if tiers is None else tiers.on_event
     max_model_len = len(manager.blocks) * BLOCK_SIZE
     scheduler = Scheduler(manager, max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=max_model_len)
     waiting, num_computed = [*reversed(prompts)], 0
-    tiers = next(iter(getattr(manager, "watchers", ())), None)
     while waiting or scheduler.has_unfinished():
         while waiting and len(scheduler.seqs) < 8:
             scheduler.add(Sequence(waiting.pop(), SamplingParams(max_tokens=4, ignore_eos=True)))
+        if tiers is not None:
+            tiers.poll(scheduler.waiting)
         output = scheduler.schedule()
+        if tiers is not None:
+            tiers.save_evicted()
         num_computed += output.num_tokens
         scheduler.update(output, [7] * sum(chunk.num_logits for chunk in output.chunks))
         if not output.chunks:
-            assert isinstance(tiers, Tiers) and tiers.wait(1.0)
+            assert tiers is not None and tiers.wait(1.0)
     return num_computed
 
 
@@ -241,22 +241,22 @@ def speed(args: argparse.Namespace, path: Path) -> None:
 
 # -- 4. kills and damage -----------------------------------------------------------------------------------------------
 
-NAMES, SPACE = TierNames(b"a model"), Space("ab" * 16, 0, 4, 1000, '{"model": "a model"}')
+SPACE = Space("ab" * 16, 0, 4, 1000, '{"model": "a model"}')
 
 
-def chain(*token_ids: int, names: TierNames = NAMES) -> list[Record]:
-    """A record for each number: a block of four tokens that are all this number."""
-    records: list[Record] = []
+def chain(*token_ids: int, block_size: int = 4) -> list[Record]:
+    """A record for each number: a block of tokens that are all this number."""
+    hasher, records = BlockHasher(block_size, "sha256"), list[Record]()
     for token_id in token_ids:
-        parent = records[-1].name if records else None
-        name = names.name(parent, [token_id] * 4, NO_EXTRA)
-        records.append(Record(name, parent, [token_id] * 4, NO_EXTRA, len(records)))
+        parent_hash = records[-1].block_hash if records else None
+        tokens = [token_id] * block_size
+        records.append(Record(hasher.hash_block(parent_hash, tokens), parent_hash, tokens, NO_EXTRA))
     return records
 
 
 def data_of(record: Record, num_bytes: int = 1000) -> np.ndarray:
-    """What computing gives for it, in a world where K/V follows from the name."""
-    seed = int.from_bytes(record.name, "little")
+    """What computing gives for it, in a world where K/V follows from the hash."""
+    seed = int.from_bytes(record.block_hash, "little")
     return np.frombuffer(random.Random(seed).randbytes(num_bytes), np.uint8)
 
 
@@ -316,7 +316,6 @@ def kills(number: int, path: Path, num_bytes: int = 600_000) -> Iterator[int]:
 
 
 def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:
-    """A kill is a step's: SQLite's own writes lie between two of them."""
     steps_left, write_all = rng.randrange(1, 120), segment._write_all
 
     class InSteps:
@@ -330,34 +329,25 @@ def write_and_die(rng: random.Random, path: Path, num_bytes: int) -> None:
                 os.kill(os.getpid(), 9)
             return self.file.write(data[:300])
 
-    segment._write_all = lambda file, parts: write_all(InSteps(file), parts)
+    segment._write_all = lambda file, data: write_all(InSteps(file), data)
     directory = opened(path, num_bytes)
     while True:
         directory.put(with_data(some_chain(rng)))
 
 
 def damages(number: int, path: Path, num_bytes: int = 600_000, seed: int = 0) -> Iterator[int]:
-    """Bytes changed, ends cut off and parts cleared, in segments and index, open and closed. Yields records read."""
+    """Bytes changed, ends cut off and parts cleared, in every file, open and closed. Yields records read."""
     rng, directory = random.Random(seed), opened(path, num_bytes)
     for _ in range(number):
-        as_the_store_does(directory, lambda d: d.put(with_data(some_chain(rng))))
+        directory.put(with_data(some_chain(rng)))
         is_open = rng.random() < 0.5
         if not is_open:
             directory.close()
         damage(rng, rng.choice([file for file in path.iterdir() if file.stat().st_size]))
         if not is_open:
             directory = opened(path, num_bytes)
-        yield sum(as_the_store_does(directory, lambda d: check_read(d, some_chain(rng))) or 0 for _ in range(4))
+        yield sum(check_read(directory, some_chain(rng)) for _ in range(4))
     directory.close()
-
-
-def as_the_store_does(directory: CacheDirectory, do: Callable[[CacheDirectory], Any]) -> Any:
-    try:
-        return do(directory)
-    except sqlite3.OperationalError:
-        raise
-    except DAMAGED_INDEX:
-        directory.rebuild()
 
 
 def damage(rng: random.Random, path: Path) -> None:
@@ -390,11 +380,7 @@ def size(args: argparse.Namespace, path: Path) -> None:
     for first in track(
         range(0, num_bytes // LARGE.slot_bytes, 128), "writing", console=Console(stderr=True), transient=True
     ):
-        records: list[Record] = []
-        for depth in range(128):  # chains of 2,048 tokens
-            parent = records[-1].name if records else None
-            block = [first + depth] * BLOCK_SIZE
-            records.append(Record(NAMES.name(parent, block, NO_EXTRA), parent, block, NO_EXTRA, depth))
+        records = chain(*range(first, first + 128), block_size=BLOCK_SIZE)  # 2,048 tokens
         for start in range(0, 128, 16):
             directory.put([(record, data) for record in records[start : start + 16]])
     directory.close()
@@ -414,8 +400,7 @@ def open_once(path: Path) -> dict[str, Any]:
     before, started = peak_memory_bytes(), time.perf_counter()
     directory = opened(path, 1 << 60, LARGE)
     seconds = time.perf_counter() - started
-    taken = max(peak_memory_bytes() - before, directory.names.num_bytes)
-    return {"seconds": seconds, "bytes": taken, "records": len(directory.names)}
+    return {"seconds": seconds, "bytes": peak_memory_bytes() - before, "records": len(directory)}
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.watched import WatchedBlockManager
+
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
 from chapters.ch07_prefix_caching.workloads import ANSWER, QUESTIONS, SYSTEM
 from chapters.play import actions
 from chapters.stage import compute
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.tiers.names import TierNames
 from nanovllm.core.tiers.store import Record
 from nanovllm.core.tiers.tiers import Awaited, Tiers
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.tiers.memory_store import MemoryStore
 
 PEOPLE, NUM_TURNS = ("Ada", "Ben", "Cleo", "Dan"), 6

@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nanovllm.core.tiers.names import TierNames
+from nanovllm.core.tiers.watched import WatchedBlockManager
 from rich.table import Table
 
 from chapters.ch07_prefix_caching.beyond import ORDERS, PLACES, played
@@ -18,10 +20,8 @@ from chapters.patching import replaced, use_manager
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.tiers.names import TierNames
 from nanovllm.core.tiers.store import BLOCK
 from nanovllm.core.tiers.tiers import Tiers
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.tiers.directory import CacheDirectory
 from nanovllm.features.tiers.disk_store import DiskStore
 from nanovllm.features.tiers.memory_store import MemoryStore

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from nanovllm.core.tiers.watched import WatchedBlockManager
+
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from nanovllm.features.cache_reports.events import KVEventBatch
 from nanovllm.features.cache_reports.kv_events import KVEvents
 from nanovllm.sampling_params import SamplingParams

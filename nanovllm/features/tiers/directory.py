@@ -254,7 +254,7 @@ class CacheDirectory:
         writer = self._writers.get(space.kind)
         capacity = max(1, self.num_bytes // NUM_SEGMENTS // (space.slot_bytes + HASH_BYTES))
         if writer is not None:
-            if writer.is_there and len(writer.segment.hashes) < capacity:
+            if writer.is_whole and len(writer.segment.hashes) < capacity:
                 return writer
             writer.close()
             del self._writers[space.kind]
@@ -269,7 +269,6 @@ class CacheDirectory:
     def _open_writer(self, segment: Segment) -> Writer:
         writer = self._writers[segment.space.kind] = Writer(segment)
         self._segments[segment.path] = segment
-        segment.refresh()
         return writer
 
     def _remove_oldest(self, but: Iterable[Path] = ()) -> bool:

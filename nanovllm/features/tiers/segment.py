@@ -162,15 +162,24 @@ class Writer:
         try:
             lock_file(self._list.fileno(), wait=False)
             self._file = _opened(segment.path)
-            self._cut(min(self._num_hashes(), self._num_slots()))
+            num_slots = min(self._num_hashes(), self._num_slots())
+            self._cut(num_slots)
+            del segment.hashes[num_slots:]
+            segment.refresh()
         except BaseException:
             self.close()
             raise
 
     @property
-    def is_there(self) -> bool:
-        """Has no other process removed the files?"""
-        return self.segment.path.exists() and self.segment.list_path.exists()
+    def is_whole(self) -> bool:
+        """Are the files as this process has left them? Another may have removed them, a disk may have damaged them."""
+        segment = self.segment
+        num_bytes = HEADER_BYTES + len(segment.hashes) * segment.space.slot_bytes
+        try:
+            found = segment.path.stat().st_size, segment.list_path.stat().st_size
+        except FileNotFoundError:
+            return False
+        return found == (num_bytes, len(segment.hashes) * HASH_BYTES)
 
     def append(self, items: list[tuple[Record, Any]]) -> None:
         """All of them, or none: then it raises OSError."""

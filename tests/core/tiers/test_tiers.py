@@ -135,9 +135,9 @@ def test_whatever_happens(seed):
 
 
 def test_hashes_hold_in_every_process_and_tell_everything_apart():
-    here = {1: "weights a", 2: "weights b", 7: "weights a"}
+    numbers = {1: "weights a", 2: "weights b", 7: "weights a"}
 
-    def block_hash(*, tokens=(1, 2, 3), numbers=here, **options):
+    def block_hash(*, tokens=(1, 2, 3), **options):
         manager = BlockManager(16, BLOCK)
         manager.hasher = BlockHasher(BLOCK, "sha256", numbers.__getitem__)
         seq = Sequence([*range(40, 40 + BLOCK), *tokens, 9][: 2 * BLOCK], **options)

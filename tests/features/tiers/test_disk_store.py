@@ -1,23 +1,18 @@
 """The store's thread: order, bounds, and what it does when the disk does not do what it should."""
 
-import itertools
-import os
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from examples.bench_tiers import chain, data_of
-from nanovllm.features.tiers import directory, disk_store, index
+from nanovllm.features.tiers import disk_store
 from nanovllm.features.tiers.disk_store import DiskStore
-from nanovllm.features.tiers.index import FILE
 from nanovllm.features.tiers.memory_store import MemoryStore
-from tests.features.tiers.test_directory import DATA, ENV, SPACE, opened
+from tests.features.tiers.test_directory import DATA, ENV, locked_elsewhere, opened
 from tests.processes import LIMIT_S
 
 
@@ -43,13 +38,13 @@ def test_both_stores_deliver_what_they_were_given(tmp_path, make):
     store, records = make(tmp_path), chain(*range(20))
     put(store, records)
     getattr(store, "flush", lambda: None)()
-    assert all(store.may_have(record.name) for record in records)
+    assert all(store.may_have(record.key) for record in records)
     assert read(store, records) == 20 and read(store, chain(0, 1, 77)) == 2
     assert read(store, [records[3]._replace(token_ids=[5] * 4)]) == 0
     assert store.counts()["num_records"] == 20 and store.counts()["num_read"] == 22
     store.reset()
     getattr(store, "flush", lambda: None)()
-    assert not any(store.may_have(record.name) for record in records) and read(store, records) == 0
+    assert not any(store.may_have(record.key) for record in records) and read(store, records) == 0
     getattr(store, "close", lambda: None)()
 
 
@@ -58,15 +53,15 @@ def test_memory_holds_its_budget_and_drops_the_deepest_first():
     first, second = chain(*range(6)), chain(*range(50, 58))
     for record in reversed(first):  # as the pool evicts
         put(store, [record])
-    store.touch([record.name for record in first])
+    store.touch([record.key for record in first])
     for record in reversed(second):
         put(store, [record])
         assert store.used_bytes <= 10 * DATA
-    assert [store.may_have(record.name) for record in first] == [True, True, False, False, False, False]
-    assert all(store.may_have(record.name) for record in second)
+    assert [store.may_have(record.key) for record in first] == [True, True, False, False, False, False]
+    assert all(store.may_have(record.key) for record in second)
     big = chain(99)[0]
     store.put([big], lambda: [data_of(big, 11 * DATA)])
-    assert not store.may_have(big.name) and store.counts()["num_dropped"] == 1
+    assert not store.may_have(big.key) and store.counts()["num_dropped"] == 1
 
 
 def test_what_is_queued_is_written_at_the_end(tmp_path):
@@ -75,7 +70,7 @@ def test_what_is_queued_is_written_at_the_end(tmp_path):
         put(store, chain(token))
     store.close()
     store.close()
-    assert len(opened(tmp_path / "cache").names) == 30
+    assert len(opened(tmp_path / "cache")) == 30
 
 
 def test_behind_means_dropped_and_counted(tmp_path, monkeypatch):
@@ -140,18 +135,7 @@ def test_a_directory_that_is_removed(store, caplog):
     assert caplog.text.count("is not written any more") == 1
 
 
-def test_an_index_that_breaks_while_it_is_open(store, caplog):
-    records = chain(*range(20))
-    put(store, records)
-    store.flush()
-    with open(store.directory.path / FILE, "r+b") as file:
-        file.write(os.urandom(200))
-    assert read(store, records) == 0
-    assert read(store, records) == 20, "a new index knows all that the segments hold"
-    assert "a new index" in caplog.text
-
-
-# -- another process has locked the index ------------------------------------------------------------------------------
+# -- another process holds the directory's lock ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,34 +146,15 @@ def clock(monkeypatch):
     return time
 
 
-@contextmanager
-def locked(store, kind):
-    """IMMEDIATE: others may read. EXCLUSIVE: they may not."""
-    other = sqlite3.connect(store.directory.index.path, isolation_level=None)
-    other.execute(f"BEGIN {kind}")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
-
-
-def count_calls(monkeypatch, owner, name) -> list:
-    calls, method = [], getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args: calls.append(args) or method(*args))
-    return calls
-
-
 def test_a_write_never_waits_and_is_not_lost(clock, store, monkeypatch):
     """It stays in the queue, where it can be read; it is tried again after a pause that doubles."""
-    waits = []
-    store.directory.index._db.set_trace_callback(waits.append)
-    tries = count_calls(monkeypatch, store.directory, "put")
-    with locked(store, "IMMEDIATE"):
+    tries, put_all = [], store.directory.put
+    monkeypatch.setattr(store.directory, "put", lambda items: tries.append(items) or put_all(items))
+    with locked_elsewhere(store.directory.path):
         put(store, chain(1))
         store.flush()
         put(store, chain(1, 2))
-        store.touch([chain(1)[0].name])
+        store.touch([chain(1)[0].key])
         assert read(store, chain(1, 2)) == 2 and len(tries) == 1
         for pause in (0.05, 0.1, 0.2):
             clock.now += pause
@@ -197,93 +162,31 @@ def test_a_write_never_waits_and_is_not_lost(clock, store, monkeypatch):
                 store._wake.notify()
             assert read(store, chain(1, 2)) == 2
         store.flush()  # waits for none of it, but for the last try
-        assert store.counts()["num_dropped"] == 0 and store.may_have(chain(1, 2)[1].name)
+        assert store.counts()["num_dropped"] == 0 and store.may_have(chain(1, 2)[1].key)
     assert 2 <= len(tries) <= 5
-    where = [number for number, statement in enumerate(waits) if statement == "BEGIN IMMEDIATE"]
-    assert where and all(waits[number - 1] == "PRAGMA busy_timeout = 0" for number in where)
     store.flush()
     assert not store._queue and read(store, chain(1, 2)) == 2
-
-
-def test_a_read_waits_once_and_then_leaves_the_disk_alone(clock, store, monkeypatch):
-    put(store, chain(1))
-    store.flush()
-    tries = count_calls(monkeypatch, store.directory, "read")
-    with locked(store, "EXCLUSIVE"):
-        assert [read(store, chain(1)) for _ in range(18)] == [0] * 18 and len(tries) == 1
-        clock.now += disk_store.ALONE_S
-        assert [read(store, chain(1)) for _ in range(18)] == [0] * 18 and len(tries) == 2
-    assert read(store, chain(1)) == 0
-    clock.now += disk_store.ALONE_S
-    assert read(store, chain(1)) == 1 and store._writes
-
-
-def test_a_write_that_fails_at_its_end_takes_no_room(clock, store):
-    """Another process reads the index: the change cannot be committed, time and again."""
-    put(store, chain(*range(5)))
-    store.flush()
-    other = sqlite3.connect(store.directory.index.path, isolation_level=None)
-    other.execute("BEGIN")
-    other.execute("SELECT count(*) FROM records").fetchone()
-    put(store, chain(7, 8))
-    for _ in range(5):
-        store.flush()
-        assert len(store._queue) == 2
-    other.execute("ROLLBACK")
-    other.close()
-    store.flush()
-    _, segment = store.directory._own[0]
-    assert not store._queue and read(store, chain(7, 8)) == 2 and segment.num_slots == 7
-
-
-def test_a_damaged_slot_is_found_while_another_process_writes(clock, store):
-    """Reading goes on: the slot is removed by who finds it later."""
-    put(store, chain(1))
-    put(store, chain(2))
-    store.flush()
-    slot = store.directory.index.place_of(chain(1)[0].name).slot
-    with open(store.directory.path / SPACE.file_name, "r+b") as file:
-        file.seek(4096 + slot * SPACE.slot_bytes)
-        file.write(bytes(100))
-    with locked(store, "IMMEDIATE"):
-        assert read(store, chain(1)) == 0 and read(store, chain(2)) == 1
-    assert read(store, chain(1)) == 0 and not store.directory.index.has(chain(1)[0].name)
 
 
 def test_what_is_to_be_forgotten_is_not_read_meanwhile(clock, store):
     put(store, chain(1))
     store.flush()
-    with locked(store, "IMMEDIATE"):
+    with locked_elsewhere(store.directory.path):
         store.reset()
         store.flush()
-        assert not store.may_have(chain(1)[0].name)
+        assert not store.may_have(chain(1)[0].key) and read(store, chain(1)) == 0
     store.flush()
-    assert not store.directory.index.has(chain(1)[0].name)
+    assert len(store.directory) == 0
+    put(store, chain(1))
+    store.flush()
+    assert read(store, chain(1)) == 1
 
 
-def test_who_ends_while_the_index_is_locked_drops_what_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_store, "AT_LEISURE", disk_store.BUSY)
+def test_who_ends_while_the_directory_is_locked_drops_what_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_store, "PAUSE_S", 0.001)
     store = DiskStore(opened(tmp_path / "cache"))
-    with locked(store, "EXCLUSIVE"):
+    with locked_elsewhere(tmp_path / "cache"):
         for token in range(40):
             put(store, chain(token))
         store.close()
     assert store.counts()["num_dropped"] == 40
-
-
-def test_a_chain_is_used_as_a_whole(store, monkeypatch):
-    """However long it is: no part of it counts as used after what comes before it, so one is evicted at a time."""
-    monkeypatch.setattr(disk_store, "TOUCHED", 7)
-    times = itertools.count(index.now_us())
-    for module in (disk_store, directory, index):
-        monkeypatch.setattr(module, "now_us", lambda: next(times))
-    records = chain(*range(41))
-    put(store, records[:40])
-    store.touch([record.name for record in records[:40]])
-    store.flush()
-    used = dict(store.directory.index._db.execute("SELECT depth, used FROM records"))
-    assert len(used) == 40 and len({*used.values()}) == 1
-    put(store, chain(99))
-    store.flush()
-    left = [store.may_have(record.name) for record in records[:40]]
-    assert left == [True] * 39 + [False]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nanovllm import LLM, LoRARequest, SamplingParams
-from nanovllm.features.tiers import directory, disk_store, index, segment
+from nanovllm.features.tiers import directory, segment
 from nanovllm.tools.cli import main
 from nanovllm.worker.model_runner import ModelRunner
 from tests.checkpoints import SMALL
 from tests.errors import expect
-from tests.features.tiers.test_directory import ENV, kept, locked_elsewhere
+from tests.features.tiers.test_directory import ENV, check_budget, locked_elsewhere
 
 PROMPTS = [[*range(5, 106)], [*range(5, 65), *range(200, 260)], [*range(5, 105)]]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
@@ -253,7 +253,7 @@ def test_killed_while_it_serves(checkpoint, tmp_path):
     again = engine(checkpoint(), tmp_path / "cache")
     assert answers(again) == reference
     assert again.stats()["tiers"]["disk"]["hit_tokens"] > 0
-    kept(again.engine.tiers.disk.directory)
+    check_budget(again.engine.tiers.disk.directory)
     end(again)
 
 
@@ -287,7 +287,7 @@ def test_a_directory_that_may_only_be_read(checkpoint, tmp_path, monkeypatch, ca
         def refused(path, flags):
             raise PermissionError(13, "Permission denied", path)
 
-        monkeypatch.setattr(index, "open_for_owner", refused)
+        monkeypatch.setattr(directory, "open_for_owner", refused)
         monkeypatch.setattr(segment, "open_for_owner", refused)
     else:
         monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
@@ -322,43 +322,23 @@ def test_the_command_shows_prunes_and_clears(checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.compiler
-def test_requests_while_another_process_has_locked_the_index(checkpoint, tmp_path, monkeypatch):
-    """With a clock that stands still: one look at the disk for all of them, and each is answered by computing."""
-    monkeypatch.setattr(disk_store, "monotonic", lambda: 1000.0)
+def test_requests_while_another_process_holds_the_lock(checkpoint, tmp_path):
+    """They are answered, what is there is read, and what is new is written afterwards."""
     llm = engine(checkpoint(), tmp_path / "cache")
     reference = answers(llm)
     llm.engine.tiers.disk.flush()
-    kept, looks = llm.engine.tiers.disk.directory, []
-    monkeypatch.setattr(kept, "read", lambda records, read=kept.read: looks.append(records) or read(records))
-    with locked_elsewhere(tmp_path / "cache", "EXCLUSIVE"):
-        for number in range(6):
-            llm.reset_prefix_cache()
-            assert answers(llm) == reference
-            answers(llm, [[number, *range(270, 300)]])
-        assert len(looks) == 1 and llm.stats()["tiers"]["disk"]["num_dropped"] == 0
-    monkeypatch.setattr(disk_store, "monotonic", lambda: 2000.0)
-    llm.engine.tiers.disk.flush()
-    llm.reset_prefix_cache()
-    before = llm.stats()["tiers"]["disk"]["num_read"]
-    assert answers(llm) == reference and llm.stats()["tiers"]["disk"]["num_read"] > before
-    end(llm)
-
-
-@pytest.mark.compiler
-def test_an_engine_that_starts_while_the_index_is_locked(checkpoint, tmp_path, monkeypatch, caplog):
-    """It reads what it may read."""
-    monkeypatch.setattr(index.Index, "patience", index.BUSY)
-    llm = engine(checkpoint(), tmp_path / "cache")
-    reference = answers(llm)
-    end(llm)
-    with locked_elsewhere(tmp_path / "cache", "IMMEDIATE"):
+    new = [[7, *range(270, 300)]]
+    with locked_elsewhere(tmp_path / "cache"):
+        llm.reset_prefix_cache()
+        assert answers(llm) == reference and llm.stats()["tiers"]["disk"]["num_read"] > 0
+        expected = answers(llm, new)
         again = engine(checkpoint(), tmp_path / "cache")
         assert answers(again) == reference and again.stats()["tiers"]["disk"]["num_read"] >= 40
-        assert "is read, and not written: database is locked" in caplog.text
-        end(again)
-    with locked_elsewhere(tmp_path / "cache", "EXCLUSIVE"):
-        without = engine(checkpoint(), tmp_path / "cache")
-        assert answers(without) == reference and "cannot be used: database is locked" in caplog.text
+    end(again)
+    end(llm)
+    third = engine(checkpoint(), tmp_path / "cache")
+    assert answers(third, new) == expected and third.stats()["tiers"]["disk"]["hit_tokens"] > 0
+    end(third)
 
 
 def test_a_folder_with_files_of_others_is_refused(checkpoint, tmp_path):
