@@ -8,19 +8,19 @@ in the batch and however often it was preempted.
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.features.logits_processors.processors import LogitsProcessors
 from nanovllm.worker.batch import move_together
 from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
-    from nanovllm.features.logprobs.scores import TokenLogprobs
+    from nanovllm.features.logits_processors.processors import LogitsProcessors
+    from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs
 
 NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
 NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
@@ -38,7 +38,7 @@ class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted, or which; None: not even its own
-    processors          what happens to the logits before a token is chosen
+    processors          what happens to the logits before a token is chosen; None: nothing
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     has_filters         does any of them set top_k, top_p or min_p?
@@ -46,7 +46,7 @@ class SamplingBatch:
     """
 
     num_logprobs: list[int | list[int] | None]
-    processors: LogitsProcessors
+    processors: "LogitsProcessors | None"
     random_rows: Tensor
     temperature: Tensor
     top_k: Tensor
@@ -54,7 +54,7 @@ class SamplingBatch:
     min_p: Tensor
     noise: Tensor
     has_filters: bool
-    prompt_rows: Any = None
+    prompt_rows: "PromptRows | None" = None
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, eos_token_ids: frozenset[int]) -> "SamplingBatch":
@@ -78,13 +78,26 @@ class SamplingBatch:
         random_rows = [row for row, p in enumerate(each) if p.temperature >= MIN_TEMPERATURE]
         params = [each[row] for row in random_rows]
         num_logprobs = [p.logprob_token_ids or p.logprobs for p in each]
-        processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
+        processors = None
+        if any(changes_logits(seq) for seq in seqs):
+            from nanovllm.features.logits_processors.processors import LogitsProcessors
+
+            processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
-            nothing = dict.fromkeys(NUMBERS, NOTHING)
-            return cls(num_logprobs, processors, **nothing, has_filters=False)
+            return cls(
+                num_logprobs=num_logprobs,
+                processors=processors,
+                random_rows=NOTHING,
+                temperature=NOTHING,
+                top_k=NOTHING,
+                top_p=NOTHING,
+                min_p=NOTHING,
+                noise=NOTHING,
+                has_filters=False,
+            )
         return cls(
-            num_logprobs,
-            processors,
+            num_logprobs=num_logprobs,
+            processors=processors,
             random_rows=torch.tensor(random_rows, dtype=torch.int64),
             temperature=torch.tensor([p.temperature for p in params]),
             top_k=torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
@@ -99,8 +112,26 @@ class SamplingBatch:
         if device.type == "cpu":
             return self
         numbers = {name: getattr(self, name) for name in NUMBERS}
+        if self.processors is None:
+            return replace(self, **move_together(numbers, device))
         numbers, of_processors = move_together((numbers, self.processors.tensors()), device)
         return replace(self, **numbers, processors=replace(self.processors, **of_processors))
+
+
+def changes_logits(seq: Sequence) -> bool:
+    """Does anything happen to a sequence's logits before a token is chosen? See LogitsProcessors.from_sequences."""
+    params = seq.sampling_params
+    return (
+        seq.grammar is not None
+        or seq.bad_words is not None
+        or seq.functions is not None
+        or params.allowed_token_ids is not None
+        or bool(params.logit_bias)
+        or seq.num_generated_tokens < params.min_tokens
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["TokenLogprobs | None"]]:
@@ -109,9 +140,11 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["Token
     NO_TOKEN for a row that holds NaN or +infinity, or nothing but -infinity.
     """
     batch = batch.to(logits.device)
-    batch.processors.apply_grammars(logits)
+    if batch.processors is not None:
+        batch.processors.apply_grammars(logits)
     raw = logits.clone() if any(k is not None for k in batch.num_logprobs) else logits
-    batch.processors.apply(logits)
+    if batch.processors is not None:
+        batch.processors.apply(logits)
     chosen = argmax(logits)
     best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
     if len(batch.random_rows):
@@ -129,9 +162,11 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """A token for each of batch.random_rows. logits: [len(random_rows), vocab_size]."""
     scaled = logits / batch.temperature[:, None]
     if batch.has_filters:
+        from nanovllm.features.logits_processors.top_k_top_p import logit_threshold
+
         vocab_size = logits.shape[1]
         top_k = torch.where(batch.top_k > 0, batch.top_k, vocab_size).clamp(max=vocab_size)
-        threshold = batch.processors.threshold(scaled, top_k, batch.top_p, batch.min_p)
+        threshold = logit_threshold(scaled, top_k, batch.top_p, batch.min_p)
         scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     # Summed in float64: in float32 a token of probability 1e-8 would add nothing to a sum near 1.
     cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)

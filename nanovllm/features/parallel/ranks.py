@@ -106,7 +106,8 @@ class ParallelRunner:
         batch, sampling, adapters = pack(output, self.block_size, self.model_config.eos_token_ids)
         if adapters is not None:
             adapters = adapters.news(self._slots, self.config.max_loras)
-        return self._ask("execute", batch, sampling, adapters, late=sampling.processors.pending)[0]
+        pending = None if sampling.processors is None else sampling.processors.pending
+        return self._ask("execute", batch, sampling, adapters, late=pending)[0]
 
     def ask_data(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank has in its blocks, or is to have: RankRunner.data."""
