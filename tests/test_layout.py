@@ -28,8 +28,7 @@ worker.model_runner worker.platform worker.sampler
 WINGS = """
 features.assembly features.callers.fair_lock
 features.callers.output_kind features.callers.progress features.callers.shared_engine features.callers.snapshot
-features.grammar.masks features.logits_processors.classes features.logits_processors.functions
-features.logits_processors.processors features.logits_processors.top_k_top_p features.speculation.rates
+features.logits_processors.classes features.logits_processors.functions features.speculation.rates
 """
 LOADED = """
 import sys

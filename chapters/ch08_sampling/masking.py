@@ -67,7 +67,8 @@ def masks_watched() -> Iterator[tuple[list[MaskedStep], list[float]]]:
         return found
 
     def watched_sample(logits: Tensor, batch: SamplingBatch) -> Any:
-        before, pending = logits[0].clone(), batch.processors.pending
+        before = logits[0].clone()
+        pending = None if batch.processors is None else batch.processors.pending
         was_ready = pending is not None and pending._future is not None and pending._future.done()
         found = sample(logits, batch)
         steps.append(MaskedStep(before, logits[0].clone(), found[0][0], was_ready))

@@ -42,7 +42,8 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps, self.offset = eps, offset
+        self.eps = eps
+        self.offset = offset
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of hidden and residual. The sum takes residual's memory; None: there is nothing to add."""
@@ -72,7 +73,8 @@ class Linear(nn.Module):
 
     def __init__(self, in_size: int, out_sizes: int | tuple[int, ...], bias: bool, parts: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.out_sizes, self.parts = (out_sizes,) if isinstance(out_sizes, int) else out_sizes, parts
+        self.out_sizes = (out_sizes,) if isinstance(out_sizes, int) else out_sizes
+        self.parts = parts
         self.weight: Any = nn.Parameter(torch.empty(sum(self.out_sizes), in_size))
         self.bias = nn.Parameter(torch.empty(sum(self.out_sizes))) if bias else None
         # Whoever changes the weight's form (another order, fewer bits) says here how to multiply by it.

@@ -24,10 +24,13 @@ from nanovllm.worker.layers import MLP, ForwardContext, Linear, OutputHead, RMSN
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.window, self.has_rotary = config.windows.get(index, 0), index not in config.layers_without_rotary
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.window = config.windows.get(index, 0)
+        self.has_rotary = index not in config.layers_without_rotary
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q_size = self.num_heads * self.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
         self.qkv_proj = Linear(
             in_size=config.hidden_size,
             out_sizes=(q_size, kv_size, kv_size),
@@ -51,8 +54,11 @@ class Attention(nn.Module):
             q, _ = self.q_norm(q, None, context)
             k, _ = self.k_norm(k, None, context)
         # First the K/V of all rows is written, then attention reads: a row may see blocks that another one fills now.
-        context.kernels.rotary_and_write(q, k, v, context.cos_sin if self.has_rotary else None, kv_layer, context.batch)
-        return self.o_proj(context.kernels.paged_attention(q, *kv_layer, context.batch, self.window).flatten(1))
+        cos_sin = context.cos_sin if self.has_rotary else None
+        context.kernels.rotary_and_write(q, k, v, cos_sin, kv_layer, context.batch)
+        k_cache, v_cache = kv_layer
+        out = context.kernels.paged_attention(q, k_cache, v_cache, context.batch, self.window)
+        return self.o_proj(out.flatten(1))  # [T, num_heads * head_dim] -> [T, hidden_size]
 
 
 class DecoderLayer(nn.Module):

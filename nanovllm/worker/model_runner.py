@@ -256,10 +256,10 @@ class ModelRunner:
             if self.recorded_steps is not None and adapters is None and sampling.prompt_rows is None:
                 logits = self.recorded_steps.run(batch, self.forward_pass)
             if logits is not None:
-                return self.sample(logits, sampling)
+                return self._sample(logits, sampling)
             hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
             num_sampled = len(sampling.num_logprobs)
-            output = self.sample(self.model.logits(hidden[:num_sampled]), sampling)
+            output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
             if sampling.prompt_rows is None:
                 return output
             prompt_logprobs = sampling.prompt_rows.score(self.model.logits, hidden[num_sampled:])
@@ -274,7 +274,7 @@ class ModelRunner:
         """Hidden states [R, hidden_size] of the rows whose logits are needed. batch: in the device's memory."""
         return self.forward_pass.hidden_states(batch)
 
-    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
+    def _sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> RowOutputs:
         """logits: float32 [num_sampled, vocab_size]."""
         num_rows = len(logits)
         if num_rows == 0:  # a step of prompt chunks only, or a rank that gets no logits

@@ -8,7 +8,7 @@ in the batch and however often it was preempted.
 import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from nanovllm.worker.cpu.argmax import argmax
 
 if TYPE_CHECKING:
     from nanovllm.features.logits_processors.processors import LogitsProcessors
-    from nanovllm.features.logprobs.scores import TokenLogprobs
+    from nanovllm.features.logprobs.scores import PromptRows, TokenLogprobs
 
 NUMBERS = ("random_rows", "temperature", "top_k", "top_p", "min_p", "noise")  # the fields that are tensors
 NOTHING = torch.empty(0)  # made once: the calls of a step for which nothing is drawn take time, too
@@ -38,7 +38,7 @@ class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
     num_logprobs        for each row, how many of the top tokens' logprobs are wanted, or which; None: not even its own
-    processors          what changes logits before a token is chosen: masks, biases, penalties; None: nothing does
+    processors          what happens to the logits before a token is chosen; None: nothing
     random_rows         rows that are sampled; the others take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     has_filters         does any of them set top_k, top_p or min_p?
@@ -54,7 +54,7 @@ class SamplingBatch:
     min_p: Tensor
     noise: Tensor
     has_filters: bool
-    prompt_rows: Any = None
+    prompt_rows: "PromptRows | None" = None
 
     @classmethod
     def from_scheduler_output(cls, output: SchedulerOutput, eos_token_ids: frozenset[int]) -> "SamplingBatch":
@@ -84,11 +84,20 @@ class SamplingBatch:
 
             processors = LogitsProcessors.from_sequences(seqs, eos_token_ids)
         if not random_rows:
-            nothing = dict.fromkeys(NUMBERS, NOTHING)
-            return cls(num_logprobs, processors, **nothing, has_filters=False)
+            return cls(
+                num_logprobs=num_logprobs,
+                processors=processors,
+                random_rows=NOTHING,
+                temperature=NOTHING,
+                top_k=NOTHING,
+                top_p=NOTHING,
+                min_p=NOTHING,
+                noise=NOTHING,
+                has_filters=False,
+            )
         return cls(
-            num_logprobs,
-            processors,
+            num_logprobs=num_logprobs,
+            processors=processors,
             random_rows=torch.tensor(random_rows, dtype=torch.int64),
             temperature=torch.tensor([p.temperature for p in params]),
             top_k=torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int64),
@@ -104,19 +113,25 @@ class SamplingBatch:
             return self
         numbers = {name: getattr(self, name) for name in NUMBERS}
         if self.processors is None:
-            [numbers] = move_together((numbers,), device)
-            return replace(self, **numbers)
+            return replace(self, **move_together(numbers, device))
         numbers, of_processors = move_together((numbers, self.processors.tensors()), device)
         return replace(self, **numbers, processors=replace(self.processors, **of_processors))
 
 
 def changes_logits(seq: Sequence) -> bool:
-    """Does a request ask for more than temperature, top_k, top_p and min_p? (features/logits_processors, grammar)"""
-    p = seq.sampling_params
-    has_penalty = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    has_mask = seq.grammar is not None or seq.bad_words is not None or p.allowed_token_ids is not None
-    must_not_end = seq.num_generated_tokens < p.min_tokens
-    return has_penalty or has_mask or must_not_end or bool(p.logit_bias) or seq.functions is not None
+    """Does anything happen to a sequence's logits before a token is chosen? See LogitsProcessors.from_sequences."""
+    params = seq.sampling_params
+    return (
+        seq.grammar is not None
+        or seq.bad_words is not None
+        or seq.functions is not None
+        or params.allowed_token_ids is not None
+        or bool(params.logit_bias)
+        or seq.num_generated_tokens < params.min_tokens
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["TokenLogprobs | None"]]:

@@ -5,6 +5,8 @@ part of the weights, and which part depends on its tokens. Rows that have chosen
 together: its weights are read once a step, however many rows meet them.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from nanovllm.checkpoint import ModelConfig
@@ -20,16 +22,20 @@ class Router(Linear):
 class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_chosen, self.normalize = config.num_experts_per_tok, config.norm_topk_prob
+        self.num_chosen = config.num_experts_per_tok
+        self.normalize = config.norm_topk_prob
         self.gate = Router(config.hidden_size, config.num_experts, bias=False)
-        mlps = [MLP(config, config.moe_intermediate_size) for _ in range(config.num_experts)]
-        self.experts = nn.ModuleList(mlps)
-        self.gate_up = ExpertWeights(mlp.gate_up_proj for mlp in mlps)
-        self.down = ExpertWeights(mlp.down_proj for mlp in mlps)
+        self.experts: Any = nn.ModuleList(MLP(config, config.moe_intermediate_size) for _ in range(config.num_experts))
+        self.collect_weights()
         self.shared_expert = None
         if config.shared_expert_intermediate_size:
             self.shared_expert = MLP(config, config.shared_expert_intermediate_size)
             self.shared_expert_gate = Router(config.hidden_size, 1, bias=False)
+
+    def collect_weights(self) -> None:
+        """The weights of all experts, as their products take them. Again after a layer of theirs has been replaced."""
+        self.gate_up = ExpertWeights(mlp.gate_up_proj for mlp in self.experts)
+        self.down = ExpertWeights(mlp.down_proj for mlp in self.experts)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """hidden: [T, hidden_size]. Returns what the chosen experts of each row make of it, weighed and added up.

@@ -24,14 +24,16 @@ class GatedAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q_size = self.num_heads * self.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
         parts = "q_proj", "k_proj", "v_proj"
         self.qkv_proj = Linear(config.hidden_size, (2 * q_size, kv_size, kv_size), config.qkv_bias, parts)
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias)
-        norm = self.head_dim, config.rms_norm_eps, config.norm_offset
-        self.q_norm, self.k_norm = RMSNorm(*norm), RMSNorm(*norm)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.norm_offset)
 
     def forward(self, hidden: Tensor, kv_layer: Tensors, context: ForwardContext) -> Tensor:
         """See Attention.forward in worker/model.py."""
@@ -42,7 +44,8 @@ class GatedAttention(nn.Module):
         k, _ = self.k_norm(k.unflatten(-1, (self.num_kv_heads, self.head_dim)), None, context)
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         context.kernels.rotary_and_write(q, k, v, context.cos_sin, kv_layer, context.batch)
-        out = context.kernels.paged_attention(q, *kv_layer, context.batch, 0)
+        k_cache, v_cache = kv_layer
+        out = context.kernels.paged_attention(q, k_cache, v_cache, context.batch, 0)
         return self.o_proj(kernels_for(context.kernels).multiply_by_gate(out, gate).flatten(1))
 
 

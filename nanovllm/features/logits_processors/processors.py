@@ -60,8 +60,8 @@ class LogitsProcessors:
 
     @classmethod
     def from_sequences(cls, seqs: Seq[Sequence], eos_token_ids: frozenset[int]) -> "LogitsProcessors":
-        made, grammars = cls([], [], None, [], None, None, []), []
-        bias, seen, generated = {}, {}, {}
+        made = cls(allowed=[], banned=[], bias=None, functions=[], seen=None, generated=None, grammar_rows=[])
+        grammars, bias, seen, generated = [], {}, {}, {}
         for row, seq in enumerate(seqs):
             p = seq.sampling_params
             if seq.grammar is not None:
@@ -84,7 +84,9 @@ class LogitsProcessors:
             if p.presence_penalty != 0.0 or p.frequency_penalty != 0.0:
                 token_ids, counts = torch.tensor(seq.generated_token_ids, dtype=torch.int64).unique(return_counts=True)
                 generated[row] = token_ids, p.frequency_penalty * counts + p.presence_penalty
-        made.bias, made.seen, made.generated = Entries.of(bias), Entries.of(seen), Entries.of(generated)
+        made.bias = Entries.of(bias)
+        made.seen = Entries.of(seen)
+        made.generated = Entries.of(generated)
         if grammars:
             made.pending = compute_bits(grammars)
         return made

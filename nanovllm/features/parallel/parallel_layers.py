@@ -5,8 +5,9 @@ computes those columns of y) and the matching columns of the last (row-parallel)
 a layer, to add up what they got.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from nanovllm.checkpoint import ModelConfig
@@ -26,6 +27,16 @@ class RowParallelLinear(Linear):
         super().__init__(in_size, out_size, bias)
         self.group = group
 
+    @classmethod
+    def of(cls, linear: Linear, group: "RankGroup") -> "RowParallelLinear":
+        """With the weight and the bias of a layer that has the sizes of this rank's share."""
+        out_size, in_size = linear.weight.shape
+        with torch.device("meta"):
+            layer = cls(in_size, out_size, bias=linear.bias is not None, group=group)
+        layer.weight = linear.weight
+        layer.bias = linear.bias
+        return layer
+
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.group.rank == 0 else None  # once, not once a rank
         return self.group.all_reduce(self.product(x, self.weight, bias))
@@ -40,12 +51,14 @@ class ParallelDecoder(Decoder):
 
     def make_layer(self, config: ModelConfig, index: int) -> DecoderLayer:
         layer = super().make_layer(config, index)
-        for name, module in layer.named_modules():
-            if name.split(".")[-1] in ROW_PARALLEL and ".shared_expert." not in name:
-                module.__class__, module.group = RowParallelLinear, self.group  # it has its weight already
+        for path, module in list(layer.named_modules()):
+            if path.split(".")[-1] in ROW_PARALLEL and ".shared_expert." not in path:
+                layer.set_submodule(path, RowParallelLinear.of(module, self.group))
         # A rank has a slice of every expert, of a shared one, too. What it gets of all of them is added up once.
         if index in config.expert_layers:
-            layer.mlp.register_forward_hook(lambda experts, inputs, y: self.group.all_reduce(y))
+            experts: Any = layer.mlp
+            experts.collect_weights()
+            experts.register_forward_hook(lambda experts, inputs, y: self.group.all_reduce(y))
         return layer
 
     def embed(self, input_ids: Tensor) -> Tensor:

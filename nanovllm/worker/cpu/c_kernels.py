@@ -124,7 +124,8 @@ def load_cpu_kernels(
     try:
         if TILE_ROWS * group_size * config.head_dim > MAX_TILE_NUMBERS:
             raise OSError(f"{group_size} query heads that share a KV head are too many for a thread's stack")
-        sources, defines = ("kernels.c", "heads.c"), (of_dtype, of_dtype + of_heads)
+        sources = ("kernels.c", "heads.c")
+        defines = (of_dtype, of_dtype + of_heads)
         with ThreadPoolExecutor() as compilers:  # side by side: a first start takes 3 s instead of 4
             library, heads = (ctypes.CDLL(str(path)) for path in compilers.map(compile_library, sources, defines))
         for each in (library, heads):

@@ -14,5 +14,6 @@ def reorder_weights(model: nn.Module, kernels: Kernels) -> None:
             reordered = candidate.reorder_weight(layer.weight, layer.out_dtype)
             if reordered is not None:
                 del layer.weight  # no longer a parameter: only its own product can read it
-                layer.weight, layer.product = reordered, candidate.linear
+                layer.weight = reordered
+                layer.product = candidate.linear
                 break

@@ -30,20 +30,23 @@ def load_cuda_kernels(config: EngineConfig, head_dim: int, dtype: torch.dtype) -
 
     why_not = _why_not_flash_attn(config, head_dim, dtype)
     attention: Callable[[Tensor, Tensor, Tensor, Batch, int], Tensor]
+    block_size: int | None = None
     if why_not is None:
         from nanovllm.worker.cuda import flash_attention
 
         logger.info("attention: flash-attn")
-        attention, block_size = flash_attention.paged_attention, FLASH_BLOCK_SIZE
+        attention = flash_attention.paged_attention
+        block_size = FLASH_BLOCK_SIZE
     else:
         logger.info("attention: Triton, because %s", why_not)
-        attention, block_size = triton_kernels.paged_attention, None
+        attention = triton_kernels.paged_attention
 
     def rotary_and_write(
         q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensors | None, kv_layer: Tensors, batch: Batch
     ) -> None:
         if cos_sin is not None:
-            rotate_heads(q, k, *cos_sin)
+            cos, sin = cos_sin
+            rotate_heads(q, k, cos, sin)
         triton_kernels.write_kv(k, v, kv_layer, batch.slot_mapping)
 
     return replace(TORCH_KERNELS, rotary_and_write=rotary_and_write, paged_attention=attention), block_size
