@@ -18,7 +18,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.engine.arg_utils": "nanovllm.compat.command_line",
     "nanovllm.engine.llm_engine": "nanovllm.engine",
     "nanovllm.engine.async_llm_engine": "nanovllm.serving.async_llm",
-    "nanovllm.engine.protocol": "nanovllm.serving.vllm_client",
+    "nanovllm.engine.protocol": "nanovllm.serving.async_llm",
     "nanovllm.entrypoints.chat_utils": HELPERS,
     "nanovllm.entrypoints.llm": "nanovllm.llm",
     "nanovllm.exceptions": HELPERS,
@@ -34,7 +34,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.utils.argparse_utils": "nanovllm.compat.command_line",
     "nanovllm.utils.network_utils": HELPERS,
     "nanovllm.v1.engine.async_llm": "nanovllm.serving.async_llm",
-    "nanovllm.v1.engine.exceptions": "nanovllm.serving.vllm_client",
+    "nanovllm.v1.engine.exceptions": "nanovllm.serving.async_llm",
     "nanovllm.v1.engine.llm_engine": "nanovllm.engine",
     "nanovllm.v1.metrics.reader": "nanovllm.features.callers.metrics",
     **dict.fromkeys(
