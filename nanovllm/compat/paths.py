@@ -1,6 +1,6 @@
 """Where vLLM's scripts import from: these module paths lead to the same objects here, wherever they live.
 
-nano-vllm's are here, too (nano_vllm.py). What either has and this engine has not is refused by name and reason
+nano-vllm's are here, too. What either has and this engine has not is refused by name and reason
 (refused.py), where it is imported.
 """
 
@@ -10,7 +10,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from nanovllm.compat import nano_vllm
 from nanovllm.compat.refused import NameRefused, refusal
 
 HELPERS = "nanovllm.compat.helpers"
@@ -19,7 +18,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.engine.arg_utils": "nanovllm.compat.command_line",
     "nanovllm.engine.llm_engine": "nanovllm.engine",
     "nanovllm.engine.async_llm_engine": "nanovllm.serving.async_llm",
-    "nanovllm.engine.protocol": "nanovllm.serving.vllm_client",
+    "nanovllm.engine.protocol": "nanovllm.serving.async_llm",
     "nanovllm.entrypoints.chat_utils": HELPERS,
     "nanovllm.entrypoints.llm": "nanovllm.llm",
     "nanovllm.exceptions": HELPERS,
@@ -35,14 +34,35 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.utils.argparse_utils": "nanovllm.compat.command_line",
     "nanovllm.utils.network_utils": HELPERS,
     "nanovllm.v1.engine.async_llm": "nanovllm.serving.async_llm",
-    "nanovllm.v1.engine.exceptions": "nanovllm.serving.vllm_client",
+    "nanovllm.v1.engine.exceptions": "nanovllm.serving.async_llm",
     "nanovllm.v1.engine.llm_engine": "nanovllm.engine",
     "nanovllm.v1.metrics.reader": "nanovllm.features.callers.metrics",
     **dict.fromkeys(
         (f"nanovllm.v1.sample.logits_processor{rest}" for rest in ("", ".interface", ".builtin")),
         "nanovllm.features.logits_processors.classes",
     ),
-    **nano_vllm.PATHS,
+    # nano-vllm's
+    "nanovllm.engine.block_manager": "nanovllm.core.block_manager",
+    "nanovllm.engine.model_runner": "nanovllm.worker.model_runner",
+    "nanovllm.engine.scheduler": "nanovllm.core.scheduler",
+    "nanovllm.engine.sequence": "nanovllm.core.sequence",
+    "nanovllm.utils.loader": "nanovllm.worker.loader",
+}
+NANO_CLASSES = {  # a module of nano-vllm -> its classes that have a counterpart here -> where that is
+    "nanovllm.layers.layernorm": {"RMSNorm": ("nanovllm.worker.layers", "RMSNorm")},
+    "nanovllm.layers.linear": {
+        "LinearBase": ("nanovllm.worker.layers", "Linear"),
+        "ReplicatedLinear": ("nanovllm.worker.layers", "Linear"),
+        "RowParallelLinear": ("nanovllm.features.parallel.parallel_layers", "RowParallelLinear"),
+    },
+    "nanovllm.layers.rotary_embedding": {"RotaryEmbedding": ("nanovllm.worker.layers", "RotaryEmbedding")},
+    "nanovllm.models.qwen3": {
+        "Qwen3Attention": ("nanovllm.worker.model", "Attention"),
+        "Qwen3DecoderLayer": ("nanovllm.worker.model", "DecoderLayer"),
+        "Qwen3ForCausalLM": ("nanovllm.worker.model", "Decoder"),
+        "Qwen3MLP": ("nanovllm.worker.layers", "MLP"),
+        "Qwen3Model": ("nanovllm.worker.model", "Decoder"),
+    },
 }
 POOLING_OUTPUTS = """PoolingOutput EmbeddingOutput ClassificationOutput ScoringOutput
 PoolingRequestOutput EmbeddingRequestOutput ClassificationRequestOutput ScoringRequestOutput""".split()
@@ -86,10 +106,10 @@ class OtherPath(Loader):
             raise NameRefused(refusal(name.partition(".")[2]), name=name)
         ours = vars(import_module(PATHS[name])) if name in PATHS else {}
         vars(module).update({key: value for key, value in ours.items() if not key.startswith("__")})
-        for class_name, (where, our_name) in nano_vllm.CLASSES.get(name, {}).items():
+        for class_name, (where, our_name) in NANO_CLASSES.get(name, {}).items():
             setattr(module, class_name, getattr(import_module(where), our_name))
 
 
 def _is_ours(name: str) -> bool:
     """Such a path, or a package above one."""
-    return any(path == name or path.startswith(f"{name}.") for path in (*PATHS, *nano_vllm.CLASSES))
+    return any(path == name or path.startswith(f"{name}.") for path in (*PATHS, *NANO_CLASSES))

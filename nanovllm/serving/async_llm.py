@@ -5,10 +5,11 @@ async for output in llm.generate("The capital of France is", SamplingParams(max_
     print(output.outputs[0].text)
 llm.shutdown()
 
-The thread is in engine_thread.py; here is what a coroutine asks of it. More of vLLM's names: vllm_client.py.
+The thread is in engine_thread.py; here is what a coroutine asks of it. Names and meanings are vLLM's.
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
@@ -16,7 +17,10 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from nanovllm.checks.exits import Worker, finish_at_exit
+from nanovllm.checks.values import check_choice
 from nanovllm.compat.names import accepted
+from nanovllm.compat.refused import refused_method
+from nanovllm.config import EngineConfig
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.features.lora.request import LoRARequest
@@ -27,10 +31,11 @@ from nanovllm.outputs import RequestOutput
 from nanovllm.prompts import Prompt
 from nanovllm.request import Request
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams
-from nanovllm.serving.engine_thread import EngineThread, Reader
-from nanovllm.serving.vllm_client import EngineClient
+from nanovllm.serving.engine_thread import EngineDied, EngineThread, Reader, StepFailed
 
+logger = logging.getLogger("nanovllm")
 Result = TypeVar("Result")
+PAUSE_MODES = ("abort", "wait", "keep")
 GENERATE_ARGUMENTS = ("prompt", "sampling_params", "request_id", "lora_request", "priority", "timeout_s")
 NUM_PREPARING_THREADS = 4  # prompts are tokenized beside the event loop; one slow template must not stop the others
 
@@ -39,7 +44,7 @@ class Overloaded(RuntimeError):
     """Too many sequences wait; this request was not taken."""
 
 
-class AsyncLLM(EngineClient):
+class AsyncLLM:
     """Options are LLM's. All methods are for one event loop, the one in which generate() is first used.
 
     max_waiting: a request with whose samples more sequences would wait is refused by Overloaded.
@@ -56,6 +61,15 @@ class AsyncLLM(EngineClient):
         self._counting = Lock()  # while a sequence goes from that number to the queue: it counts once at every moment
         self._preparing = asyncio.Semaphore(NUM_PREPARING_THREADS)
         self._compiling = asyncio.Semaphore(1)  # grammars wait for each other, and nobody else for them
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig, **neutral: Any) -> "AsyncLLM":
+        """engine_args: an AsyncEngineArgs or an EngineArgs. The engine's thread starts with the first request.
+
+        neutral: start_engine_loop, usage_context and stat_loggers, at the values that ask for nothing.
+        """
+        accepted(neutral, ("engine_args",), "AsyncLLM")
+        return cls(**vars(engine_args))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -262,8 +276,112 @@ class AsyncLLM(EngineClient):
                 raise Overloaded(f"{num_waiting} sequences wait already (the limit is {limit}); try again later")
             self._num_entering += num_samples
 
+    # -- its state ------------------------------------------------------------------------------------------------
 
-AsyncLLMEngine = AsyncLLM  # vLLM's older name for it
+    @property
+    def is_running(self) -> bool:
+        """Requests are taken."""
+        return self.thread.is_usable
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        """The engine has died or was shut down: nothing is answered any more."""
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> EngineDied:
+        return self.thread.error or EngineDied("the engine has been shut down")
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.get_tokenizer()
+
+    def get_tokenizer(self) -> Any:
+        """See LLM.get_tokenizer."""
+        return self.llm.get_tokenizer()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Those that somebody waits for; one that was left counts no more, even if its last step is being made."""
+        return sum(reader.num_unfinished for reader in self.readers)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.get_num_unfinished_requests() > 0
+
+    @property
+    def output_processor(self) -> "AsyncLLM":
+        """vLLM's scripts and tests ask it for has_unfinished_requests()."""
+        return self
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        """One line in the log, at level INFO."""
+        stats = await self.stats()
+        counts = stats["num_running"], stats["num_waiting"], stats["num_output_tokens"], 100 * stats["kv_pool"]["usage"]
+        logger.info("%d sequences run, %d wait; %d tokens generated; %.1f %% of the KV pool in use", *counts)
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See LLMEngine.start_profile."""
+        await self.call(lambda: self.engine.start_profile(profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """See LLMEngine.stop_profile."""
+        await self.call(self.engine.stop_profile)
+
+    # -- pausing --------------------------------------------------------------------------------------------------
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Make no step until resume_generation(). Requests are taken, and wait.
+
+        mode: what becomes of those that run: "abort" ends them now; "wait" lets them end first (who comes meanwhile
+        gets steps, too); "keep" lets them go on later. clear_cache: forget all prefixes.
+        """
+        check_choice("mode", mode, PAUSE_MODES)
+        engine, thread = self.engine, self.thread
+        if mode == "wait":
+            await self.wait_for_requests_to_drain(None)
+
+        def pause() -> None:
+            thread.steps_left = 0  # before the next step, which set_pace() would let pass
+            if mode == "abort":
+                thread.hand_out([o for i in list(engine.requests) if (o := engine.abort_request(i)) is not None])
+            if clear_cache:
+                engine.reset_prefix_cache(reset_running_requests=True)
+
+        await self.call(pause)
+
+    async def resume_generation(self) -> None:
+        """Go on where pause_generation() has stopped. Nothing, if it has not."""
+        self.thread.set_pace()
+
+    async def is_paused(self) -> bool:
+        return await self.call(lambda: self.thread.steps_left <= 0)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float | None = 300) -> None:
+        """Until the requests that are there now have ended. Raises TimeoutError after so many seconds; None: never."""
+        engine = self.engine
+        left = await self.call(lambda: list(engine.requests.values()))
+
+        async def drained() -> None:
+            while await self.call(lambda: any(engine.requests.get(r.request_id) is r for r in left)):
+                await asyncio.sleep(0.005)
+
+        try:
+            await asyncio.wait_for(drained(), drain_timeout)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"after {drain_timeout:g} s requests were still there") from None
+
+    def __getattr__(self, name: str) -> Any:
+        raise refused_method(type(self), name)
+
+
+AsyncLLMEngine = EngineClient = AsyncLLM  # vLLM's older name for it, and its name for what a server asks
+EngineDeadError, EngineGenerateError = EngineDied, StepFailed  # vLLM's names
 
 
 async def wait_for(work: Coroutine[Any, Any, Result], timeout_s: float | None) -> Result:

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from nanovllm import LLM, LLMEngine, SamplingParams
-from nanovllm.compat import nano_vllm
-from nanovllm.compat.refused import MethodRefused, NameRefused
+from nanovllm.compat.refused import METHODS, MethodRefused, NameRefused
 from nanovllm.config import EngineConfig
 from tests.checkpoints import make_checkpoint
 from tests.errors import expect
@@ -131,7 +130,7 @@ def test_what_is_refused_says_where_the_thing_is(line, where):
 
 
 def test_methods_of_its_engine(llm):
-    for name, instead in nano_vllm.METHODS.items():
+    for name, instead in METHODS["nano-vllm"].items():
         with pytest.raises(MethodRefused, match=f"LLM has no {name}, as nano-vllm's does") as error:
             getattr(llm, name)
         assert instead in str(error.value)

@@ -10,9 +10,7 @@ import tests.checks.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks.values import size_of
 from nanovllm.compat import names as vllm_names
-from nanovllm.compat import pooling as vllm_pooling
 from nanovllm.compat import refused as vllm_refused
-from nanovllm.compat.options import PATHS, RESPONSE
 from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
 from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
@@ -110,12 +108,13 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
     def parameters(method) -> set[str]:
         return set(inspect.signature(method).parameters)
 
-    reasons = {name: (reason, ()) for name, reason in vllm_refused.METHODS.items()}
+    reasons = {name: (reason, ()) for name, reason in vllm_refused.METHODS["vLLM"].items()}
     flags = sorted({*RECORDED["serve_flags"]} - {*RECORDED["engine_args"], "model", "model_tag"})
     our_flags = {*ServeOptions.__dataclass_fields__, "disable_uvicorn_access_log"}
     paths = {path for path in RECORDED["paths"] if "{" not in path}
-    instead = {path: (reason, ()) for path, reason in PATHS.items()}
+    instead = {path: (reason, ()) for path, reason in vllm_names.PATHS.items()}
     fields = set().union(*KNOWN_BY_URL.values()) | {"stream", "stream_options", "request_id"}
+    tables = vllm_names.TABLES
     no_template = {"chat_template": ("a program of whoever asks", (None,))}
     return {
         "Options of `LLM` and `EngineArgs`": (
@@ -131,12 +130,12 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
         "`StructuredOutputsParams`": (
             RECORDED["structured_outputs"],
             set(StructuredOutputsParams.__dataclass_fields__),
-            vllm_names.STRUCTURED,
+            tables["StructuredOutputsParams"],
         ),
         "`speculative_config`": (
             RECORDED["speculative_config"],
             set(SpeculativeConfig.__dataclass_fields__),
-            vllm_names.SPECULATIVE,
+            tables["SpeculativeConfig"],
         ),
         "Methods of `LLM`": (RECORDED["llm"], methods(LLM), reasons),
         "Methods of `LLMEngine`": (RECORDED["llm_engine"], methods(LLMEngine), reasons),
@@ -147,22 +146,23 @@ def surface() -> dict[str, tuple[list[str], set[str], dict]]:
             parameters(AsyncLLM.generate),
             vllm_names.ASYNC_CALL,
         ),
-        "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, vllm_names.TABLES["nanovllm serve"]),
-        "Paths of the server": (sorted(paths | {*PATHS}), paths - {*PATHS}, instead),
+        "Flags of `vllm serve`, beside the options of `LLM`": (flags, our_flags, tables["nanovllm serve"]),
+        "Paths of the server": (sorted(paths | {*vllm_names.PATHS}), paths - {*vllm_names.PATHS}, instead),
         "Fields of a request's body": (RECORDED["body"], fields - {*no_template}, vllm_names.BODY | no_template),
         "Fields of a body of `/v1/responses`": (
             cases.RESPONSE_FIELDS,
-            {*READ_HERE, *KNOWN_BY_URL[CHAT], "stream", "stream_options", "request_id"} - {*RESPONSE},
-            vllm_names.BODY | RESPONSE,
+            {*READ_HERE, *KNOWN_BY_URL[CHAT], "stream", "stream_options", "request_id"}
+            - {*tables["body of a response"]},
+            vllm_names.BODY | tables["body of a response"],
         ),
-        "`PoolingParams`": (cases.POOLING_PARAMS, set(PoolingParams.__dataclass_fields__), vllm_pooling.POOLING),
-        "`pooler_config`": (cases.POOLER_CONFIG, set(PoolerConfig.__dataclass_fields__), vllm_pooling.POOLER),
+        "`PoolingParams`": (cases.POOLING_PARAMS, set(PoolingParams.__dataclass_fields__), tables["PoolingParams"]),
+        "`pooler_config`": (cases.POOLER_CONFIG, set(PoolerConfig.__dataclass_fields__), tables["PoolerConfig"]),
         "Fields of a body of `/v1/embeddings`, `/rerank`, `/score` and `/pooling`": (
             cases.POOLING_BODY,
             {"request_id"}.union(*KNOWN_OF_POOLING.values()),
-            vllm_pooling.POOLING_BODY,
+            tables["body of an embedding"],
         ),
-        "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CHAT),
+        "Parameters of `chat`": (RECORDED["chat"], parameters(LLM.chat) | set(CHAT_OPTIONS), vllm_names.CALL),
     }
 
 

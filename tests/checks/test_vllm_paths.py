@@ -10,7 +10,7 @@ from nanovllm.utils.argparse_utils import FlexibleArgumentParser
 
 from nanovllm import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from nanovllm.compat.paths import PATHS
-from nanovllm.compat.refused import METHODS, REFUSED, MethodRefused, NameRefused
+from nanovllm.compat.refused import METHODS, MODULES, MethodRefused, NameRefused
 from tests.checkpoints import SMALL
 from tests.errors import expect
 
@@ -110,7 +110,7 @@ def test_other_names_are_as_always():
         assert not isinstance(error.value, NameRefused)
     module = sys.modules["nanovllm"]
     assert not hasattr(module, "ModelRegistry") and not hasattr(module.outputs, "SamplingMask")
-    assert all(reason and not name.startswith("nanovllm") for name, reason in REFUSED.items())
+    assert all(reason and not name.startswith("nanovllm") for name, reason in MODULES["vLLM"].items())
 
 
 def test_helpers(checkpoint):
@@ -201,10 +201,10 @@ def test_profile(checkpoint, tmp_path):
 
 
 def test_methods_that_are_refused(llm):
-    for name in METHODS.keys() - set(dir(llm)):
+    for name in METHODS["vLLM"].keys() - set(dir(llm)):
         with pytest.raises(MethodRefused) as error:
             getattr(llm, name)
-        assert METHODS[name] in str(error.value) and not hasattr(llm, name)
+        assert METHODS["vLLM"][name] in str(error.value) and not hasattr(llm, name)
     with pytest.raises(MethodRefused, match="the engine runs in this process"):
         llm.llm_engine.engine_core  # noqa: B018
     with pytest.raises(AttributeError, match="LLMEngine has no 'frobnicate'"):

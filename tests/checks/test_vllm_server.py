@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import tests.checks.vllm_cases as cases
-from nanovllm.compat.names import ANY, TABLES
-from nanovllm.compat.options import PATHS
+from nanovllm.compat.names import ANY, PATHS, TABLES
 from nanovllm.tools.cli import SERVE, main
 from nanovllm.tools.flags import flag_of
 from tests.checks.recorded import RECORDED

@@ -128,12 +128,6 @@ class PoolingRequest(Request):
             self.request_id, PoolingOutput(data), self.prompt_token_ids, cached, self.finished, error
         )
 
-    def again(self, engine: "LLMEngine") -> "PoolingRequest":
-        """The same request, not queued yet."""
-        seq = self.samples[0].seq
-        prompt = {"prompt_token_ids": self.prompt_token_ids, "cache_salt": seq.cache_salt}
-        return make_request(engine, prompt, self.pooling_params, seq.adapter)
-
 
 def make_request(
     engine: "LLMEngine",

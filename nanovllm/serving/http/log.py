@@ -7,7 +7,8 @@ import logging
 import os
 import time
 from contextlib import suppress
-from threading import Condition, Thread
+from queue import Full, Queue
+from threading import Thread
 
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
@@ -60,38 +61,32 @@ class Unhurried(logging.Handler):
         super().__init__()
         self.setFormatter(WITH_TIME)
         self._descriptor = descriptor
-        self._lines: list[str] = []
-        self._num_lost, self._is_writing = 0, False
-        self._changed = Condition()
+        self._lines: Queue[str] = Queue(MAX_UNWRITTEN)
+        self._num_lost = 0
         Thread(target=self._run, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        with self._changed:
-            if len(self._lines) < MAX_UNWRITTEN:
-                self._lines.append(self.format(record))
-            else:
-                self._num_lost += 1
-            self._changed.notify_all()
+        try:
+            self._lines.put_nowait(self.format(record))
+        except Full:
+            self._num_lost += 1
 
     def flush(self) -> None:
         """Wait for what is unwritten, a second at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_writing), 1.0)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, 1.0)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._is_writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._lines)
-                lines, self._lines, self._is_writing = self._lines, [], True
-                if self._num_lost:
-                    lines.append(f"({self._num_lost} lines were lost: nobody read them)")
-                    self._num_lost = 0
-            left = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
+            text = self._lines.get() + "\n"
+            num_lost, self._num_lost = self._num_lost, 0
+            if num_lost:
+                text += f"({num_lost} lines were lost: nobody read them)\n"
+            left = text.encode("utf-8", "backslashreplace")
             with suppress(OSError):  # whoever read it has gone
                 while left:
                     left = left[os.write(self._descriptor, left) :]
+            self._lines.task_done()
 
 
 def write_lines(options: ServeOptions) -> logging.Handler:

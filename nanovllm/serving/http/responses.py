@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanovllm.checks.values import shorten
-from nanovllm.compat.options import PATHS
+from nanovllm.compat.names import PATHS
 from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json

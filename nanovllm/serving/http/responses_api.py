@@ -14,13 +14,11 @@ from starlette.routing import Route
 from nanovllm.outputs import RequestOutput
 from nanovllm.serving.http.api import Api
 from nanovllm.serving.http.job import Call, Form, Job
-from nanovllm.serving.http.recording import Recording
-from nanovllm.serving.http.responses import Events, Refused, error_of, event, json_response, read_body
+from nanovllm.serving.http.responses import Events, Put, Refused, error_of, event, json_response, read_body
 from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
-from nanovllm.serving.openai.responses.items import add_items
-from nanovllm.serving.openai.responses.listing import input_items, page
+from nanovllm.serving.openai.responses.items import add_items, input_items, page
 from nanovllm.serving.openai.responses.request import Kept, translate
 from nanovllm.serving.openai.responses.store import ResponseStore, Stored
 from nanovllm.serving.openai.shown import CHAT
@@ -28,8 +26,42 @@ from nanovllm.serving.openai.shown import CHAT
 logger = logging.getLogger("nanovllm")
 
 RESPONSES = "/v1/responses"
-Working = tuple[asyncio.Task[None], Call, Recording]
 ABORT_AGAIN_S = 0.05  # who is not in the engine's queue yet is not aborted
+
+
+class Recording:
+    """A stream's events, kept while they come: whoever asks follows them from where he likes, as often as he likes.
+
+    events: each as it travels, with its blank line. An event's number is its place."""
+
+    def __init__(self, events: Iterable[str] = (), has_ended: bool = False) -> None:
+        self.events, self.has_ended = list(events), has_ended
+        self._changed = asyncio.Condition()
+
+    async def put(self, text: str) -> None:
+        """One event or several."""
+        self.events += [f"{part}\n\n" for part in text.split("\n\n") if part]
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def end(self) -> None:
+        self.has_ended = True
+        await self.put("")
+
+    async def follow(self, start: int, put: Put) -> None:
+        """Events from this number on, those to come included."""
+        while True:
+            async with self._changed:
+                while start >= len(self.events) and not self.has_ended:
+                    await self._changed.wait()
+            if start >= len(self.events):
+                return
+            text = "".join(self.events[start:])
+            start = len(self.events)
+            await put(text)
+
+
+Working = tuple[asyncio.Task[None], Call, Recording]
 
 
 class ResponseForm(Form):
