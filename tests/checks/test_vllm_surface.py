@@ -10,7 +10,6 @@ from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams, TextPrompt, Tok
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.compat.flexible_parser import FlexibleArgumentParser
 from nanovllm.compat.names import ENGINE, TABLES
-from nanovllm.compat.refused import METHODS
 from nanovllm.config import EngineConfig
 from nanovllm.features.logits_processors.bad_words import BadWords
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -208,10 +207,6 @@ def test_names_of_llm(llm):
     assert (
         LLM.from_engine_args(EngineArgs(model=llm.engine.config.model)).engine.config.model == llm.engine.config.model
     )
-    for name, instead in METHODS.items():
-        with pytest.raises(AttributeError, match="LLM has no") as error:
-            getattr(llm, name)
-        assert instead in str(error.value)
     with pytest.raises(AttributeError, match="LLM has no 'frobnicate'"):
         llm.frobnicate  # noqa: B018
     expect("generate has no argument 'max_tokens'", llm.generate, [PROMPT], max_tokens=5)

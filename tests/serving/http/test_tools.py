@@ -83,7 +83,7 @@ def called(message: dict) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_required(server, stream, seed):
     """The call fits its function's schema, whatever a model of random weights would rather say."""
     given = dict(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=seed)
@@ -163,7 +163,7 @@ def test_a_stream_begins_with_the_name(server):
         assert all(call.id is None and call.type is None and call.function.name is None for call in others)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_calls_or_a_form(server, seed):
     """tool_choice auto and response_format: an answer is a call or fits the form."""
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": takes(answer={"enum": [42]}) | CLOSED}}
