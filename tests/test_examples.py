@@ -173,8 +173,7 @@ def test_bench_tiers(run, tmp_path):
     assert len(ratios) == 10 and all(float(ratio) <= 1.1 for pair in ratios for ratio in pair)
     [(killed, read)] = re.findall(r"killed while writing │ +(\d+) │ +([\d,]+) │ +0 │ +0 │", out)
     assert killed == "10" and int(read.replace(",", "")) > 30
-    [taken] = re.findall(r"index in memory +│ +(\d+) bytes a block", out)
-    assert "blocks of 16 tokens" in out and int(taken) >= 0
+    assert "blocks of 16 tokens" in out and re.search(r"index in memory +│ +\d+ bytes a block", out)
 
 
 @pytest.mark.ci

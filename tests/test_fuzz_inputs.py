@@ -41,7 +41,7 @@ def fuzz(check, num_examples: int, **strategies) -> None:
 
 
 def short_and_long(num: int):
-    return pytest.mark.parametrize("num_examples", [num, pytest.param(200 * num, marks=pytest.mark.soak)])
+    return pytest.mark.parametrize("num_examples", [num, pytest.param(400 * num, marks=pytest.mark.soak)])
 
 
 def some_of(names: list[str], values=ANYTHING):
@@ -53,7 +53,7 @@ def tiny(checkpoint):
     return LLM(str(checkpoint()), **OPTIONS)
 
 
-@short_and_long(400)
+@short_and_long(200)
 def test_sampling_params(tiny, num_examples):
     """What is accepted never chooses a token whose probability is 0, and runs."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).mul(5)
@@ -78,7 +78,7 @@ def test_sampling_params(tiny, num_examples):
     fuzz(check, num_examples, options=some_of([f.name for f in fields(SamplingParams)]))
 
 
-@short_and_long(150)
+@short_and_long(100)
 def test_engine_options(checkpoint, num_examples):
     def check(options: dict) -> None:
         try:
@@ -124,7 +124,7 @@ def mutations():
     )
 
 
-@short_and_long(250)
+@short_and_long(120)
 def test_checkpoints(broken, num_examples):
     originals = {name: (broken / name).read_text() for name in FILES if (broken / name).is_file()}
 

@@ -22,8 +22,9 @@ def test_greedy_batch_of_32(every_checkpoint):
 @pytest.mark.parametrize(
     ("variant", "setting", "block_size", "caching"),
     [
-        *itertools.product(["llama", "mistral-window"], SETTINGS, [1, 4, 16, 256], [True, False]),
-        *itertools.product(["smollm3", "qwen2-window", "qwen3-yarn", "qwen3-moe"], SETTINGS, [4, 16], [True]),
+        *itertools.product(["llama"], SETTINGS, [1, 4, 16, 256], [True, False]),
+        *itertools.product(["mistral-window"], SETTINGS, [1, 4, 16, 256], [True]),
+        *itertools.product(["smollm3", "qwen2-window", "qwen3-yarn", "qwen3-moe"], SETTINGS, [4], [True]),
     ],
 )
 def test_greedy_matrix(checkpoint, variant, setting, block_size, caching):
@@ -63,15 +64,11 @@ def test_prefixes_much_longer_than_the_window(checkpoint, variant, enforce_eager
 
 
 def test_demo_checkpoint_greedy_tokens(demo_checkpoint):
-    """8 prompts, 64 tokens each, on real weights in float32."""
+    """Real weights in float32."""
     texts = [
         "The capital of France is",
-        "Once upon a time, in a village by the sea,",
         "def fibonacci(n):",
-        "The three laws of thermodynamics say that",
         "Q: What is 12 times 12?\nA:",
-        "Dear Sir or Madam,",
-        "In 1969,",
         "Photosynthesis is the process by which plants use sunlight, water and carbon dioxide to",
     ]
     llm = LLM(str(demo_checkpoint), dtype="float32", max_num_batched_tokens=40, max_model_len=256)

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from nanovllm.serving.openai.pooling import EMBEDDINGS
 from tests.checkpoints import SMALL
 from tests.faults import PanicException, plant
 from tests.jobs.lines import FOX, USER, line
+from tests.servers import serving
 
 
 def answer_all(llm: LLM, raws: list[bytes], **options) -> dict[int, Answer]:
@@ -50,22 +52,72 @@ def test_completion(llm):
     assert body == {"id": "cmpl-a", "object": "text_completion", "model": "tiny"}
 
 
-def test_chat(llm):
-    parts = [{"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]}]
-    answers = answer_all(
-        llm,
-        [
-            line("a", CHAT, messages=parts, max_completion_tokens=6, temperature=0, model="tiny", user="me"),
-            line("b", CHAT, messages=USER, temperature=0, add_generation_prompt=False, ignore_eos=True),
-        ],
-    )
-    [expected] = llm.chat([{"role": "user", "content": "two\ngulls"}], SamplingParams(max_tokens=6, temperature=0))
-    body = answers[1].body
-    assert (body["object"], body["model"]) == ("chat.completion", "tiny")
-    [choice] = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": expected.outputs[0].text, "refusal": None}
-    assert choice["finish_reason"] == expected.outputs[0].finish_reason
-    assert answers[2].body["usage"]["total_tokens"] == 256, "without max_tokens a chat goes on to max_model_len"
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
+POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+NEUTRAL = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
+PARTS = [{"type": "text", "text": "two"}, {"type": "text", "text": "gulls"}]
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "several prompts": (COMPLETIONS, dict(prompt=["the quick", [5, 6, 7]], n=2)),
+    "a text is scored": (COMPLETIONS, dict(prompt=FOX, echo=True, logprobs=0, max_tokens=0, prompt_logprobs=0)),
+    "logprobs": (COMPLETIONS, dict(prompt=FOX, logprobs=3, temperature=2)),
+    "values that mean no": (
+        COMPLETIONS,
+        {name: "x" if value is vllm_names.ANY else value for name, value in NEUTRAL.items()}
+        | dict(prompt=FOX, stop=None, logprobs=None, response_format={"type": "text"}),
+    ),
+    "a choice": (COMPLETIONS, dict(prompt=FOX, structured_outputs={"choice": ["red", "blue"]})),
+    "a schema": (
+        COMPLETIONS,
+        dict(
+            prompt=FOX,
+            max_tokens=60,
+            n=3,
+            response_format={"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}},
+        ),
+    ),
+    "parts of a message": (CHAT, dict(messages=[{"role": "user", "content": PARTS}], model="tiny", user="me")),
+    "to the end of the context": (CHAT, dict(messages=USER, max_tokens=None, ignore_eos=True)),
+    "a developer's message": (CHAT, dict(messages=[{"role": "developer", "content": ["Be", PARTS[0]]}, *USER])),
+    "logprobs of a chat": (CHAT, dict(messages=USER, logprobs=True, top_logprobs=2)),
+    "a call": (
+        CHAT,
+        dict(
+            messages=USER,
+            max_tokens=60,
+            tools=[{"type": "function", "function": FUNCTION}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+        ),
+    ),
+}
+
+
+def bare(answer: Any) -> Any:
+    """Without nulls, and without what is another each time."""
+    own = ("id", "created", "prompt_tokens_details")
+    if isinstance(answer, dict):
+        return {name: bare(value) for name, value in answer.items() if value is not None and name not in own}
+    return [bare(item) for item in answer] if isinstance(answer, list) else answer
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint()) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_record_has_what_the_server_answers(llm, server, name):
+    """Whose tests say what that is (tests/serving/http)."""
+    url, body = BODIES[name]
+    for tokenizer in (llm.get_tokenizer(), server.engine.tokenizer):  # the model's own is too long for its context
+        tokenizer.chat_template = (
+            "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | map(attribute='content') | join }}"
+        )
+    body = dict(max_tokens=5, temperature=0, seed=7) | body
+    status, raw = server.send(url, json.dumps(body).encode())
+    assert status == 200, raw
+    assert bare(answer(llm, line(url=url, **body)).body) == bare(json.loads(raw))
 
 
 def test_parameters_are_honoured(llm):
@@ -80,13 +132,6 @@ def test_parameters_are_honoured(llm):
     assert found == [(o.text, o.finish_reason, o.stop_reason) for o in expected.outputs]
     again = answer(llm, line(prompt=[5, 6, 7, 8], cache_salt="t", **given)).body
     assert body["usage"]["prompt_tokens_details"] == again["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-
-
-def test_values_that_mean_no(llm):
-    neutral = {name: values[0] for name, (_, values) in vllm_names.BODY.items()}
-    extra = {name: "x" if value is vllm_names.ANY else value for name, value in neutral.items()}
-    extra |= {"stop": None, "seed": None, "logprobs": None, "response_format": {"type": "text"}}
-    assert answer(llm, line(prompt=FOX, max_tokens=2, **extra)).error is None
 
 
 def test_unknown_fields_are_left_out_and_named(llm, caplog, monkeypatch):
@@ -109,52 +154,9 @@ def test_unknown_fields_are_left_out_and_named(llm, caplog, monkeypatch):
     assert many.endswith("'unknown 9' and 190 more") and len(fields._told) == fields.MAX_TOLD
 
 
-def test_a_text_is_scored(llm):
-    """As by the server, and without its nulls."""
-    body = answer(llm, line(prompt=FOX, echo=True, logprobs=0, max_tokens=0, prompt_logprobs=0)).body
-    [choice] = body["choices"]
-    [expected] = llm.generate([FOX], SamplingParams(max_tokens=1, prompt_logprobs=0))
-    rows = zip(expected.prompt_token_ids[1:], expected.prompt_logprobs[1:], strict=True)
-    found = [row[token_id].logprob for token_id, row in rows]
-    assert choice["logprobs"]["token_logprobs"] == [None, *found] and choice["text"] == FOX
-    assert [next(iter(row.values()))["logprob"] for row in choice["prompt_logprobs"][1:]] == found
-    assert not {"token_ids", "prompt_token_ids"} & choice.keys() and body["usage"]["completion_tokens"] == 0
-
-
-def test_calls_of_tools(llm):
-    """The same fields as the server's. The tiny model has too short a memory for what a template without tools says."""
-    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [5]}}, "required": ["x"]}}
-    asked = dict(messages=USER, tools=[{"type": "function", "function": function}], tool_choice="required")
-    llm.get_tokenizer().chat_template = "{{ tools | tojson }}{{ messages[-1].content }}"
-    [choice] = answer_all(llm, [line(url=CHAT, parallel_tool_calls=False, **asked)])[1].body["choices"]
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"x": 5}'} and choice["finish_reason"] == "tool_calls"
-    assert "reasoning" not in choice["message"]
-
-
-def test_answers_that_fit_a_schema(llm):
-    point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
-    asked = {"type": "json_schema", "json_schema": {"name": "point", "schema": point, "strict": True}}
-    body = answer(llm, line(prompt=FOX, max_tokens=60, n=3, seed=1, response_format=asked)).body
-    assert all(json.loads(choice["text"]) in ({"x": 1}, {"x": 2}) for choice in body["choices"])
-    body = answer(llm, line(url=CHAT, messages=USER, max_tokens=200, response_format={"type": "json_object"})).body
-    [choice] = body["choices"]
-    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
-    body = answer(llm, line(prompt=FOX, structured_outputs={"choice": ["red", "blue"]})).body
-    assert body["choices"][0]["text"] in ("red", "blue") and body["choices"][0]["finish_reason"] == "stop"
-
-
 def test_a_grammar_that_is_given_up_is_an_error(llm):
     found = answer(llm, line(prompt=FOX, max_tokens=40, structured_outputs={"grammar": 'start: "a" start'}))
     assert found.body is None and "llguidance has given up" in found.error
-
-
-def test_messages_are_translated_as_by_chat(llm):
-    messages = [{"role": "developer", "content": ["Be", {"type": "text", "text": "brief."}]}, *USER]
-    body = answer(llm, line(url=CHAT, messages=messages, max_tokens=4, temperature=0)).body
-    [expected] = llm.chat(messages, SamplingParams(max_tokens=4, temperature=0))
-    assert body["choices"][0]["message"]["content"] == expected.outputs[0].text
-    assert expected.prompt.startswith("<|im_start|>system\nBe\nbrief.<|im_end|>")
 
 
 def test_priorities(llm, checkpoint):
@@ -166,53 +168,6 @@ def test_priorities(llm, checkpoint):
     policy.engine.on_step = lambda output, progressed: order.extend(chunk.seq.tokens[0] - 10 for chunk in output.chunks)
     answers = answer_all(policy, lines)
     assert not any(answer.error for answer in answers.values()) and list(dict.fromkeys(order)) == [2, 1, 0]
-
-
-def test_several_prompts(llm):
-    body = answer(llm, line(prompt=["the quick", [5, 6, 7]], n=2, max_tokens=3, temperature=0)).body
-    expected = llm.generate(["the quick", [5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, n=2))
-    assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
-    assert [c["text"] for c in body["choices"]] == [o.text for e in expected for o in e.outputs]
-    assert body["usage"]["prompt_tokens"] == sum(len(e.prompt_token_ids) for e in expected)
-
-
-def test_cached_tokens(llm):
-    llm.generate([FOX], SamplingParams(max_tokens=1))
-    body = answer(llm, line(prompt=FOX, max_tokens=1)).body
-    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] >= 8
-
-
-def test_logprobs(llm):
-    answers = answer_all(
-        llm,
-        [
-            line("a", prompt=FOX, max_tokens=4, temperature=0, logprobs=3),
-            line("b", CHAT, messages=USER, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2),
-            line("c", CHAT, messages=USER, max_tokens=4, temperature=0, logprobs=True),
-            line("d", CHAT, messages=USER, max_tokens=4, temperature=0, logprobs=False),
-        ],
-    )
-    [expected] = llm.generate([FOX], SamplingParams(max_tokens=4, temperature=0, logprobs=3))
-    sample, found = expected.outputs[0], answers[1].body["choices"][0]["logprobs"]
-    chosen = [entries[token] for token, entries in zip(sample.token_ids, sample.logprobs, strict=True)]
-    texts = [entry.decoded_token for entry in chosen]
-    assert [name * (not name.startswith("bytes:")) for name in found["tokens"]] == texts, "but pieces of a character"
-    assert found["token_logprobs"] == pytest.approx([entry.logprob for entry in chosen], abs=1e-4)
-    assert all(sample.text.startswith(text, at) for text, at in zip(texts, found["text_offset"], strict=True))
-    assert all(max(top.values()) == found["token_logprobs"][i] for i, top in enumerate(found["top_logprobs"]))
-    for num_top in (0, 1):  # the sampled token is among them, likely or not
-        sampled = answer(llm, line(prompt=FOX, max_tokens=9, temperature=2, logprobs=num_top)).body
-        found = sampled["choices"][0]["logprobs"]
-        rows = list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))
-        assert all(top[token] == logprob for token, logprob, top in rows)
-        assert max(len(top) for _, _, top in rows) == num_top + 1
-    content = answers[2].body["choices"][0]["logprobs"]["content"]
-    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 4
-    for entry in content:
-        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"] > entry["top_logprobs"][1]["logprob"]
-        assert not entry["token"] or entry["bytes"] == list(entry["token"].encode())
-    assert [e["top_logprobs"] for e in answers[3].body["choices"][0]["logprobs"]["content"]] == [[]] * 4
-    assert answers[4].body["choices"][0]["logprobs"] is None
 
 
 def test_seed_of_a_line(llm):

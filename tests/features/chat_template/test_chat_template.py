@@ -49,14 +49,10 @@ def test_messages(llm, monkeypatch):
     expect("no chat template", llm.chat, [user])
 
 
-TWO_GB = "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}"
 TOO_MUCH = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    TWO_GB,
-    "{% set text %}" + TWO_GB + "{% endset %}{{ text }}",
-    "{% set n = namespace(a='x') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}",
+    "{% for i in range(99999) %}{{ 'x' * 20000 }}{% endfor %}",
     "{{ 'x' * 2000000000 }}",  # one operation in C, as the next ones: no line of Python comes in between
-    "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
     "{{ 9 ** (9 ** 9) }}",
 ]
 

@@ -18,11 +18,11 @@ def test_a_vocabulary_larger_than_the_candidates():
     for options in (dict(top_p=0.9), dict(top_p=0.9, min_p=0.98), dict(top_k=5), dict(top_k=2000, top_p=0.5)):
         params = SamplingParams(**options)
         allowed = {i for i, p in enumerate(exact_probs(logits.tolist(), params)) if p > 0}
-        seqs = [Sequence([1], params) for _ in range(3000)]
-        found = set(draw(logits.repeat(3000, 1), seqs))
+        seqs = [Sequence([1], params) for _ in range(1000)]
+        found = set(draw(logits.repeat(1000, 1), seqs))
         # float32 and float64 may disagree on the one token at the border.
         assert len(found - allowed) <= 1
-        assert len(found) > 0.5 * min(len(allowed), 1800)
+        assert len(found) > 0.4 * min(len(allowed), 1000)
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 2.5, 6.0])

@@ -42,8 +42,7 @@ def write(found, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("block_size", [16, 5])
-@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize(("window", "block_size"), [(0, 16), (9, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention(dtype, window, block_size):
     torch.manual_seed(0)

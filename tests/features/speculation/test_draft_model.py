@@ -158,8 +158,7 @@ def test_defaults():
     assert [(c.prompt_lookup_max, c.prompt_lookup_min) for c in found] == [(4, 2), (5, 5), (3, 3), (6, 1)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", "int8")])
 def test_a_guessed_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager):
     """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
     options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)

@@ -83,7 +83,7 @@ def called(message: dict) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_required(server, stream, seed):
     """The call fits its function's schema, whatever a model of random weights would rather say."""
     given = dict(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=seed)
@@ -103,14 +103,6 @@ def test_named(server, stream):
         message, reason, _ = ask(server, stream, tools=TOOLS, tool_choice=choice)
         [(found, _)] = called(message)
         assert (found, reason) == (name, "stop"), "OpenAI's reason for a function that was named"
-
-
-def test_streams_say_what_whole_answers_say(server):
-    given = dict(tools=TOOLS, tool_choice="required", temperature=1.0, seed=5)
-    (whole, reason, usage), (streamed, stream_reason, stream_usage) = (ask(server, s, **given) for s in (False, True))
-    if reason == "tool_calls":
-        assert called(whole) == called(streamed)
-    assert (reason, usage["completion_tokens"]) == (stream_reason, stream_usage["completion_tokens"])
 
 
 # -- calls that a model makes by itself: a regular expression stands for the model ---------------------------------
@@ -171,7 +163,7 @@ def test_a_stream_begins_with_the_name(server):
         assert all(call.id is None and call.type is None and call.function.name is None for call in others)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_calls_or_a_form(server, seed):
     """tool_choice auto and response_format: an answer is a call or fits the form."""
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": takes(answer={"enum": [42]}) | CLOSED}}
@@ -268,13 +260,8 @@ def escaped(text: str) -> str:
 
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'
-WRITTEN = [  # what a model writes, and the arguments of its call
-    ('{"city": "a\n\tb"}', {"city": "a\n\tb"}),
+WRITTEN = [  # what a model writes, and the arguments of its call; more are in tests/features/tool_calls
     ('{"city": NaN, "days": [Infinity, 1,],}', {"city": None, "days": [None, 1]}),
-    ("{'city': 'Oslo', 'days': True}", {"city": "Oslo", "days": True}),
-    (r'{"city": "\d+"}', {"city": r"\d+"}),
-    (r'{"city": "\ud83d"}', {"city": "\ufffd"}),
-    ('{"city": "Oslo"}}', {"city": "Oslo"}),
     ('{"city": {"name": "Oslo"}', {"city": {"name": "Oslo"}}),
 ]
 

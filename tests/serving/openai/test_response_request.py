@@ -1,5 +1,6 @@
 """A body of the responses API as one of a chat: items as messages, fields under the chat's names."""
 
+import json
 from contextlib import suppress
 
 import pytest
@@ -271,4 +272,5 @@ VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dict
 @given(st.dictionaries(st.sampled_from(sorted(READ_HERE - {"previous_response_id"})), VALUES))
 def test_whatever_comes_is_translated_or_refused(body):
     with suppress(ValueError):
-        to_json(translated(**body).chat)
+        chat = json.loads(to_json(translated(**body).chat))
+        assert isinstance(chat["messages"], list) and chat["messages"]
