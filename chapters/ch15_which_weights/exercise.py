@@ -26,8 +26,8 @@ def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> N
     For a row of x with slot s, the columns of part p get  x A^T B^T  with A = a[s, p] and the same columns of b[s].
 
     A step has many rows, and rows of one adapter need not be neighbors. Multiply all rows of an adapter together: the
-    number of matrix products must not grow with T. And never compute the product B A: it is as large as the base weight.
-    Nothing is computed for rows without an adapter, or for slots that no row meets.
+    number of matrix products must not grow with T. And never compute the product B A: it is as large as the base
+    weight. Nothing is computed for rows without an adapter, or for slots that no row meets.
 
     x and y may be bf16. Then compute in float32, and round once, when the sum goes into y.
     """
