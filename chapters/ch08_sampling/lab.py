@@ -225,7 +225,7 @@ def tell_company(story: Story, world: World) -> None:
         f"{DOOR!r}, temperature 0.9, seed {SEED}, {NUM_TOKENS} tokens, in a pool of 24 blocks of 8. Then the same with "
         f"a sampler that draws from torch's global generator, seeded with {SEED} before each run:"
     )
-    companies = {"alone": (0, 0), "three others before it": (3, 0), "three behind it": (0, 3), "seven before": (7, 0)}
+    companies = {"alone": (0, 0), "three others before it": (3, 0), "three after it": (0, 3), "seven before": (7, 0)}
     ours = {name: run_in_company(world.llm, *others) for name, others in companies.items()}
     theirs = {}
     with replaced(sampler, "sample_randomly", one_generator):

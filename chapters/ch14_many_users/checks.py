@@ -13,7 +13,7 @@ from nanovllm.core.scheduler import Scheduler
 TASKS = [
     Task(
         "abort",
-        "Who leaves must leave nothing behind",
+        "A client that leaves must leave nothing behind",
         lambda function: replaced(Scheduler, "abort", function),
         checks_abort.CHECKS,
     ),

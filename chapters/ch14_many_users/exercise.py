@@ -40,7 +40,7 @@ def abort(scheduler: Scheduler, *seq_ids: int) -> None:
 def admit(state: State, deadline_s: float) -> bool:
     """A request has come. Shall it be let in (True), or sent away at once (False)?
 
-        state.num_waiting        sequences that wait for a seat; a newcomer stands behind them
+        state.num_waiting        sequences that wait for a seat; a newcomer waits behind them
         state.num_running        sequences that have one
         state.max_num_seqs       seats
         state.num_free_blocks    blocks that nobody uses
@@ -80,7 +80,7 @@ def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: 
 
     Send a request where it has the fewest tokens before its first token: those that the replica has to compute, and
     those of its own prompt's blocks that the replica does not have. Of replicas that are equally good, take the first.
-    Keep no name that nobody has any more.
+    Do not keep names that no replica has any more.
 
     The same calls always give the same answers: no clock, no random numbers. `names`, `loads` and `events` stay as they
     are.
@@ -91,7 +91,7 @@ def route(memory: dict[Any, Any], names: list[bytes], loads: list[int], events: 
 def provision(load: Load, limits: Limits, machines: dict[str, Machine], ask: Callable[[Plan], Report]) -> Plan:
     """Which machines does this load need, and how many? Return a Plan that keeps both limits and costs little.
 
-        load.requests_per_s        they come by chance, and each goes to a machine drawn by chance
+        load.requests_per_s        they arrive at random, and each goes to a machine drawn at random
         load.num_prompt_tokens     of a prompt, in the mean, of which
         load.num_shared_tokens     are the beginning that all prompts share
         load.num_output_tokens     of an answer, in the mean

@@ -72,7 +72,7 @@ def ms(seconds: float) -> str:
 def tell_queue(story: Story) -> None:
     story.part("A queue before one counter")
     story.say(
-        "No engine here: customers arrive by chance, one is served at a time, and it takes 1 s in the mean. How many "
+        "No engine here: customers arrive at random, one is served at a time, and it takes 1 s on average. How many "
         "seconds does one wait, before being served? Simulated, and by the formula of Pollaczek and Khinchine."
     )
     table = make_table("busy", *(column for name in queues.SERVICES for column in (name, "formula")), width=8)
@@ -90,7 +90,7 @@ def tell_engine(story: Story) -> None:
         "From here on the scheduler and the block manager are the engine's, and time is played: a step takes "
         f"{ms(cost.step_s)} ms, and {cost.token_s * 1e3:g} ms for each token that it computes. Prompts of about "
         f"{num_prompt} tokens, answers of about {num_output}, 16 seats. All at once, it answers {can_do:.1f} requests "
-        "a second. When they arrive by chance, with times in ms:"
+        "a second. They arrive at random; times are in ms:"
     )
     names = "load", "tokens a step", "TTFT", "p99", "latency", "rate x latency", "counted", "TTFT"
     table = make_table(*names, width=6)
@@ -110,7 +110,7 @@ def tell_long_prompt(story: Story) -> None:
     story.part("A long prompt")
     _, long, short = long_and_short()
     story.say(
-        f"Six answers are being written. Then a prompt of {len(long.prompt)} tokens comes, and behind it "
+        f"Six answers are being written. Then a prompt of {len(long.prompt)} tokens comes, and after it "
         f"{len(short)} of {len(short[0].prompt)}. A step may compute so many tokens (max_num_batched_tokens). In ms: "
         "the longest pause in the six answers, and how long the long one and the short ones wait for their first token."
     )
@@ -148,7 +148,7 @@ def tell_leaving(story: Story) -> None:
     for job in jobs:
         server.add(job)
     server.advance(0.2)
-    table = make_table("", "running", "waiting", "free blocks", "named blocks", first=28)
+    table = make_table("", "running", "waiting", "free blocks", "cached blocks", first=28)
 
     def look(name: str) -> None:
         manager, scheduler = server.manager, server.scheduler

@@ -70,9 +70,9 @@ def tell_server(story: Story) -> None:
 
 def tell_rates(story: Story, url: str, capacity: float) -> None:
     story.say(
-        f"Then {NUM_REQUESTS} requests that arrive by chance, at a part of this rate. TTFT and latency are in ms. The "
-        "last columns check Little's law: requests a second times mean latency, and how many the server's own gauges "
-        "showed, running and waiting, in the mean over the same time."
+        f"Then {NUM_REQUESTS} requests that arrive at random, at a fraction of this rate. TTFT and latency are in ms. "
+        "The last columns check Little's law: requests a second times mean latency, and how many the server's own "
+        "gauges showed, running and waiting, on average over the same time."
     )
     names = "load", "requests/s", "TTFT p50", "worst", "latency", "rate x latency", "counted", ""
     table = make_table(*names, width=8)

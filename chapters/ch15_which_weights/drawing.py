@@ -27,7 +27,7 @@ def block_names(manager: BlockManager, seq: Sequence) -> list[str]:
 
 
 def draw_names(manager: BlockManager, seqs: Iterable[tuple[str, Sequence]]) -> Table:
-    table = Table("request", "id", "found", "names of its blocks", show_edge=False)
+    table = Table("request", "id", "found", "its block hashes", show_edge=False)
     for name, seq in seqs:
         names, lora_id = block_names(manager, seq), "" if seq.lora_id is None else str(seq.lora_id)
         text = Text(" ".join(names), color_of_adapter(seq.lora_id))

@@ -1,6 +1,6 @@
 """Exercises of chapter 15. Edit this file, then:  python -m chapters check 15
 
-Two functions that the real engine then computes with. Tasks are independent of each other.
+You write two functions with which the real engine then computes. The tasks are independent of each other.
 """
 
 import torch  # noqa: F401 (you will need it)
@@ -10,24 +10,24 @@ from nanovllm.features.lora.adapter_rows import LoRAWeights
 
 
 def add_adapters(y: Tensor, x: Tensor, slots: Tensor, weights: LoRAWeights) -> None:
-    """Add to a linear layer's output what the rows' adapters change: y += B (A x), in place.
+    """Add the corrections of the rows' adapters to a linear layer's output: y += B (A x), in place.
 
         y        [T, out]  the product with the base weights. Change it; return nothing
         x        [T, in]   the layer's input
         slots    [T]       the slot of the adapter that each row meets; -1: it meets none, and its row of y stays
         weights  of this layer, for the adapters in all slots:
             a          [num_slots, num_parts, max_rank, at least in]. Only the first `in` numbers of a row belong to
-                       A; what is behind them fills up
-            b          [num_slots, max_rank, out]. B, turned over, and with the adapter's scale in it already
-            out_sizes  the layer may be several projections in one (q, k and v): so many columns of y belong to
-                       each, one after the other. Part p has an A of its own, a[slot, p], for its columns of b
+                       A; the numbers after them are padding
+            b          [num_slots, max_rank, out]. B, transposed and already multiplied by the adapter's scale
+            out_sizes  the layer may be several projections in one (q, k and v): the number of columns of y that
+                       belong to each, in order. Part p has an A of its own, a[slot, p], for its columns of b
         Ranks that an adapter does not have are zeros in a and b.
 
     For a row of x with slot s, the columns of part p get  x A^T B^T  with A = a[s, p] and the same columns of b[s].
 
-    A step has many rows, and rows of one adapter need not be neighbours. Multiply all rows of an adapter together: the
-    number of matrix products must not grow with T. And never make the product B A: it is as large as the base weight.
-    Nothing is computed for rows without an adapter, or for slots that no row meets.
+    A step has many rows, and rows of one adapter need not be neighbors. Multiply all rows of an adapter together: the
+    number of matrix products must not grow with T. And never compute the product B A: it is as large as the base
+    weight. Nothing is computed for rows without an adapter, or for slots that no row meets.
 
     x and y may be bf16. Then compute in float32, and round once, when the sum goes into y.
     """
@@ -43,8 +43,8 @@ def slot_for(slots: dict[int, int], lora_id: int, needed: set[int], num_slots: i
         num_slots  there are slots 0 to num_slots - 1
 
     If the adapter has a slot, it keeps it. Otherwise it gets a slot that nobody has, the one with the smallest number;
-    if there is none, that of the least recently used adapter which this step does not need. Whoever loses its slot
-    leaves `slots`.
+    if there is none, that of the least recently used adapter which this step does not need. The adapter that
+    loses its slot leaves `slots`.
 
     Afterwards this adapter is the most recently used: the last one in `slots`. (A dict keeps the order in which keys
     were put in; to put a key at the end, take it out first.) Return its slot. The engine reads the adapter's file into

@@ -197,22 +197,22 @@ def one_after_another(llm: LLM, adapters: dict[str, Any], names: list[str]) -> l
 
 
 def tell_names(story: Story, llm: LLM, adapters: dict[str, Any]) -> None:
-    story.part("What a block is called")
+    story.part("What goes into a block hash")
     names = ["harbour", "market", NOBODY, "harbour"]
     size = llm.engine.block_manager.block_size
     story.say(
-        f"The same prompt four times, one request after another. Blocks of {size} tokens; the first half of the names "
-        "of its full blocks, the tokens that it found in the cache, and how it goes on."
+        f"The same prompt four times, one request after another, with blocks of {size} tokens. The table shows the "
+        "first half of the hashes of its full blocks, the tokens that it found in the cache, and how it goes on."
     )
     story.show(draw_runs(one_after_another(llm, adapters, names)))
     with names_without_adapters():
-        story.say("And if the id is left out of the names (a mistake that is planted here):")
+        story.say("Now the id is left out of the hashes, which is a mistake made on purpose:")
         story.show(draw_runs(one_after_another(llm, adapters, names)))
     llm.reset_prefix_cache()
 
 
 def draw_runs(runs: list[tuple[str, Entry, list[str]]]) -> Table:
-    table = Table("", "adapter", "names of its blocks", "found", "goes on", show_edge=False)
+    table = Table("", "adapter", "its block hashes", "found", "goes on", show_edge=False)
     for text, entry, named in runs:
         found = str(entry.seq.num_cached_tokens)
         table.add_row(entry.name, entry.adapter, " ".join(named), found, Text(text.replace("\n", "⏎")))

@@ -108,7 +108,7 @@ def answer_with_step(function: DeltaStep) -> None:
 
 
 def answer_with_snapshots(policy: Policy) -> None:
-    """Prompts that part behind their first 30 tokens, one after another; the last one continues another."""
+    """Prompts that part after their first 30 tokens, one after another; the last one continues another."""
     expected = [output.outputs[0] for output in hybrid_engine().generate(FORKED, PARAMS, use_tqdm=False)]
     llm = LLM(hybrid_checkpoint().name, **CACHED)
     with replaced(llm.engine.block_manager, "policy", policy):
@@ -116,7 +116,7 @@ def answer_with_snapshots(policy: Policy) -> None:
     for number, (answer, output, least) in enumerate(zip(expected, outputs, STARTS, strict=True), 1):
         hint = f"the hybrid model computes prompt {number} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"
         if output.num_cached_tokens < least:
-            raise Wrong(f"{hint} another token on", expected=f"{least} or behind it", got=output.num_cached_tokens)
+            raise Wrong(f"{hint} another token on", expected=f"{least} or later", got=output.num_cached_tokens)
         expect(answer.token_ids, output.outputs[0].token_ids, f"{hint} token {output.num_cached_tokens} on: its answer")
 
 
@@ -148,9 +148,9 @@ class GuessingLayers:
             if source < 0:  # before the first token
                 nothing_seen = x.new_zeros(sizes.kernel_size - 1, sizes.conv_size)
                 self.memories[net, slot] = {"state": (nothing_seen, None)}
-            behind = segments[number + 1] if number + 1 < len(segments) else [0]
+            following = segments[number + 1] if number + 1 < len(segments) else [0]
             known_end = first + num_known
-            end = known_end + behind[-2] if behind[-1] else known_end
+            end = known_end + following[-2] if following[-1] else known_end
             given = rows[first:known_end], rows[known_end:end]
             outputs += self.function(step, self.memories[net, slot], num_held, *given)
         return delta_rule.norm_and_gate(torch.stack(outputs), z, net)

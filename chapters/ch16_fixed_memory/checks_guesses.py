@@ -82,7 +82,7 @@ def compare(
     state = memory.get("state")
     if not isinstance(state, State) or state.text != text:
         found = getattr(state, "text", "")
-        hint = "memory['state'] must be the state behind the last known row"
+        hint = "memory['state'] must be the state after the last known row"
         if found.startswith(text) and len(found) > len(text):
             hint = "a guess of this call is in memory['state']: it may be refused, and nothing gets it out again"
         raise Wrong(f"{when}: {hint}", expected=State(text), got=state)

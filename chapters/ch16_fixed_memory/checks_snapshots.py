@@ -37,7 +37,7 @@ def checked(function: Choose) -> Policy:
             ensure(is_number, f"{when}: a position is a number of tokens", got=position)
             hint = f"{when}: a snapshot belongs to the name of the block that ends there, so positions are multiples"
             ensure(position % block_size == 0, f"{hint} of {block_size}", got=position)
-            hint = f"{when}: of every prompt a token is left to be computed, so nobody can begin behind {last}"
+            hint = f"{when}: of every prompt a token is left to be computed, so nobody can begin after {last}"
             ensure(position <= last, hint, got=position)
             ensure(isinstance(is_wanted, bool), f"{when}: position {position} is wanted or not", got=is_wanted)
         return found
@@ -55,7 +55,7 @@ def compare(function: Choose, requests: Requests, max_snapshots: int, expected: 
     for i, least in expected.items():
         if starts[i] < least:
             where = f"request {i + 1} of {len(requests)}, with room for {max_snapshots} snapshots"
-            raise Wrong(f"{where}: {hint}", expected=f"begins at {least} or behind it", got=f"begins at {starts[i]}")
+            raise Wrong(f"{where}: {hint}", expected=f"begins at {least} or later", got=f"begins at {starts[i]}")
 
 
 def own(*lengths: int, shared: int = 0) -> Requests:
@@ -76,7 +76,7 @@ def continued(length: int, *longer: int) -> Requests:
 
 def ask_unforeseen(function: Choose, shared: int) -> None:
     hint = f"two prompts of {LONG:,} tokens share {shared:,}, which nobody could know: is there a position that both "
-    hint += "pass, behind half of what they share, and are a prompt's positions so few that all find room?"
+    hint += "pass, after half of what they share, and are a prompt's positions so few that all find room?"
     compare(function, own(LONG, LONG, shared=shared), ROOM, {1: shared // 2}, hint)
 
 

@@ -34,7 +34,7 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
     held = f"{len(shelf.manager.snapshots)} snapshots, at most {shelf.bound}"
     return [
         (f"the next prompt: {shelf.workload}; you have {held}", draw_next(shelf)),
-        ("sent so far: the token behind which each began", draw_sent(shelf)),
+        ("sent so far: the token after which each began", draw_sent(shelf)),
         ("prompt tokens that were computed", draw_computed(shelf)),
     ]
 

@@ -48,18 +48,18 @@ def choose_snapshots(num_tokens: int, num_matched: int, block_size: int) -> dict
         block_size   tokens of a block
 
     Return {position: is it wanted?}. A position is a number of tokens, counted from the first: a snapshot there is the
-    state after that many. It belongs to the name of the block that ends there, so it must be a multiple of block_size;
-    and it must be at most (num_tokens - 1) // block_size * block_size, for of every prompt a token is left to be
-    computed. 0 is allowed, and does nothing.
+    state after that many. It belongs to the hash of the block that ends there, so it must be a multiple of block_size;
+    and it must be at most (num_tokens - 1) // block_size * block_size, since one token of every prompt must be left to
+    compute. 0 is allowed, and does nothing.
 
-    True says that you know of somebody who will want it; False, that you guess. There is room for few snapshots: think
-    of a dozen. When all places are taken, the oldest guess from which nobody has begun yet gives way. If there is none,
-    a new guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
+    True says that you know somebody will want it; False, that you are guessing. There is room for few snapshots: think
+    of a dozen. When all places are taken, the oldest guess from which nobody has begun yet is evicted. If there is
+    none, a new guess is not taken, and a new wanted one gets the place of the snapshot that was used longest ago.
 
-    The next request begins at the deepest snapshot in what it shares with earlier ones, and computes everything behind
-    it. You are graded by the tokens that need not be computed. Some prompts continue an earlier one. Others share their
-    beginning with earlier ones and then differ: the shared length is the same each time, or another one each time, and
-    nobody can know it before.
+    The next request begins at the deepest snapshot in what it shares with earlier ones, and computes everything after
+    it. You are graded by the number of tokens that need not be computed. Some prompts continue an earlier one. Others
+    share their beginning with earlier ones and then differ: the shared length is the same each time, or different each
+    time, and nobody can know it in advance.
 
     (While a request generates, the engine keeps the state at its newest full block by itself.)
     """
@@ -73,27 +73,27 @@ def read_guesses(
     known: list[Any],
     guesses: list[Any],
 ) -> list[Any]:
-    """A layer with a state computes the rows of one step, of which the last are guesses. Return the output of each row.
+    """A layer with a state computes the rows of one step; the last ones are guesses. Return the output of each row.
 
         step      step(state, row) -> (the state that has taken in this row, too; the row's output). It is what the
                   layer does with a token (delta_step is such a thing). A row is the token's input. The state that
                   is given stays as it is
         memory    what is kept of this sequence between its steps. memory["state"] is the state; it is there at the
                   first call. What else you put there is there at the next call
-        num_held  so many of the guesses of the last call have turned out right. Those behind them were wrong
+        num_held  how many of the last call's guesses have turned out right. Those after them were wrong
         known     rows of tokens that are known, at least one. They follow those that held, which do not come again
         guesses   rows of the tokens that are guessed to follow; perhaps none
 
-    Each row's output is that of a sequence which has these tokens before it and no others: the known tokens of all
+    Each row's output is that of a sequence with exactly these tokens before it: the known tokens of all
     calls, the guesses that held, and the guesses of this call that come before it. Return len(known) + len(guesses)
     outputs.
 
     Whether a guess holds is decided after the call, by what is sampled from these outputs. After the call,
-    memory["state"] must be the state behind the last known row: it has taken in every known token and every guess that
+    memory["state"] must be the state after the last known row: it has taken in every known token and every guess that
     held up to then, and no guess of this call. The engine may copy it as a snapshot at any time.
 
     A state is large (1 MiB in each layer of Qwen3.5-0.8B), a row is small (12 KiB). So memory holds one state and no
     other, and of rows only the guesses of this call. step is called once for each row of this call, and once for each
-    guess that held. known and guesses are lists of the engine's: after the call it uses them for something else.
+    guess that held. known and guesses belong to the engine: after the call it uses these lists for something else.
     """
     raise NotImplementedError

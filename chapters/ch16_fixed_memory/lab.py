@@ -177,11 +177,12 @@ def answer(llm: Any, prompt: list[int]) -> tuple[Any, int]:
 def tell_bits(story: Story) -> None:
     story.part("The same bits")
     story.say(
-        f"A small model of this kind with random weights, a prompt of {len(PROMPT)} tokens, 12 tokens greedy with "
-        "their logprobs. In chunks of so many tokens; and from the cache, behind so many tokens."
+        f"A small model of this kind with random weights answers a prompt of {len(PROMPT)} tokens with 12 tokens, "
+        "greedy, with their logprobs. The prompt is computed in chunks of the given length, and from the cache, after "
+        "the given number of tokens."
     )
     whole, _ = answer(load_tiny(), PROMPT)
-    table = make_table("", "begins behind", "tokens and logprobs", width=19, first=24)
+    table = make_table("", "begins after", "tokens and logprobs", width=19, first=24)
     for size in (1, 3, 16):
         found, start = answer(load_tiny(max_num_batched_tokens=size, max_num_seqs=1), PROMPT)
         table.add_row(f"chunks of {size}", str(start), "the same bits" if found == whole else "OTHERS")
@@ -252,10 +253,10 @@ def tell_guesses(story: Story) -> None:
     from nanovllm.core.snapshots.segments import DISCARDED, step_segments
     from nanovllm.worker import batch
 
-    story.part("What a guess must not leave behind")
+    story.part("What a draft token must not leave behind")
     story.say(
-        "The small model again, three wrong guesses in every step. As the engine does it; and with a mistake: the "
-        "state takes the guesses in, too, and nobody takes them out."
+        "The small model again, with three wrong draft tokens in every step: first as the engine does it, then with a "
+        "mistake, where the state takes in the draft tokens, too, and nobody takes them out."
     )
 
     def kept(chunks: Any) -> list[list[int]]:
@@ -264,12 +265,12 @@ def tell_guesses(story: Story) -> None:
 
     guesses = {"method": "ngram", "num_speculative_tokens": 3}
     whole, _ = answer(load_tiny(), PROMPT)
-    table = make_table("guesses are", "tokens and logprobs", width=20, first=24)
+    table = make_table("draft tokens are", "tokens and logprobs", width=20, first=24)
     table.columns[1].justify = "left"
     for name, segments in (("logged", step_segments), ("kept in the state", kept)):
         llm = load_tiny(speculative_config=guesses)
         with replaced(batch, "step_segments", segments), guessing(llm, Fixed([3, 3, 3]), 3):
             found, _ = answer(llm, PROMPT)
         num_same = next((i for i, (a, b) in enumerate(zip(found[1], whole[1], strict=True)) if a != b), 12)
-        table.add_row(name, "the same bits" if found == whole else f"others, from token {num_same + 1} on")
+        table.add_row(name, "the same bits" if found == whole else f"different from token {num_same + 1} on")
     story.show(table)

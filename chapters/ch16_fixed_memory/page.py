@@ -50,7 +50,7 @@ SCENES = [
     Scene(
         "1,500 tokens are shared, at the fork",
         "o/nbnnn",
-        "The second prompt leaves known text behind token 1,488. A snapshot there is what the third one needs. Compare "
+        "The second prompt leaves known text after token 1,488. A snapshot there is what the third one needs. Compare "
         "where this engine's second request begins.",
     ),
     Scene(
@@ -75,7 +75,7 @@ def panels(world: World) -> list[tuple[str, str]]:
     shelf = world.shelf
     return [
         (f"The next prompt: {shelf.workload}", draw_next(shelf)),
-        ("Sent so far: the token behind which each began", draw_sent(shelf)),
+        ("Sent so far: the token after which each began", draw_sent(shelf)),
         ("Prompt tokens that were computed", draw_computed(shelf)),
     ]
 
@@ -162,7 +162,7 @@ def draw_next(shelf: Shelf) -> str:
         "K/V in the cache": f"{shelf.num_matched:,} of {length:,} tokens",
         "last full block ends at": f"{shelf.last_end:,}",
         "snapshots on its way, below": ", ".join(f"{p:,}" for p in shelf.snapshots) or "none",
-        "so it begins behind": f"{shelf.begins:,}",
+        "so it begins after": f"{shelf.begins:,}",
         "snapshots that you want, above": ", ".join(f"{p:,}" for p in marks) or "none",
         "snapshots in all": f"{len(shelf.manager.snapshots)} of at most {shelf.bound}",
     }

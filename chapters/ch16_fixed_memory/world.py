@@ -75,7 +75,7 @@ class World:
         """Snapshots: send the next request, with the snapshots that you have placed and with the engine's."""
         self.shows = "shelf"
         sent = self.shelf.send()
-        found = "begins at its first token" if not sent.yours else f"begins behind token {sent.yours:,}"
+        found = "begins at its first token" if not sent.yours else f"begins after token {sent.yours:,}"
         others = f"with the engine's snapshots at {sent.policy:,}, unbounded at {sent.unbounded:,}"
         return f"Request {len(self.shelf.sent)} {found}; {others}."
 

@@ -125,7 +125,7 @@ def snapshots(*found: int) -> str:
     places |= {blocks >> i << i for i in range(4, 12) if blocks >> i}
     begins = max(place for place in places if 16 * place <= shared)
     *first, last = (str(16 * place) for place in sorted(places))
-    return f"{', '.join(first)} and {last} (b) {shared // 16 * 16} are found, it begins behind {16 * begins}"
+    return f"{', '.join(first)} and {last} (b) {shared // 16 * 16} are found, it begins after {16 * begins}"
 
 
 def preempted(blocks: int, size: int, a: int, b: int, _: int) -> str:

@@ -81,15 +81,15 @@ def where_a_hybrid_begins(draw: Draw) -> Question:
     num_blocks = (length - 1) // size
     return Question(
         text(f"""
-        A hybrid model, blocks of {size} tokens, an empty cache. Snapshots are taken behind these numbers of whole
+        A hybrid model, blocks of {size} tokens, an empty cache. Snapshots are taken after these numbers of whole
         blocks: powers of two from 16 on; where falling powers of two, none below 16, add up to the prompt (44 = 32 +
         8 + 4, so 32); and the prompt's last whole block. A prompt of {length} tokens is computed. (a) Behind which
         tokens are snapshots taken? (b) Another prompt has its first {shared} tokens in common with this one. How many
-        of them are in blocks that are found, and behind how many tokens does the model begin? (c) Why not behind all
+        of them are in blocks that are found, and after how many tokens does the model begin? (c) Why not after all
         that are found?
         """),
-        f"(a) {listed(wanted)} (b) {shared // size * size} are found, it begins behind {start}. (c) K and V of the "
-        "others are there, but not the state behind them: it was changed by later tokens, and no copy was kept.",
+        f"(a) {listed(wanted)} (b) {shared // size * size} are found, it begins after {start}. (c) K and V of the "
+        "others are there, but not the state after them: it was changed by later tokens, and no copy was kept.",
         (
             (2, f"(a) {num_blocks} whole blocks; each position is a number of blocks · {size}"),
             (1, f"(b) {shared // size} full blocks are found"),
