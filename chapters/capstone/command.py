@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     broken.add_argument("number", type=int, help="which one, 1 to 5")
     what = broken.add_mutually_exclusive_group()
     what.add_argument("--out", type=Path, metavar="FOLDER", help="write its broken file into this folder")
-    what.add_argument("--check", type=Path, metavar="FILE", help="grade your repaired file")
+    what.add_argument("--check", type=Path, metavar="FILE", help="grade your repaired file, with --case")
+    about = "with --check: the shortest session that shows the fault (chapters/capstone/case.py says how it is written)"
+    broken.add_argument("--case", type=Path, metavar="FILE", help=about)
 
 
 def add_trace(parser: argparse.ArgumentParser, seed: str) -> None:
@@ -127,7 +129,7 @@ def run_broken(args: argparse.Namespace, console: Console) -> int:
     from chapters.capstone.repair import check, complain, write
 
     if args.check:
-        return check(args.number, args.check, console)
+        return check(args.number, args.check, args.case, console)
     return write(args.number, args.out, console) if args.out else complain(args.number, console)
 
 
