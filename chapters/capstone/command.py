@@ -14,6 +14,8 @@ from chapters.submission import readable
 from nanovllm.checks.values import size_of
 
 POLICY = Path(__file__).with_name("policy.py")
+REFERENCE = Path(__file__).with_name("reference.py")
+OURS = "our policy"
 PUBLIC_SEED = 1
 
 
@@ -103,6 +105,7 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
         with console.status(f"{readable(file.name, 40)}: serving {len(trace)} requests"):
             verdicts.append(judge(file, trace, setup, args.limit, args.hybrid))
         post(args.board or default_board(), verdicts[-1], label)
+    verdicts += reference_verdict(trace, setup, args)
     show_setup(console, setup, label)
     show(console, sorted(verdicts, key=lambda verdict: -verdict.score.goodput if verdict.score is not None else 0.0))
     return 0 if all(verdict.score is not None for verdict in verdicts) else 1
@@ -156,9 +159,18 @@ def show_setup(console: Console, setup: Setup, label: str) -> None:
     console.print(f"{label}: {blocks}; good: {limits}, in the mean of a request", markup=False)
 
 
+def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> list[Verdict]:
+    """Our policy's; a student's edition does not have it."""
+    if not REFERENCE.exists():
+        return []
+    return [judge(REFERENCE, trace, setup, args.limit, args.hybrid, OURS)]
+
+
 def show(console: Console, verdicts: list[Verdict]) -> None:
     console.print(table_of(verdicts))
-    console.print("goodput: good requests a second; late: the first token was; slow: the others were", style="dim")
+    columns = "goodput: good requests a second; late: the first token was; slow: the others were"
+    scale = "; scale: where it is between the engine by itself (0 %) and our policy (100 %)"
+    console.print(columns + scale * any(verdict.name == OURS for verdict in verdicts), style="dim")
     for verdict in verdicts:
         if verdict.problem:
             console.print(f"{readable(verdict.name, 40)} is refused: {verdict.problem}", markup=False, soft_wrap=True)
