@@ -43,6 +43,12 @@ class Place:
 
     course: Path
     folder: Path
+    students_course: Path
+
+    @property
+    def orders(self) -> dict[str, str]:
+        """Arguments of child.main()."""
+        return {"folder": str(self.folder), "course": str(self.students_course)}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,7 +141,9 @@ class _Child:
         for fd in (self.channel, self.stderr):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ)
-        self._write(json.dumps(orders | {"token": self.token, "folder": str(place.folder) if place else None}))
+        self._write(
+            json.dumps(orders | {"token": self.token} | (place.orders if place else {"folder": None, "course": None}))
+        )
 
     def read(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises _Lost if none comes within this time."""

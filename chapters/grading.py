@@ -15,7 +15,7 @@ from typing import Any
 
 from chapters.expect import Wrong, expect, expect_sane, read_again
 from chapters.patching import our_engine, use_manager
-from chapters.submission import describe, readable
+from chapters.submission import StudentError, describe, readable
 from nanovllm import LLM, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 
@@ -215,6 +215,8 @@ def grade(
             problem, not_started = "not started: it still raises NotImplementedError", True
         except Wrong as wrong:
             problem, section = _explain(wrong), wrong.section or section
+        except StudentError as error:
+            problem = f"your code led to {error.text}"
         except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the student's code raises them
             problem = f"your code led to {describe(error, name)}"
         finally:

@@ -10,8 +10,11 @@ from nanovllm import LLM
 from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
+from nanovllm.core.sequence import Sequence
 
-_OURS = [(owner, vars(owner).copy()) for owner in (Scheduler, BlockManager, BlockHasher)]  # before anybody patches
+_OURS = [
+    (owner, vars(owner).copy()) for owner in (Scheduler, BlockManager, BlockHasher, Sequence)
+]  # before anybody patches
 
 
 @contextmanager
@@ -27,6 +30,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, ours) if is_own else delattr(owner, name)
 
 
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    """What is not ours in these classes now: (class, name, as it is stored)."""
+    for owner, ours in _OURS:
+        for name, value in ours.items():
+            if vars(owner).get(name) is not value:
+                yield owner, name, vars(owner)[name]
+
+
 @contextmanager
 def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
     """The engine allocates from this manager for a while. It must not have more blocks than the KV cache."""
@@ -36,7 +47,7 @@ def use_manager(llm: LLM, manager: BlockManager) -> Iterator[None]:
 
 @contextmanager
 def our_engine() -> Iterator[None]:
-    """Scheduler, BlockManager and BlockHasher have our methods for a while, whatever they are replaced by outside."""
+    """The core's classes have our methods for a while, whatever they are replaced by outside."""
     with ExitStack() as stack:
         for owner, ours in _OURS:
             for name, value in ours.items():

@@ -4,12 +4,14 @@ Nothing here trusts the file: it may be no Python, end the program while it is i
 methods fail. What takes for ever is for the caller's clock. Standard library only: a browser uses this file, too.
 """
 
+import builtins
 import io
 import linecache
 import sys
 import tokenize
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from types import ModuleType
@@ -30,6 +32,26 @@ class NoInput(io.StringIO):
 
 class NotLoaded(Exception):
     """The submission has nothing to grade. The message says why."""
+
+
+class StudentError(Exception):
+    """What the student's code raised, in a process of its own. text: as describe() has it there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    @classmethod
+    def like(cls, kind: str, text: str) -> BaseException:
+        """One that is caught where an error of this kind, a builtin one, is."""
+        builtin = vars(builtins).get(kind)
+        if builtin is NotImplementedError:
+            return NotImplementedError()
+        if isinstance(builtin, type) and issubclass(builtin, BaseException):
+            with suppress(TypeError):  # bases whose objects are laid out differently
+                made: BaseException = type(kind, (cls, builtin), {})(text)
+                return made
+        return cls(text)
 
 
 def load_submission(source: bytes | str, name: str, module_name: str = "submission") -> ModuleType:

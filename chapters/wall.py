@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,19 +23,27 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 GET_VERSION, PATH_BENEATH, NO_NEW_PRIVILEGES = 1, 1, 38
 OF_FILES = 1 << 1 | 1 << 14  # write into one, cut one off
 OF_FOLDERS = OF_FILES | sum(1 << bit for bit in range(4, 14))  # remove, make and move what is in it
+READS_FILE = 1 << 2
+READS = READS_FILE | 1 << 3  # and list a folder
 SIGNALS = 1 << 1  # only to what stands behind the wall, too
 WITH_TRUNCATE, WITH_SIGNALS = 3, 6  # versions
 
 
-def wall_in(folder: str) -> None:
-    """This thread, and all that it will start, may use so much, and, where the system can do that, writes only here."""
+def wall_in(folder: str, may_read: Iterable[str] = ()) -> None:
+    """This thread, and all that it will start, may use so much, and, where the system can do that, writes only here.
+
+    may_read: files and folders; if any is named, it reads nothing else.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_IN_A_FILE, MOST_IN_A_FILE))
     if sys.platform == "linux":
         in_use = int(Path("/proc/self/statm").read_text("utf-8").split()[5]) * resource.getpagesize()
         with suppress(ValueError):  # there is a lower limit already
             resource.setrlimit(resource.RLIMIT_DATA, (in_use + MOST_MEMORY, in_use + MOST_MEMORY))
     if (version := landlock_version()) >= WITH_TRUNCATE:
-        _restrict({folder: OF_FOLDERS, "/dev/shm": OF_FOLDERS, "/dev/null": OF_FILES}, version)
+        rights = {folder: OF_FOLDERS, "/dev/shm": OF_FOLDERS, "/dev/null": OF_FILES}
+        if may_read:
+            rights = dict.fromkeys(may_read, READS) | {path: right | READS for path, right in rights.items()}
+        _restrict(rights, version, OF_FOLDERS | (READS if may_read else 0))
 
 
 def landlock_version() -> int:
@@ -42,14 +51,16 @@ def landlock_version() -> int:
     return max(_call(CREATE_RULESET, None, 0, GET_VERSION), 0) if sys.platform == "linux" else 0
 
 
-def _restrict(writable: dict[str, int], version: int) -> None:
-    """Handle every right to write, and give those of each of these paths back."""
+def _restrict(allowed: dict[str, int], version: int, handled_rights: int) -> None:
+    """Take these rights, and give those of each of these paths back."""
     assert sys.platform == "linux"
-    handled = struct.pack("Q", OF_FOLDERS) + (struct.pack("QQ", 0, SIGNALS) if version >= WITH_SIGNALS else b"")
+    handled = struct.pack("Q", handled_rights) + (struct.pack("QQ", 0, SIGNALS) if version >= WITH_SIGNALS else b"")
     rules = _call(CREATE_RULESET, handled, len(handled), 0)
-    for path, rights in writable.items():
+    for path, rights in allowed.items():
         if os.path.exists(path):
-            fd = os.open(path, os.O_RDONLY)
+            if not os.path.isdir(path):
+                rights &= OF_FILES | READS_FILE
+            fd = os.open(path, os.O_PATH)
             _call(ADD_RULE, rules, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
             os.close(fd)
     ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)

@@ -48,6 +48,7 @@ NOT_IMPORTED = {
     "chapters.examine",
     "chapters.teaching.table",
     "chapters.wall",
+    "chapters.worker",
 }
 OPTIONAL = {
     "ray",

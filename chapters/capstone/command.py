@@ -14,6 +14,8 @@ from chapters.submission import readable
 from nanovllm.checks.values import size_of
 
 POLICY = Path(__file__).with_name("policy.py")
+REFERENCE = Path(__file__).with_name("reference.py")
+OURS = "our policy"
 PUBLIC_SEED = 1
 
 
@@ -46,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     broken.add_argument("number", type=int, help="which one, 1 to 5")
     what = broken.add_mutually_exclusive_group()
     what.add_argument("--out", type=Path, metavar="FOLDER", help="write its broken file into this folder")
-    what.add_argument("--check", type=Path, metavar="FILE", help="grade your repaired file")
+    what.add_argument("--check", type=Path, metavar="FILE", help="grade your repaired file, with --case")
+    about = "with --check: the shortest session that shows the fault (chapters/capstone/case.py says how it is written)"
+    broken.add_argument("--case", type=Path, metavar="FILE", help=about)
 
 
 def add_trace(parser: argparse.ArgumentParser, seed: str) -> None:
@@ -101,6 +105,7 @@ def run_score(args: argparse.Namespace, console: Console) -> int:
         with console.status(f"{readable(file.name, 40)}: serving {len(trace)} requests"):
             verdicts.append(judge(file, trace, setup, args.limit, args.hybrid))
         post(args.board or default_board(), verdicts[-1], label)
+    verdicts += reference_verdict(trace, setup, args)
     show_setup(console, setup, label)
     show(console, sorted(verdicts, key=lambda verdict: -verdict.score.goodput if verdict.score is not None else 0.0))
     return 0 if all(verdict.score is not None for verdict in verdicts) else 1
@@ -127,7 +132,7 @@ def run_broken(args: argparse.Namespace, console: Console) -> int:
     from chapters.capstone.repair import check, complain, write
 
     if args.check:
-        return check(args.number, args.check, console)
+        return check(args.number, args.check, args.case, console)
     return write(args.number, args.out, console) if args.out else complain(args.number, console)
 
 
@@ -154,9 +159,18 @@ def show_setup(console: Console, setup: Setup, label: str) -> None:
     console.print(f"{label}: {blocks}; good: {limits}, in the mean of a request", markup=False)
 
 
+def reference_verdict(trace: list[Row], setup: Setup, args: argparse.Namespace) -> list[Verdict]:
+    """Our policy's; a student's edition does not have it."""
+    if not REFERENCE.exists():
+        return []
+    return [judge(REFERENCE, trace, setup, args.limit, args.hybrid, OURS)]
+
+
 def show(console: Console, verdicts: list[Verdict]) -> None:
     console.print(table_of(verdicts))
-    console.print("goodput: good requests a second; late: the first token was; slow: the others were", style="dim")
+    columns = "goodput: good requests a second; late: the first token was; slow: the others were"
+    scale = "; scale: where it is between the engine by itself (0 %) and our policy (100 %)"
+    console.print(columns + scale * any(verdict.name == OURS for verdict in verdicts), style="dim")
     for verdict in verdicts:
         if verdict.problem:
             console.print(f"{readable(verdict.name, 40)} is refused: {verdict.problem}", markup=False, soft_wrap=True)

@@ -60,8 +60,17 @@ def scored(served: Served, setup: Setup) -> Score:
     return score(timings(served), setup, served.end_s, served.hit_rate)
 
 
-def table_of(verdicts: Iterable[Verdict]) -> Table:
-    table = Table("", *"goodput good refused late slow hits".split())
+def percent_of(goodput: float, baseline: float, ours: float) -> int:
+    """Of the way from the baseline to our policy; below 0 for what is worse than the engine by itself."""
+    return round(100 * (goodput - baseline) / (ours - baseline))
+
+
+def table_of(verdicts: Iterable[Verdict], ours: str = "our policy") -> Table:
+    """With a column that places each between the engine by itself and the verdict of this name, if it is there."""
+    verdicts = list(verdicts)
+    ends = [next((v.score.goodput for v in verdicts if v.name == name and v.score), None) for name in (BASELINE, ours)]
+    has_scale = None not in ends and ends[0] != ends[1]
+    table = Table("", *"goodput good refused late slow hits".split(), *["scale"] * has_scale)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, s, _, _ in verdicts:
@@ -69,7 +78,8 @@ def table_of(verdicts: Iterable[Verdict]) -> Table:
         if s is not None:
             good, counts = f"{s.num_good} of {s.num_requests}", (s.num_refused, s.num_late, s.num_slow)
             cells = (f"{s.goodput:.2f}", good, *map(str, counts), f"{s.hit_rate:.0%}")
-        table.add_row(readable(name, 40), *cells)
+        scale = [f"{percent_of(s.goodput if s is not None else 0.0, *ends)} %"] if has_scale else []
+        table.add_row(readable(name, 40), *cells, *scale)
     return table
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from chapters.capstone.case import read_case
 from chapters.course import ROOT
 from chapters.submission import readable
 
@@ -24,6 +25,9 @@ FILES = {
 }
 
 
+MOST_LINES = {1: 6, 2: 6, 3: 5, 4: 5, 5: 2}  # of a case; ours have two or three fewer
+
+
 class Checked(NamedTuple):
     """title: of the check. problem: empty if it passed."""
 
@@ -31,15 +35,22 @@ class Checked(NamedTuple):
     problem: str
 
 
-def broken_source(number: int) -> str:
-    """The engine's file, with the fault. Raises ValueError if there is no such engine."""
+def sound_source(number: int) -> str:
+    return (ROOT.parent / "nanovllm" / FILES[number]).read_text("utf-8")
+
+
+def broken_source(number: int, decoy: bool = False) -> str:
+    """The engine's file, with the fault. Raises ValueError if there is no such engine.
+
+    decoy: with another fault instead, which a case must not show.
+    """
     if number not in FILES:
         raise ValueError(f"there are broken engines 1 to {len(FILES)}, found {number}")
-    if (ready := READY / f"{number}.py").exists():
+    if (ready := READY / f"{number}{'_other' if decoy else ''}.py").exists():
         return ready.read_text("utf-8")
-    from chapters.capstone.faults import FAULTS
+    from chapters.capstone.faults import DECOYS, FAULTS
 
-    source, fault = (ROOT.parent / "nanovllm" / FILES[number]).read_text("utf-8"), FAULTS[number]
+    source, fault = sound_source(number), (DECOYS if decoy else FAULTS)[number]
     assert source.count(fault.old) == 1, f"fault {number}: its place in {FILES[number]} has changed"
     return source.replace(fault.old, fault.new)
 
@@ -69,9 +80,13 @@ def write(number: int, folder: Path, console: Console) -> int:
     return 0
 
 
-def check(number: int, file: Path, console: Console) -> int:
-    """Grade a repaired file."""
-    results = grade(number, file.read_text("utf-8"))
+def check(number: int, file: Path, case: Path | None, console: Console) -> int:
+    """Grade a repaired file, and the case that shows its fault. Both are needed: the engine's own file is a repair."""
+    if case is None:
+        found = [Checked("its case", "a repair can be copied; --case FILE shows that you know the cause (case.py)")]
+    else:
+        found = grade_case(number, case.read_text("utf-8"))
+    results = [*grade(number, file.read_text("utf-8")), *found]
     for title, problem in results:
         console.print(f"  {'x' if problem else '+'} {title}", style="red" if problem else "green", markup=False)
         if problem:
@@ -84,14 +99,49 @@ def grade(number: int, source: str) -> list[Checked]:
     result = run_with(number, source, token)
     lines = [line.removeprefix(token) for line in result.stdout.splitlines() if line.startswith(token)]
     results = [Checked(*json.loads(line)) for line in lines]
-    if result.returncode:
-        results.append(
-            Checked("the checks come to their end", readable(result.stderr[-1500:]) or "its process has ended")
-        )
+    if result.returncode or [found.title for found in results] != titles_of(number):
+        why = readable(result.stderr[-1500:]) or "its process has ended, or has said something of its own"
+        results.append(Checked("the checks come to their end, each of them", why))
     return results
 
 
-def run_with(number: int, source: str, token: str) -> "subprocess.CompletedProcess[str]":
+def titles_of(number: int) -> list[str | None]:
+    from chapters.capstone.battery import BATTERIES
+
+    return [check.__doc__ for check in BATTERIES[number]]
+
+
+def grade_case(number: int, text: str) -> list[Checked]:
+    """Does this case (case.py) show the fault, this one alone, and nothing that is not needed? No code of a student's
+    runs here: the engines are the sound one, the broken one, and one with another fault."""
+    lines = read_case(text)
+    sources = sound_source(number), broken_source(number), broken_source(number, decoy=True)
+    sound, broken, other = (seen_with(number, source, text) for source in sources)
+    if isinstance(sound, str):
+        return [Checked("the case can be read", sound)]
+    differs = next((pair for pair in zip(sound, broken, strict=False) if pair[0] != pair[1]), None)
+    same = "the sound engine and the broken one show the same"
+    shows = "" if differs or len(sound) != len(broken) else same
+    apart = "" if other == sound else "an engine with another fault fails it, too: which of the two have you found?"
+    most = MOST_LINES[number]
+    short = "" if len(lines) <= most else f"{most} lines are enough, found {len(lines)}"
+    return [
+        Checked("the case can be read", ""),
+        Checked("the broken engine shows something else than the sound one", shows),
+        Checked("an engine with another fault does not", apart),
+        Checked("it is short", short),
+    ]
+
+
+def seen_with(number: int, source: str, text: str) -> list[str] | str:
+    """What case.see() returns in this engine; or why the case cannot be read."""
+    result = run_with(number, source, "", text)
+    if result.returncode:
+        return result.stderr.strip().rpartition("\n")[2] or "it did not come to its end"
+    return list(json.loads(result.stdout))
+
+
+def run_with(number: int, source: str, token: str, case: str | None = None) -> "subprocess.CompletedProcess[str]":
     """Run repaired.py with this source in place of the engine's file."""
     import tempfile
 
@@ -99,7 +149,7 @@ def run_with(number: int, source: str, token: str) -> "subprocess.CompletedProce
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / Path(FILES[number]).name
         file.write_text(source, "utf-8")
-        orders = json.dumps({"number": number, "module": module, "file": str(file), "token": token})
+        orders = json.dumps({"number": number, "module": module, "file": str(file), "token": token, "case": case})
         command = [sys.executable, "-m", "chapters.capstone.repaired"]
         path = os.pathsep.join(filter(None, (str(ROOT.parent), os.environ.get("PYTHONPATH"))))
         env = os.environ | {"PYTHONPATH": path}

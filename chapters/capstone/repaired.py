@@ -19,10 +19,18 @@ class InPlace(MetaPathFinder):
         return spec_from_file_location(name, self.file) if name == self.module else None
 
 
-def main(number: int, module: str, file: str, token: str) -> None:
-    """Say what users see (without a token), or a line for each check that was made, behind this token."""
+def main(number: int, module: str, file: str, token: str, case: str | None) -> None:
+    """Say what users see (without a token), or what is seen in a case, or a line for each check, after this token."""
     sys.dont_write_bytecode = True
     sys.meta_path.insert(0, InPlace(module, Path(file)))
+    if case is not None:
+        from chapters.capstone.case import read_case, see
+
+        try:
+            print(json.dumps(see(read_case(case))))
+        except (ValueError, IndexError) as error:
+            sys.exit(f"{error}")
+        return
     if not token:
         from chapters.capstone.symptoms import SYMPTOMS
 

@@ -110,6 +110,9 @@ def _named_in_a_process(function: Any, seed: str) -> str:
     """The name in hexadecimal. Nothing if the function cannot be taken out of its file, or that takes too long."""
     if sys.platform == "emscripten":  # a browser has no processes
         return _named_with_another_hash(function, seed)
+    if hasattr(function, "elsewhere"):  # it runs in another process already (child.py)
+        found = function.elsewhere(None, [7, 8, 9, 9], 0, "salt", 1, (MMSpan(2, 5, "cat"),), XXH64)
+        return found.hex() if isinstance(found, bytes) else ""
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", NAME_ONE, function.__code__.co_filename, function.__name__]
     with suppress(subprocess.TimeoutExpired):

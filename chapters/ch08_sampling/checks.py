@@ -295,6 +295,8 @@ def check_alone_and_together(function: Callable, bench: Bench) -> None:
     seqs, twins = ([make_seq(seed, position=seed % 3) for seed in range(20)] for _ in range(2))
     with replaced(builtins, "hash", hash_of_numbers):
         together = ask_draw(function, flat(20), seqs)
+    if hasattr(function, "elsewhere") and function.elsewhere(flat(20), seqs) != together:  # child.py
+        raise Wrong("another process draws other tokens: Python's hash() of a text is another one in each process")
     expect(together, ask_draw(function, flat(20), seqs), "called twice with the same rows it gives other tokens")
     alone = [ask_draw(function, flat(1), [seq])[0] for seq in seqs]
     hint = "20 sequences each alone, and in one batch: does the row's place in the batch enter the number?"

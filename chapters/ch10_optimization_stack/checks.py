@@ -346,14 +346,21 @@ def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
     return "softmax(q·k * head_dim ** -0.5) v, over the keys that the row sees"
 
 
+def peak_bytes(function: Attend, *args: Any) -> int:
+    """The most memory that its tensors take at once."""
+    if hasattr(function, "peak_bytes"):  # it runs in another process (child.py)
+        return int(function.peak_bytes(*args))
+    with Memory() as memory:
+        function(*args)
+    return memory.peak_bytes
+
+
 def check_memory(function: Attend, bench: Bench) -> None:
     """What it holds does not grow with the number of keys"""
     peaks = {}
     for num_keys in (4 * TILE, 4 * TILE, 64 * TILE):  # the first run pays for what is made once
         q, _, _, k_cache, v_cache, table = case(2, num_keys, 4, 2, block_size=16)
-        with Memory() as memory:
-            function(q, table, num_keys, KeyReader(k_cache, v_cache))
-        peaks[num_keys] = memory.peak_bytes
+        peaks[num_keys] = peak_bytes(function, q, table, num_keys, KeyReader(k_cache, v_cache))
     few_bytes, many_bytes = peaks.values()
     # Numbers of the positions may grow, 8 bytes a key; scores, K and V may not.
     if many_bytes > few_bytes + 8 * 64 * TILE + 1024:

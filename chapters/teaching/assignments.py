@@ -26,7 +26,7 @@ from chapters.teaching.edition import REPOSITORY, write_edition
 COURSE = ("nanovllm", "chapters")
 INSTALLED = (*COURSE, "pyproject.toml", "README.md", "LICENSE")  # what pip needs, too
 HERE = Path(__file__).parent
-OTTER_TEST = '''"""Hidden test of {name}, for otter-grader."""
+OTTER_TEST = '''"""Test of {name}, for otter-grader: students see what it says."""
 
 from otter.test_files import test_case
 
@@ -35,7 +35,7 @@ name = "{name}"
 points = {points}
 
 
-@test_case(hidden=True)
+@test_case(hidden=False)
 def test_task():
     {check}
 '''

@@ -19,6 +19,7 @@ class Copies:
 
     def __init__(self, base: Path, chapters: Iterable[Chapter]) -> None:
         self._template, self._chapters, self._lock = base / "template", list(chapters), Lock()
+        self.students = base / "students"  # what the students' processes import: all but checks and what these use
         self._write_template()
         self._digest = digest_of(self._template)
 
@@ -40,6 +41,11 @@ class Copies:
         remove(self._template)
         write_edition(self._template, ("nanovllm", "chapters"), self._chapters)
         compileall.compile_dir(self._template, quiet=2)
+        remove(self.students)
+        shutil.copytree(self._template, self.students)
+        for path in self.students.glob("chapters/**/*"):
+            if path.name.split(".")[0].startswith(("checks", "solution")):
+                path.unlink()
 
 
 def digest_of(folder: Path) -> bytes:

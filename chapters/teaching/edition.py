@@ -125,6 +125,7 @@ def _write_broken_engines(folder: Path) -> None:
     folder.mkdir()
     for number in repair.FILES:
         (folder / f"{number}.py").write_text(repair.broken_source(number), "utf-8")
+        (folder / f"{number}_other.py").write_text(repair.broken_source(number, decoy=True), "utf-8")
 
 
 def for_students(text: str, path: Path) -> str:

@@ -21,14 +21,16 @@ from chapters.report import record
 from chapters.teaching.course_copy import Copies, remove
 from chapters.teaching.similar import similar_pairs
 from chapters.teaching.submissions import Submission
+from chapters.teaching.suspicious import equal_sources, fast_flags, flags_of
 
 assert sys.platform != "win32", "see grade.py"  # so examine.py and child.py, which have nothing there, are not above
 
 MOST_TASKS = max(map(len, EXERCISES.values()))
 OF_A_TASK = ("task", "checks_passed", "checks", "message", "seconds")
 COLUMNS = ["student", "chapter", "file", "sha256", "passed", "tasks_passed", "tasks", "checks_passed", "checks"]
-COLUMNS += ["seconds", "note", *(f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK)]
+COLUMNS += ["seconds", "suspicious", "note", *(f"{name}_{i}" for i in range(1, MOST_TASKS + 1) for name in OF_A_TASK)]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins so
+SAME = "the same code as "  # in the column of what is suspicious
 TRIES = 2  # of a submission after which the copy of the course is another: it may have been a neighbour's doing
 
 
@@ -80,7 +82,7 @@ class Grader:
                     for each in running:
                         each.cancel()
                     if running:  # it was interrupted, or the checks cannot be loaded
-                        from chapters.child import children_of
+                        from chapters.worker import children_of
 
                         for process_id in children_of(os.getpid()):
                             with suppress(OSError):
@@ -102,7 +104,8 @@ class Grader:
                     file.parent.mkdir()
                     file.write_bytes(submission.source)
                     results = []
-                    with closing(examine(chapter, file, self.model, self.limit_s, Place(course, file.parent))) as found:
+                    place = Place(course, file.parent, copies.students)
+                    with closing(examine(chapter, file, self.model, self.limit_s, place)) as found:
                         for result in found:
                             if self._stopped.is_set():
                                 raise Stopped
@@ -118,7 +121,8 @@ class Grader:
         finally:
             free.put(course)
         if results:
-            fill(row, record(chapter, file, results))
+            found_flags = flags_of(submission.source, (chapter.folder / "exercise.py").read_bytes())
+            fill(row, record(chapter, file, results), found_flags)
         return row
 
 
@@ -130,9 +134,10 @@ def row_of(submission: Submission) -> dict[str, Any]:
     return row | {"note": submission.problem, **{f"task_{i}": name for i, name in enumerate(tasks, start=1)}}
 
 
-def fill(row: dict[str, Any], found: dict[str, Any]) -> None:
-    """What report.record() says of it."""
+def fill(row: dict[str, Any], found: dict[str, Any], flags: list[str]) -> None:
+    """What report.record() says of it. flags: of its source."""
     tasks = found["tasks"]
+    row["suspicious"] = "; ".join([*flags, *fast_flags(tasks)])
     row |= {"passed": "yes" if found["passed"] else "no", "seconds": found["seconds"], "note": ""}
     row["tasks_passed"] = sum(task["passed"] for task in tasks)
     row |= {name: sum(task[name] for task in tasks) for name in ("checks_passed", "checks")}
@@ -165,8 +170,24 @@ def sort_rows(path: Path, submissions: list[Submission]) -> list[dict[str, str]]
     """A row for each submission, in their order; rows of files that have changed or gone since are dropped."""
     rows = {key_of(row): row for row in read_rows(path)}
     kept = [rows[key] for each in submissions if (key := key_of(row_of(each))) in rows]
+    equal = _equal(submissions)
+    for row in kept:
+        others = [f"{SAME}{who}" for who in equal.get(f"{row['chapter']}: {row['file']}", ())]
+        flags = [flag for flag in row["suspicious"].split("; ") if flag and not flag.startswith(SAME)]
+        row["suspicious"] = as_text("; ".join(others + flags))
     write(path, COLUMNS, kept)
     return kept
+
+
+def _equal(submissions: list[Submission]) -> dict[str, list[str]]:
+    """chapter: file -> those with the same code, our solution among them."""
+    found: dict[str, list[str]] = {}
+    for number in {each.chapter for each in submissions}:
+        folder = find_chapter(number).folder
+        sources = [(f"{number}: {each.file}", each.source) for each in submissions if each.chapter == number]
+        sources.append(("our solution.py", (folder / "solution.py").read_bytes()))
+        found |= equal_sources(sources, (folder / "exercise.py").read_bytes())
+    return found
 
 
 def write_pairs(path: Path, submissions: list[Submission]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from chapters.__main__ import main
 from chapters.capstone import battery, judge, policy, reference, repair
 from chapters.capstone.desk import Desk
-from chapters.capstone.faults import FAULTS
+from chapters.capstone.faults import CASES, FAULTS
 from chapters.capstone.real import SIZES, RealServer
 from chapters.capstone.remote import Refused, closed_to_others
 from chapters.capstone.repair import FILES
@@ -225,6 +225,39 @@ def test_a_broken_engine_fails(number):
 def test_a_wrong_repair_fails(number, old, new):
     source = repair.broken_source(number)
     assert source.count(old) == 1 and problems(repair.grade(number, source.replace(old, new)))
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_a_case_shows_its_fault_and_no_other(number, tmp_path, capsys):
+    assert not problems(repair.grade_case(number, CASES[number]))
+    nothing = "probs 0.6 0.4 top_p 1.0\n" if number == 5 else "send a 1: 1 2\nrun\n"
+    assert problems(repair.grade_case(number, nothing)) == ["the sound engine and the broken one show the same"]
+    long = CASES[number] + "# a remark\n" + (nothing if number == 5 else "step\n") * 9
+    assert any("lines are enough" in problem for problem in problems(repair.grade_case(number, long)))
+
+
+def test_a_case_that_shows_another_fault(tmp_path):
+    """Tenants and adapters at once; a leaving client that never ran; and what is no case."""
+    both = CASES[1] + "send c 1 lora=1: 1 2 3 4 5\nrun\n"
+    assert any("which of the two" in problem for problem in problems(repair.grade_case(1, both)))
+    for wrong in ("jump", "send a: 1", "send a 1 colour=red: 1", "leave a", "step many", "blocks 0"):
+        [problem] = problems(repair.grade_case(4, wrong))
+        assert "cannot read" in problem or "whole number" in problem
+
+
+@pytest.mark.parametrize("source", ["import os; os._exit(0)", "raise SystemExit(0)"])
+def test_a_file_that_ends_the_check_repairs_nothing(source, tmp_path, capsys):
+    file, case = tmp_path / "1_sequence.py", tmp_path / "case.txt"
+    file.write_text(source, "utf-8")
+    case.write_text(CASES[1], "utf-8")
+    assert main(["capstone", "broken", "1", "--check", str(file), "--case", str(case)]) == 1
+    assert "come to their end" in capsys.readouterr().out
+
+
+def test_a_copy_of_the_engines_file_is_not_enough(capsys):
+    file = ROOT / "nanovllm" / FILES[3]
+    assert main(["capstone", "broken", "3", "--check", str(file)]) == 1
+    assert "a repair can be copied" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("repair_tried", ["", " | (rank == 0)"])
