@@ -28,6 +28,7 @@ from tests.course.course_text import CHAPTERS, ROOT, for_each_chapter
 from tests.site_browser import assert_accessible, chromium, go_offline, wait_until_kept, wait_until_none
 
 PAGES = ["readme.html", "one_request.html", "source/nanovllm/core/block_manager.py.html", "source/nanovllm/index.html"]
+PAGES += ["from_nano_vllm.html", "add_a_wing.html"]
 PAGES += [f"ch01_inference/{name}.de.html" for name in ("index", "lab")]
 PAGES += [f"{chapter.folder.name}/index.html" for chapter in CHAPTERS[1::6]]  # a page or two of each kind
 PAGES += [
