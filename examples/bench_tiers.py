@@ -196,7 +196,7 @@ def play(manager: BlockManager, prompts: Prompts) -> int:
             scheduler.add(Sequence(waiting.pop(), SamplingParams(max_tokens=4, ignore_eos=True)))
         output = scheduler.schedule()
         num_computed += output.num_tokens
-        scheduler.update(output, [7] * sum(chunk.num_logits for chunk in output.chunks))
+        scheduler.update(output, [[7] * chunk.num_logits for chunk in output.chunks])
         if not output.chunks:
             assert isinstance(tiers, Tiers) and tiers.wait(1.0)
     return num_computed
