@@ -1,7 +1,6 @@
 """Stage: the engine's Scheduler and BlockManager, with something that answers in the model's place (chapters 4 to 7).
 
-A scheduler is told one token id for each sequence that sampled, through update(), and that is all it ever sees of a
-model. So labs and checks choose the tokens themselves. The KV tensor is played, too: the stage remembers for each slot
+A scheduler is told the token ids that each chunk sampled, through update(), and that is all it ever sees of a model. So labs and checks choose the tokens themselves. The KV tensor is played, too: the stage remembers for each slot
 which text its K/V was computed for, and raises Wrong when a sequence attends to a slot of another text.
 
 Actions only, no pictures: this file needs the standard library and nanovllm/core, so that a browser can run it.
@@ -120,7 +119,7 @@ class Stage:
             self.check()
             self._write_and_read(output)
         prefilling = {c.seq.seq_id for c in output.chunks if c.seq.status is SequenceStatus.PREFILL}
-        token_ids = [self.sample(chunk.seq) for chunk in output.chunks if chunk.reaches_end]
+        token_ids = [[self.sample(chunk.seq)] if chunk.reaches_end else [] for chunk in output.chunks]
         finished = self.scheduler.update(output, token_ids)
         if self.checking:
             self.check()

@@ -8,7 +8,7 @@ machine and opens it in chromium with Playwright, each time with an empty browse
 milliseconds or seconds from the start of the navigation or from the click; no network is in these numbers. Our
 solutions are what is graded: one click, and the seconds after it at which each exercise has its verdict. The first has
 loaded Python, too. With the demo model beside the pages it prints instead how fast that generates in the browser,
-without guesses: what chapter 13's page says itself.
+without draft tokens: what chapter 13's page says itself.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
             page.goto(f"{address}/ch13_guess_and_check/lab.html")
             page.click("text=Fetch the model")
             page.wait_for_selector(".shown .panel", timeout=300_000)
-            page.fill("[data-name=num_guesses]", "0")
+            page.fill("[data-name=num_draft_tokens]", "0")
             page.click("[data-act=run]")
             page.wait_for_function(ENDED, timeout=300_000)
             print(f"chromium {browser.version}: {page.inner_text('.model .said')}")

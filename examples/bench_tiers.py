@@ -196,7 +196,7 @@ def play(manager: BlockManager, prompts: Prompts, tiers: Tiers | None = None) ->
         if tiers is not None:
             tiers.save_evicted()
         num_computed += output.num_tokens
-        scheduler.update(output, [7] * sum(chunk.num_logits for chunk in output.chunks))
+        scheduler.update(output, [[7] * chunk.num_logits for chunk in output.chunks])
         if not output.chunks:
             assert tiers is not None and tiers.wait(1.0)
     return num_computed

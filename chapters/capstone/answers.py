@@ -27,15 +27,15 @@ def read_budget(found: dict[str, Any], setup: Setup) -> int:
     return budget
 
 
-def read_guesses(found: dict[str, Any], setup: Setup, answered: Iterable[int]) -> dict[int, int]:
+def read_draft_counts(found: dict[str, Any], setup: Setup, answered: Iterable[int]) -> dict[int, int]:
     """answered: ids of running requests that have a token."""
-    pairs, known = _pairs(found.get("num_guesses"), "num_guesses"), set(answered)
+    pairs, known = _pairs(found.get("num_draft_tokens"), "num_draft_tokens"), set(answered)
     for index, num in pairs:
         if type(index) is not int or index not in known:
-            raise Refused(f"num_guesses() names request {readable(index, 100)}, which does not run or has no token")
-        if type(num) is not int or not 0 <= num <= setup.max_guesses:
-            most = setup.max_guesses
-            raise Refused(f"num_guesses() gives 0 to {most} guesses to a request, found {readable(num, 100)}")
+            raise Refused(f"num_draft_tokens() names request {readable(index, 100)}, which does not run or has no token")
+        if type(num) is not int or not 0 <= num <= setup.max_draft_tokens:
+            most = setup.max_draft_tokens
+            raise Refused(f"num_draft_tokens() gives 0 to {most} draft tokens to a request, found {readable(num, 100)}")
     return dict(pairs)
 
 

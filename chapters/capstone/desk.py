@@ -35,6 +35,6 @@ class Desk:
             "refuse": refused,
             "order": self.policy.order(state),
             "token_budget": self.policy.token_budget(state),
-            "num_guesses": list(map(list, self.policy.num_guesses(state).items())),
+            "num_draft_tokens": list(map(list, self.policy.num_draft_tokens(state).items())),
             "worth": [self.policy.worth(state, Block(*block)) for block in message["released"]],
         }

@@ -17,7 +17,7 @@ class Fault(NamedTuple):
 FAULTS = {
     1: Fault("(cache_salt, lora_id) != (None, None)", "lora_id is not None"),
     2: Fault("            block.ref_count += 1\n", "            block.ref_count = 1\n"),
-    3: Fault("len(chunks) < len(self.running) and budget > 0", "len(chunks) < len(self.running) and budget > 1"),
+    3: Fault("if budget == 0 or seq in preempted:", "if budget <= 1 or seq in preempted:"),
     4: Fault(
         "        for seq in dropped:\n            self.block_manager.free(seq)\n",
         "        for seq in dropped:\n            if seq in self.running:\n"

@@ -1,7 +1,7 @@
 """Your policy. Edit this file, then:  python -m chapters capstone run
 
 As it stands, every method does what the engine does by itself. Between two steps the server asks all five, in this
-order: whom to refuse, who comes first, how many tokens the step may have, how many guesses, and what the blocks are
+order: whom to refuse, who comes first, how many tokens the step may have, how many draft tokens, and what the blocks are
 worth that have been released since. An object of this class lives as long as the run: keep in it what you want to
 remember. A few modules of the standard library are there, such as math and random; no files, no other processes, no
 look at the grader (README.md says what is refused).
@@ -35,15 +35,16 @@ class Policy:
 
         Running requests come first: a token for each that is being answered, and what is left of a prompt. The rest is
         for the prompts of those who are admitted. A prompt that does not fit is cut, and goes on in the next step.
-        Guesses are not counted here: they get what is left up to max_num_batched_tokens.
+        Draft tokens count, too: they get what the others leave of it.
         """
         return self.setup.max_num_batched_tokens
 
-    def num_guesses(self, state: State) -> dict[int, int]:
-        """{id: guesses in this step} of running requests that have got a token; 0 to max_guesses. Not named: none.
+    def num_draft_tokens(self, state: State) -> dict[int, int]:
+        """{id: draft tokens in this step} of running requests that have got a token. Not named: none.
 
-        Each guess is a token more in the step. Those up to the first that fails hold, and are answered at once.
-        request.num_checked and num_held say what became of the earlier ones.
+        Each request gets 0 to max_draft_tokens, as far as token_budget() has room. Each is one token more in the step.
+        Those before the first wrong one are accepted, and answered at once.
+        request.num_checked and num_accepted say what became of the earlier ones.
         """
         return {}
 

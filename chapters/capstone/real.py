@@ -14,7 +14,7 @@ from rich.console import Console
 
 from chapters.capstone.judge import BASELINE, Verdict, scored, table_of
 from chapters.capstone.remote import Refused, Remote
-from chapters.capstone.seams import Asked, ChosenGuesses, Client, Seams
+from chapters.capstone.seams import Asked, ChosenDrafts, Client, Seams
 from chapters.capstone.simulation import Served
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup
@@ -24,8 +24,8 @@ from nanovllm.tools.bench import measure
 from nanovllm.tools.demo_model import demo_model_path
 
 NUM_REQUESTS, DIVISOR = 40, 16
-NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES = 96, 16, 16, 512, 8
-SIZES = NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES
+NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS = 96, 16, 16, 512, 8
+SIZES = NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS
 LOAD = 1.3  # requests that come, as a multiple of those that the engine by itself answers
 TTFT_LIMIT, TPOT_LIMIT = 6.0, 3.0  # multiples of what a request of mean length needs alone
 
@@ -47,10 +47,10 @@ class RealServer:
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             num_gpu_blocks_override=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
-            speculative_config={"method": "ngram", "num_speculative_tokens": MAX_GUESSES},
+            speculative_config={"method": "ngram", "num_speculative_tokens": MAX_DRAFT_TOKENS},
         )
         self.engine = self.llm.engine
-        self.speculation = self.engine.scheduler.speculation
+        self.speculation = self.engine.speculation
         self.begun = 0.0
 
     @property
@@ -82,12 +82,14 @@ class RealServer:
         """Raises Refused."""
         engine, scheduler = self.engine, self.engine.scheduler
         self.llm.reset_prefix_cache()
-        scheduler.max_num_batched_tokens, scheduler.speculation = MAX_NUM_BATCHED_TOKENS, None
+        scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+        engine.speculation = None
         before, seams = engine.block_manager.stats.snapshot(), None
         if asked is not None:
             assert self.speculation is not None
-            guesses = ChosenGuesses(self.speculation.proposer, setup, self.speculation.max_rows)
-            seams = Seams(asked, setup, scheduler, guesses)
+            drafts = ChosenDrafts(self.speculation.proposer, setup, self.speculation.max_rows)
+            engine.speculation = drafts
+            seams = Seams(asked, setup, scheduler, drafts)
         to_come, clients, requests = deque(due), list[Client](), dict[int, Request]()
         by_seq: dict[int, Client] = {}
         num_steps, preempted, self.begun = 0, scheduler.num_preemptions, time.perf_counter()

@@ -2,7 +2,7 @@
 
 Five ideas, one for each method. A request that cannot be answered in time is sent away before it costs anything. The
 one with the least to compute comes first: more requests become good in the same time. A step is as long as the request
-that is closest to the limit of TPOT allows. Guesses are made where enough of them have held. A block that has been
+that is closest to the limit of TPOT allows. Draft tokens are checked where enough of them have been accepted. A block that has been
 found again is worth more than one that is merely young.
 """
 
@@ -11,9 +11,9 @@ import math
 from chapters.capstone.views import Block, Request, Setup, State
 
 SAFETY = 0.95  # of the limits: a step's end is known only when it is there
-LEAST_CHANCE = 0.25  # that a guess holds; below that, its token's time is worth more
+LEAST_CHANCE = 0.25  # that a draft token is accepted; below that, its token's time is worth more
 KEPT_S = 20.0  # for each doubling of its uses, a block counts as so many seconds younger
-PRIOR = 4.0  # guesses of others with the same beginning that count as much as all of one's own
+PRIOR = 4.0  # draft tokens of others with the same beginning that count as much as all of one's own
 
 
 class Policy:
@@ -50,16 +50,16 @@ class Policy:
         most = (min(spare_s) - setup.step_s) / setup.token_s
         return int(max(len(state.running) + 1, min(most, setup.max_num_batched_tokens)))
 
-    def num_guesses(self, state: State) -> dict[int, int]:
+    def num_draft_tokens(self, state: State) -> dict[int, int]:
         self._learn(state)
         wanted = {}
         for request in state.running:
             held, checked = self.of_beginning.get(request.beginning, (0, 0))
             expected = (held + 1) / (checked + 2)
-            chance = (request.num_held + PRIOR * expected) / (request.num_checked + PRIOR)
+            chance = (request.num_accepted + PRIOR * expected) / (request.num_checked + PRIOR)
             if request.first_token_s is not None and chance > LEAST_CHANCE:
                 most = int(math.log(LEAST_CHANCE) / math.log(min(chance, 0.95)))
-                wanted[request.id] = min(most, self.setup.max_guesses)
+                wanted[request.id] = min(most, self.setup.max_draft_tokens)
         return wanted
 
     def worth(self, state: State, block: Block) -> float:
@@ -69,10 +69,10 @@ class Policy:
         return None
 
     def _learn(self, state: State) -> None:
-        """Take over what became of the guesses of those that have gone."""
+        """Take over what became of the draft tokens of those that have gone."""
         running = {request.id: request for request in state.running}
         for request in self.running.values():
             if request.id not in running:
                 held, checked = self.of_beginning.get(request.beginning, (0, 0))
-                self.of_beginning[request.beginning] = held + request.num_held, checked + request.num_checked
+                self.of_beginning[request.beginning] = held + request.num_accepted, checked + request.num_checked
         self.running = running

@@ -1,8 +1,7 @@
 """Seams: what a policy decides, put into a Scheduler and a BlockManager of the engine between two steps.
 
-Nothing of the engine is replaced: the queue is put in order, the budget is a number, guesses come by the scheduler's
-own seam for them, and the free queue's named blocks are sorted. What a policy answers is judged first
-(answers.py).
+Nothing of the engine is replaced: the queue is put in order, the budget is a number, draft tokens are an argument of
+schedule(), and the free queue's cached blocks are sorted. What a policy answers is judged first (answers.py).
 """
 
 import math
@@ -10,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from chapters.capstone.answers import read_budget, read_guesses, read_ids, read_snapshots, read_worths
+from chapters.capstone.answers import read_budget, read_draft_counts, read_ids, read_snapshots, read_worths
 from chapters.capstone.remote import Refused
 from chapters.capstone.views import Setup
 from nanovllm.core.block_manager import BlockEvent, BlockManager
@@ -35,7 +34,7 @@ class Client:
     seq: Sequence
     token_times: list[float] = field(default_factory=list)
     num_checked: int = 0
-    num_held: int = 0
+    num_accepted: int = 0
     refused: bool = False
 
     def note(self, chunk: ScheduledChunk, now: float) -> None:
@@ -43,34 +42,34 @@ class Client:
         num_new = len(self.seq.tokens) - chunk.known_end if chunk.reaches_end else 0
         self.token_times += [now] * num_new
         if chunk.draft_token_ids:
-            self.num_held += num_new - 1
+            self.num_accepted += num_new - 1
             self.num_checked += min(num_new, len(chunk.draft_token_ids))
 
 
-class ChosenGuesses(Speculation):
-    """As many guesses as the policy wants. most: tokens of a step. max_rows: of these, the rows that give logits."""
+class ChosenDrafts(Speculation):
+    """As many draft tokens as the policy wants. most: tokens of a step. max_rows: of these, the rows that give logits."""
 
     def __init__(self, proposer: Proposer, setup: Setup, max_rows: int) -> None:
-        super().__init__(proposer, setup.max_guesses, max_rows)
+        super().__init__(proposer, setup.max_draft_tokens, max_rows)
         self.most = setup.max_num_batched_tokens
-        self.wanted: dict[int, int] = {}  # seq_id -> guesses in this step
+        self.wanted: dict[int, int] = {}  # seq_id -> draft tokens in this step
 
-    def choose(self, scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
-        left = self.most - sum(chunk.end - chunk.start for chunk in chunks)
-        left = min(left, self.max_rows - len(chunks))
-        counts = []
-        for chunk in chunks:
-            most = min(self.wanted.get(chunk.seq.seq_id, 0), scheduler.num_tokens_left(chunk.seq) - 1, left)
-            counts.append(max(most, 0) if chunk.reaches_end and chunk.end - chunk.start == 1 else 0)
-            left -= counts[-1]
+    def choose(self, scheduler: Scheduler) -> dict[Sequence, int]:
+        left = min(self.most, self.max_rows) - len(scheduler.running)
+        counts = {}
+        for seq in scheduler.running:
+            wanted = min(self.wanted.get(seq.seq_id, 0), scheduler.num_tokens_left(seq) - 1, left)
+            if wanted > 0 and len(seq.tokens) - seq.num_computed_tokens == 1:
+                counts[seq] = wanted
+                left -= wanted
         return counts
 
 
 class Seams:
     """Between one scheduler and whoever is asked."""
 
-    def __init__(self, asked: Asked, setup: Setup, scheduler: Scheduler, guesses: ChosenGuesses | None) -> None:
-        self.asked, self.setup, self.scheduler, self.guesses = asked, setup, scheduler, guesses
+    def __init__(self, asked: Asked, setup: Setup, scheduler: Scheduler, drafts: ChosenDrafts) -> None:
+        self.asked, self.setup, self.scheduler, self.drafts = asked, setup, scheduler, drafts
         self.manager: BlockManager = scheduler.block_manager
         self.clients: dict[int, Client] = {}  # seq_id -> those that have not ended
         self._new: list[Client] = []
@@ -80,7 +79,6 @@ class Seams:
         self._worth: dict[bytes, float] = {}  # name -> of cached blocks that nobody uses
         self.manager.on_event = self.note
         scheduler.may_run = lambda seq, running: seq.seq_id in self._may_run
-        scheduler.speculation = guesses
 
     def add(self, client: Client) -> None:
         """It has come, and stands in the scheduler's queue."""
@@ -127,18 +125,21 @@ class Seams:
         chosen = [by_index.pop(index) for index in read_ids(found, "order", by_index)]
         budget = read_budget(found, self.setup)
         answered = {client.index: client.seq.seq_id for client in running if client.token_times}
-        wanted = read_guesses(found, self.setup, answered)
+        wanted = read_draft_counts(found, self.setup, answered)
         worths = read_worths(found, len(blocks))
 
         self._drop(refused)
         self._may_run = {client.seq.seq_id for client in chosen}
         self.scheduler.waiting = deque(client.seq for client in [*chosen, *by_index.values()])
         self.scheduler.max_num_batched_tokens = budget
-        if self.guesses is not None:
-            self.guesses.wanted = {answered[index]: num for index, num in wanted.items()}
+        self.drafts.wanted = {answered[index]: num for index, num in wanted.items()}
         if blocks:
             self._sort_free_blocks(blocks, worths)
         return refused
+
+    def propose_drafts(self) -> dict[int, list[int]]:
+        """{seq_id: draft tokens} for the step that has been decided."""
+        return self.drafts.propose(self.scheduler)
 
     @property
     def has_work(self) -> bool:
@@ -156,7 +157,7 @@ class Seams:
 
     def _progress(self, client: Client) -> tuple[Any, ...]:
         first_s = client.token_times[0] if client.token_times else None
-        return client.seq.num_generated_tokens, first_s, client.num_checked, client.num_held
+        return client.seq.num_generated_tokens, first_s, client.num_checked, client.num_accepted
 
     def _beginning(self, seq: Sequence) -> str:
         size = self.manager.block_size

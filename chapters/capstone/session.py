@@ -60,7 +60,7 @@ class Session:
             if chunk.reaches_end:
                 kv = [self.memory.get(self._slot(chunk.seq, i), (0, None)) for i in range(chunk.end)]
                 tokens.append(next_token(kv))
-        self.scheduler.update(output, tokens)
+        self.scheduler.update(output, output.per_chunk(tokens))
         return output
 
     def run(self, num_steps: int = 2000) -> "Session":

@@ -1,7 +1,7 @@
 """Played time: the engine's Scheduler and BlockManager serve a trace, and a step takes what chapter 14's Cost says.
 
-No model and no torch. Whether a guess holds is drawn beforehand: prompts of one prefix_id are of one kind, and each
-kind has a share of guesses that hold.
+No model and no torch. Whether a draft token is accepted is drawn beforehand: prompts of one prefix_id are of one kind, and
+each kind has a share of draft tokens that are accepted.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from chapters.capstone.remote import Refused
-from chapters.capstone.seams import Asked, ChosenGuesses, Client, Seams
+from chapters.capstone.seams import Asked, ChosenDrafts, Client, Seams
 from chapters.capstone.trace import Row
 from chapters.capstone.views import Setup
 from chapters.ch14_many_users.fleet import BLOCK_SIZE, TOKEN, Cost
@@ -24,40 +24,41 @@ BLOCK_BYTES = BLOCK_SIZE * KV_BYTES_PER_TOKEN
 MEMORY_BYTES = 2 << 30
 COST = Cost(step_s=0.012, token_s=0.0001)
 TTFT_LIMIT_S, TPOT_LIMIT_S = 1.0, 0.025
-MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES = 64, 2048, 8
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS = 64, 2048, 8
 MAX_SNAPSHOTS = 24
 CHECK_EVERY = 500  # steps
 
 
 def setup_for(memory_bytes: int = MEMORY_BYTES) -> Setup:
-    limits = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_GUESSES
+    limits = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_DRAFT_TOKENS
     return Setup(
         memory_bytes // BLOCK_BYTES, BLOCK_SIZE, *limits, *(COST.step_s, COST.token_s), TTFT_LIMIT_S, TPOT_LIMIT_S
     )
 
 
 class Drawn:
-    """A Proposer whose guesses hold or not as it was drawn. holds: seq_id -> for each output token, would one hold?"""
+    """A Proposer whose draft tokens are right or wrong as it was drawn. is_right: seq_id -> for each output token, would
+    a draft token in its place be accepted?"""
 
     first_acceptance, draft_s = 0.0, 0.0
 
     def __init__(self) -> None:
-        self.holds: dict[int, list[bool]] = {}
+        self.is_right: dict[int, list[bool]] = {}
 
     def add(self, seq: Sequence, row: Row) -> None:
         acceptance = random.Random(f"guesses {row.prefix_id or row.request_id}").uniform(0.0, 0.9)
         rng = random.Random(f"{row.request_id} {row.prefix_id} {row.prompt_tokens}")
-        self.holds[seq.seq_id] = [rng.random() < acceptance for _ in range(row.output_tokens)]
+        self.is_right[seq.seq_id] = [rng.random() < acceptance for _ in range(row.output_tokens)]
 
     def kind(self, seq: Sequence) -> int | None:
         return None
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        guesses = []
+        drafts = []
         for seq, num in wanted:
             start = seq.num_generated_tokens
-            guesses.append([TOKEN if holds else TOKEN + 1 for holds in self.holds[seq.seq_id][start : start + num]])
-        return guesses
+            drafts.append([TOKEN if right else TOKEN + 1 for right in self.is_right[seq.seq_id][start : start + num]])
+        return drafts
 
 
 class Served(NamedTuple):
@@ -88,8 +89,8 @@ class Simulation:
         )
         self.drawn, self.now, self.num_steps = Drawn(), 0.0, 0
         if asked is not None:
-            guesses = ChosenGuesses(self.drawn, setup, setup.max_num_batched_tokens)
-            self.seams = Seams(asked, setup, self.scheduler, guesses)
+            drafts = ChosenDrafts(self.drawn, setup, setup.max_num_batched_tokens)
+            self.seams = Seams(asked, setup, self.scheduler, drafts)
             if isinstance(self.manager, HybridBlockManager):
                 self.manager.policy = self.seams.snapshots
         self.clients = [self._client(index, row) for index, row in enumerate(trace)]
@@ -119,7 +120,7 @@ class Simulation:
                 self._come(to_come.popleft())
             if self.seams is not None:
                 self.seams.decide(self.now)
-            output = self.scheduler.schedule()
+            output = self.scheduler.schedule({} if self.seams is None else self.seams.propose_drafts())
             if output.chunks:
                 self._step(output)
             elif to_come:  # all who are there are kept waiting
@@ -140,7 +141,7 @@ class Simulation:
     def _step(self, output: SchedulerOutput) -> None:
         self.num_steps += 1
         self.now += COST.of(output.num_tokens)
-        finished = self.scheduler.update(output, [TOKEN] * sum(chunk.num_logits for chunk in output.chunks))
+        finished = self.scheduler.update(output, [[TOKEN] * chunk.num_logits for chunk in output.chunks])
         for chunk in output.chunks:
             self.by_seq[chunk.seq.seq_id].note(chunk, self.now)
         if self.seams is not None:

@@ -12,8 +12,8 @@ class Setup(NamedTuple):
 
     num_blocks              the memory M, in blocks of block_size tokens
     max_num_seqs            seats: requests that run at a time
-    max_num_batched_tokens  tokens of a step, guesses included, at most
-    max_guesses             of one request in a step, at most
+    max_num_batched_tokens  tokens of a step, draft tokens included, at most
+    max_draft_tokens             of one request in a step, at most
     step_s, token_s         a step takes so many seconds, and so many more for each of its tokens (--real: roughly)
     ttft_limit_s            a request is good if its first token comes within this time after its arrival,
     tpot_limit_s            and if each token after the first takes no longer than this, in the request's mean
@@ -23,7 +23,7 @@ class Setup(NamedTuple):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_guesses: int
+    max_draft_tokens: int
     step_s: float
     token_s: float
     ttft_limit_s: float
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     num_computed_tokens    of all its tokens; 0 while it waits
     num_generated_tokens   so far. Above 0 while it waits: it has been preempted
     first_token_s          when it came; None before that
-    num_checked, num_held  of its guesses
+    num_checked, num_accepted  of its draft tokens
     """
 
     id: int
@@ -52,7 +52,7 @@ class Request(NamedTuple):
     num_generated_tokens: int = 0
     first_token_s: float | None = None
     num_checked: int = 0
-    num_held: int = 0
+    num_accepted: int = 0
 
     @property
     def num_left(self) -> int:

@@ -1,9 +1,8 @@
 """Checks of chapter 2's exercise."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from chapters.expect import ensure, expect, expect_sane, read_again
@@ -11,11 +10,33 @@ from chapters.grading import PROMPTS, Bench, Task, Wrong, answers_as_before
 from chapters.patching import replaced
 from nanovllm import RequestOutput, SamplingParams
 from nanovllm.engine import LLMEngine
+from nanovllm.request import Request
 from nanovllm.worker.model_runner import ModelRunnerOutput
 
 STEP_SECTION = "One step, line by line"
 ERRORS_SECTION = "When something goes wrong"
 COMPANY_SECTION = "The second step, and company"
+
+
+@contextmanager
+def use_step(function: Callable[[LLMEngine], list[RequestOutput]]) -> Iterator[None]:
+    """The engine makes its steps with this function, which has to do by itself what update and make_outputs do."""
+
+    def step(engine: LLMEngine) -> list[RequestOutput]:
+        engine._check_is_whole()  # as ours does: the step before is over
+        return function(engine)
+
+    def not_yours(name: str) -> Callable[..., Any]:
+        def refuses(*args: Any) -> Any:
+            raise Wrong(f"engine_step calls engine.{name}(): points 5 and 6 are what you write yourself")
+
+        return refuses
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(LLMEngine, "step", step))
+        for name in ("update", "make_outputs"):
+            stack.enter_context(replaced(LLMEngine, name, not_yours(name)))
+        yield
 
 
 def greedy(max_tokens: int, **params: Any) -> SamplingParams:
@@ -33,7 +54,8 @@ def sampling(engine: LLMEngine, *steps: list[int]) -> Iterator[None]:
 
     def scripted(*work: Any) -> Any:
         result = run(*work)
-        return replace(result, token_ids=next(todo)[: len(result.token_ids)])
+        rows = iter(next(todo))
+        return replace(result, sampled_token_ids=[[next(rows) for _ in found] for found in result.sampled_token_ids])
 
     with replaced(engine.model_runner, "run", scripted):
         yield
@@ -61,8 +83,8 @@ def steps_until_done(engine: LLMEngine) -> list[list[RequestOutput]]:
         ensure(len(returned) < 20, "requests are left after 20 steps, and there was not so much to do")
         returned.append(make_step(engine))
         hint = (
-            "all sequences have ended, and the engine still has a request: ask request.finished after the stop "
-            "strings, which may end a sequence, and call engine.forget for every request that is finished"
+            "all sequences have ended, and the engine still has a request: after the update ask request.finished, and "
+            "delete every request that is finished from engine.requests"
         )
         ensure(engine.scheduler.has_unfinished() or not engine.has_unfinished_requests(), hint)
     return returned
@@ -75,8 +97,8 @@ def make_step(engine: LLMEngine) -> list[RequestOutput]:
         if "zip()" not in str(error):
             raise
         hint = (
-            "two lists that belong together have different lengths: logprobs has an entry for each chunk whose "
-            "reaches_end is True, and every sample's logprobs go through request.add_tokens"
+            "two lists that belong together have different lengths: result.logprobs has an entry for each chunk, and "
+            "the entry of each chunk that samples goes through request.add_tokens"
         )
         raise Wrong(hint, got=f"ValueError: {error}") from error
     ensure(isinstance(outputs, list), "a step returns a list", expected="list[RequestOutput]", got=repr(outputs))
@@ -100,7 +122,7 @@ def nothing_to_do(step: Any, bench: Bench) -> None:
     """with no request, a step returns [] and counts nothing"""
     engine = bench.llm.engine
     num_steps = engine.stats.num_steps
-    expect([], step(engine), "with nothing to do a step returns an empty list")
+    expect([], make_step(engine), "with nothing to do a step returns an empty list")
     expect(num_steps, engine.stats.num_steps, "a step without chunks is not counted in num_steps")
 
 
@@ -132,8 +154,8 @@ def counters(step: Any, bench: Bench) -> None:
     expect(
         dict.fromkeys(got, 0) | counts | {"num_steps": 3},
         got,
-        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; note_scheduled, called once "
-        "and before update(), counts the prefill and decode tokens",
+        "the counters of two requests with 5 and 3 prompt tokens, 3 and 2 output tokens; engine.schedule counts the "
+        "prefill and decode tokens, engine.stats.count_step the rest, each called once in a step",
     )
 
 
@@ -151,7 +173,7 @@ def two_samples(step: Any, bench: Bench) -> None:
     try:
         expect_steps(bench, [["B finished"]], "two samples of a request that end in one step make one output")
     except KeyError as error:
-        raise Wrong("two samples of a request end in one step: each request is forgotten once") from error
+        raise Wrong("two samples of a request end in one step: each request is deleted once") from error
 
 
 def logprobs(step: Any, bench: Bench) -> None:
@@ -197,14 +219,14 @@ def stop_string(step: Any, bench: Bench) -> None:
             returned = steps_until_done(bench.llm.engine)
         except StopIteration:
             returned = []
-    hint = "the request went on after its stop string: add_tokens returns it, and scheduler.finish ends the sequence"
+    hint = "the request went on after its stop string: scheduler.update has ended the sequence, so ask request.finished"
     ensure(0 < len(returned) < num_tokens, hint)
     completion = returned[-1][0].outputs[0]
     expect(("stop", "two"), (completion.finish_reason, completion.stop_reason), "finish_reason and stop_reason")
     expect("one", completion.text.strip(), "the text before the stop string")
 
 
-def expect_rolled_back(engine: LLMEngine, error: BaseException, num_waiting: int) -> None:
+def expect_restarted(engine: LLMEngine, error: BaseException, num_waiting: int) -> None:
     name, scheduler = type(error).__name__, engine.scheduler
     num_steps, caught = engine.stats.num_steps, None
     try:
@@ -214,42 +236,49 @@ def expect_rolled_back(engine: LLMEngine, error: BaseException, num_waiting: int
     hint = f"{name} is raised inside the step and must reach its caller"
     ensure(isinstance(caught, type(error)), hint, expected=name, got=repr(caught))
     hint = (
-        f"after {name} the sequences of the step still run, as if it had been computed: call scheduler.roll_back "
-        "(KeyboardInterrupt is a BaseException and no Exception)"
+        f"after {name} the sequences of the step still run, as if it had been computed: call engine.restart() "
+        "(KeyboardInterrupt is a BaseException and not an Exception)"
     )
+    if not scheduler.running:
+        hint = (
+            f"after {name} a sequence is missing that the failed step had ended: engine.restart() takes back the "
+            "tokens of the step, so that it goes on"
+        )
     counts = f"running: {len(scheduler.running)}, waiting: {len(scheduler.waiting)}"
     expect(f"running: 0, waiting: {num_waiting}", counts, hint)
     expect(num_steps, engine.stats.num_steps, "a step that failed is not counted in num_steps")
     expect_sane(scheduler, f"after {name} ")
 
 
+def answers_of(engine: LLMEngine) -> list[list[int]]:
+    """Steps until all is done, and the tokens of all answers."""
+    return sorted(output.outputs[0].token_ids for outputs in steps_until_done(engine) for output in outputs)
+
+
 @read_again(ERRORS_SECTION)
 def failed_steps(step: Any, bench: Bench) -> None:
-    """a model runner that fails: the step is rolled back, and the next ones give the same tokens"""
+    """a model runner that fails: everything is made anew, and the next steps give the same tokens"""
     engine = bench.llm.engine
 
     def fill() -> None:
         for prompt in PROMPTS[:2]:
             add(bench, None, prompt, 4)
 
-    def finish() -> list[list[int]]:
-        return sorted(output.outputs[0].token_ids for outputs in steps_until_done(engine) for output in outputs)
-
     fill()
-    expected = finish()
+    expected = answers_of(engine)
     bench.llm.reset_prefix_cache()
     fill()
     with failing(engine, RuntimeError("out of memory")):  # in the prefill
-        expect_rolled_back(engine, RuntimeError(), num_waiting=2)
+        expect_restarted(engine, RuntimeError(), num_waiting=2)
     make_step(engine)
     with failing(engine, RuntimeError("out of memory")):  # in a decode
-        expect_rolled_back(engine, RuntimeError(), num_waiting=2)
-    expect(expected, finish(), "tokens of requests that lived through two failed steps")
+        expect_restarted(engine, RuntimeError(), num_waiting=2)
+    expect(expected, answers_of(engine), "tokens of requests that lived through two failed steps")
 
 
 @read_again(ERRORS_SECTION)
 def failed_schedule(step: Any, bench: Bench) -> None:
-    """schedule() itself fails: rolled back as well"""
+    """schedule() itself fails: made anew as well"""
     engine = bench.llm.engine
     add(bench, None, PROMPTS[0], 2)
 
@@ -257,19 +286,49 @@ def failed_schedule(step: Any, bench: Bench) -> None:
         raise RuntimeError("in the middle of schedule()")
 
     with replaced(engine.block_manager, "register_prefix", fails):
-        expect_rolled_back(engine, RuntimeError(), num_waiting=1)
+        expect_restarted(engine, RuntimeError(), num_waiting=1)
     steps_until_done(engine)
 
 
 @read_again(ERRORS_SECTION)
+def failed_late(step: Any, bench: Bench) -> None:
+    """an error after the update: the tokens of the step are taken back, those that ended a sequence included"""
+    engine = bench.llm.engine
+    for prompt in PROMPTS[:2]:
+        add(bench, None, prompt, 3)
+    expected = answers_of(engine)
+    for method in ("add_tokens", "output"):
+        for prompt in PROMPTS[:2]:
+            add(bench, None, prompt, 3)
+        for _ in range(2):
+            make_step(engine)
+        with failing_at_second_call(method):  # the step in which both end
+            expect_restarted(engine, RuntimeError(), num_waiting=2)
+        hint = f"a step failed in request.{method}, when its tokens had been appended: restart() takes them back"
+        expect(expected, answers_of(engine), hint)
+
+
+def failing_at_second_call(method: str) -> AbstractContextManager:
+    ours, calls = getattr(Request, method), []
+
+    def fails(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError(f"in Request.{method}")
+        return ours(*args)
+
+    return replaced(Request, method, fails)
+
+
+@read_again(ERRORS_SECTION)
 def ctrl_c(step: Any, bench: Bench) -> None:
-    """Ctrl-C, or a runner that returns too few tokens: rolled back as well"""
+    """Ctrl-C, or a runner that returns too few tokens: made anew as well"""
     engine = bench.llm.engine
     add(bench, None, PROMPTS[0], 2)
     with failing(engine, KeyboardInterrupt()):
-        expect_rolled_back(engine, KeyboardInterrupt(), num_waiting=1)
+        expect_restarted(engine, KeyboardInterrupt(), num_waiting=1)
     with replaced(engine.model_runner, "run", lambda *work: ModelRunnerOutput()):
-        expect_rolled_back(engine, AssertionError(), num_waiting=1)
+        expect_restarted(engine, ValueError(), num_waiting=1)
     steps_until_done(engine)
 
 
@@ -382,9 +441,9 @@ def same_text(stream_text: Any, bench: Bench) -> None:
 
 
 STEPS = (nothing_to_do, one_request, batch, counters, two_samples, logprobs, streamed, chunked_prompt, stop_string)
-ERRORS = (failed_steps, failed_schedule, ctrl_c)
+ERRORS = (failed_steps, failed_schedule, failed_late, ctrl_c)
 STREAMS = (joined, at_once, whole_characters, bad_prompt, early_end, with_others, same_text)
 TASKS = [
-    Task("engine_step", STEP_SECTION, partial(replaced, LLMEngine, "step"), (*STEPS, *ERRORS, answers_as_before)),
+    Task("engine_step", STEP_SECTION, use_step, (*STEPS, *ERRORS, answers_as_before)),
     Task("stream_text", ERRORS_SECTION, nullcontext, STREAMS),
 ]

@@ -19,33 +19,32 @@ from nanovllm.prompts import Prompt
 def engine_step(engine: LLMEngine) -> list[RequestOutput]:
     """Compute one step of the engine, in place of LLMEngine.step.
 
-    What to do, in this order:
+    The first four of the six lines are there; call them in this order. now: time.perf_counter() at the beginning of the
+    step.
 
-    1. Schedule. engine.scheduler.schedule() returns a SchedulerOutput: its chunks are this step's work. When there are
-       no chunks, return [] and count nothing.
-    2. engine.note_scheduled(output, now) counts prefill and decode tokens and notes when a request was first worked on.
-       Call it once, before anything is computed. now: time.perf_counter() at the beginning of the step.
-    3. Run. engine.model_runner.run(output) returns a ModelRunnerOutput. Its token_ids and logprobs are lists with an
-       entry for each chunk whose chunk.reaches_end is True, in the order of the chunks. An entry of logprobs is a
-       TokenLogprobs, or None where the request did not ask for any.
-    4. Update. engine.scheduler.update(output, token_ids) appends the tokens to their sequences and ends those that met
-       EOS, a stop token or their length.
-    5. Take the tokens. For each chunk that sampled, in order: engine.request_of_seq[chunk.seq.seq_id] is its request,
-       and request.add_tokens(chunk, [entry of logprobs], now) lets its text grow (now: time.perf_counter() after the
-       update; the list has one entry here, more in an engine that guesses: chapter 13). It returns None, or the stop
-       string that the text now ends with; then the sequence has to end, whether or not update has ended it already:
-       engine.scheduler.finish(chunk.seq, "stop", stop string).
-    6. Make the outputs. Only for requests with a sequence that sampled in this step, each once, in the order of their
-       first such sequence: if request.finished (all its samples ended) or request.stream, request.output(); otherwise
-       none. Then engine.forget([...]) with the requests that finished.
-    7. Count in engine.stats: num_steps + 1; num_output_tokens + the number of sampled tokens; num_finished_requests + 1
-       for each request that finished; step_time_s + the seconds of this step.
+    1. engine.poll()
+    2. engine.propose_drafts() returns the drafts: here none, {}.
+    3. engine.schedule(drafts, now) returns a SchedulerOutput. Its chunks are this step's work, perhaps none.
+    4. engine.model_runner.run(scheduled) returns a ModelRunnerOutput. Its lists, among them sampled_token_ids and
+       logprobs, have an entry for each chunk, in the order of the chunks.
+
+    The last two are yours: write what engine.update and engine.make_outputs do, without calling them.
+
+    5. Update. engine.scheduler.update(scheduled, sampled_token_ids) appends the tokens to their sequences and ends those
+       that met EOS, a stop token, a stop string or their length. Then tell the requests: engine.requests[request id] is
+       a Request, chunk.seq.request_id says whose sequence a chunk is of, and
+       request.add_tokens(chunk, its entry of logprobs, now) lets its text and its logprobs grow (now:
+       time.perf_counter() after the update). Only for chunks that sampled: chunk.reaches_end.
+    6. Make the outputs. Only for requests that got a token in this step, each once, in the order of their first such
+       chunk: if request.finished (all its samples have ended) or request.stream, request.output(); otherwise none.
+       Delete the finished ones from engine.requests: the engine has kept its promise. When all of this is done, count:
+       engine.stats.count_step(scheduled, number of requests that finished, seconds that the step took).
 
     Returns the outputs of point 6.
 
-    If anything at all raises in points 1 to 4, KeyboardInterrupt included, call engine.scheduler.roll_back(output) and
-    let the same exception go on to the caller. output is None if schedule() itself has raised. The counters of point 7
-    stay as they were.
+    An exception may come out of any line: out of memory, a bug, KeyboardInterrupt. Whichever it is, and wherever it
+    comes from, call engine.restart() and let the same exception go on to the caller. restart() takes back the tokens of
+    this step, lets all sequences wait and forgets the KV cache.
 
     Example: one request with max_tokens=2 that is not streamed. The first step returns [], the second returns one
     RequestOutput with finished=True, and engine.stats.num_steps has grown by 2.

@@ -41,7 +41,7 @@ scheduler.add(Sequence([11, 12, 13, 14, 15, 16, 17, 18, 19, 20]))
 for made_up in (101, 102, 103):
     output = scheduler.schedule()
     spans = [(chunk.start, chunk.end, chunk.reaches_end) for chunk in output.chunks]
-    scheduler.update(output, [made_up] if output.chunks[0].reaches_end else [])
+    scheduler.update(output, [[made_up] if output.chunks[0].reaches_end else []])
     print(spans, output.chunks[0].seq)
 try:
     import nanovllm.worker.model_runner
@@ -61,7 +61,7 @@ class Step:
     batch: Any = None
     sampling: Any = None
     logits: Any = None  # [R, vocab_size], before the sampler changes them
-    token_ids: list[int] = field(default_factory=list)
+    sampled_token_ids: list[list[int]] = field(default_factory=list)  # of each chunk
     ended: list[str] = field(default_factory=list)  # what update() returned
     after_update: list[str] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Tap:
 
         def after_schedule(output: Any) -> None:
             seen.scheduled = pretty_repr(output, max_width=WIDTH)
-            seen.owners = [engine.request_of_seq[chunk.seq.seq_id].request_id for chunk in output.chunks]
+            seen.owners = [chunk.seq.request_id for chunk in output.chunks]
             seen.spans = [f"[{chunk.start}, {chunk.end})" for chunk in output.chunks]
             seen.samples = [chunk.reaches_end for chunk in output.chunks]
 
@@ -100,9 +100,9 @@ class Tap:
             seen.logits = logits.clone()
 
         def after_run(result: Any) -> None:
-            seen.token_ids = result.token_ids
+            seen.sampled_token_ids = result.sampled_token_ids
 
-        def before_update(output: Any, token_ids: list[int]) -> None:
+        def before_update(output: Any, sampled_token_ids: list[list[int]]) -> None:
             self._updated = [chunk.seq for chunk in output.chunks]
 
         def after_update(ended: Any) -> None:
@@ -191,8 +191,8 @@ def show_request(story: Story, llm: LLM) -> Request:
     )
     [request_id] = engine.enqueue([request])
     story.say(
-        f"enqueue() gives it the id {request_id!r}, notes whose sequence {seq.seq_id} is, and puts that into the "
-        f"queue: {len(engine.scheduler.waiting)} waiting. Nothing has been computed."
+        f"enqueue() gives it the id {request_id!r}, notes in sequence {seq.seq_id} whose it is, and puts that into "
+        f"the queue: {len(engine.scheduler.waiting)} waiting. Nothing has been computed."
     )
     return request
 
@@ -227,16 +227,19 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
         table.add_row(str(token_id), escape(repr(tokenizer.decode([token_id]))), f"{value:.2f}")
     story.show(table)
     story.say(
-        f"temperature is 0, so the sampler takes the highest. run() returns token ids: {escape(str(step.token_ids))}."
-        "\n\n[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end:"
+        f"temperature is 0, so the sampler takes the highest. run() returns the token ids of each chunk: "
+        f"{escape(str(step.sampled_token_ids))}."
+        "\n\n[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end. The detokenizer, "
+        "which looks for the stop string, is asked, too:"
     )
     story.say(f"  {escape(step.after_update[0])}")
     [sample] = request.samples
     seq = sample.seq
     story.say(
         f"Sequences that ended: {escape(str(step.ended))}. {len(seq.tokens)} tokens are known now and "
-        f"{seq.num_computed_tokens} are computed: one behind.\n\n[bold]e. the detokenizer[/] turns the token into "
-        f"text, {escape(repr(sample.detokenizer.text))}, and looks for the stop string."
+        f"{seq.num_computed_tokens} are computed: one behind. As text the token is "
+        f"{escape(repr(sample.detokenizer.text))}.\n\n[bold]e. request.add_tokens()[/] takes what the client may see of it, "
+        "and the request's counters grow."
     )
     [output] = step.outputs
     story.say("[bold]f.[/] The request is streamed, so the step returns an output for it, with this CompletionOutput:")
@@ -254,14 +257,13 @@ def steps_table(llm: LLM, steps: list[Step], first: int) -> Table:
     decode = llm.get_tokenizer().decode
     table = Table("step", "of", "chunk", "input_ids", "slots", "seqlens_k", "sampled", "output", show_edge=False)
     for number, step in enumerate(steps, start=first):
-        batch, sampled = step.batch, iter(step.token_ids)
+        batch = step.batch
         outputs = {output.request_id: output.outputs[0].finish_reason or "goes on" for output in step.outputs}
         ends = batch.cu_seqlens_q.tolist()
         for b, owner in enumerate(step.owners):
             rows = slice(ends[b], ends[b + 1])
             ids, slots = spaced(batch.input_ids[rows].tolist()), first_to_last(batch.slot_mapping[rows].tolist())
-            token_id = next(sampled) if step.samples[b] else None
-            token = "" if token_id is None else f"{token_id} {decode([token_id])!r}"
+            token = ", ".join(f"{token_id} {decode([token_id])!r}" for token_id in step.sampled_token_ids[b])
             cells = step.spans[b], ids, slots, str(batch.seqlens_k[b].item()), token, outputs.get(owner, "")
             table.add_row(str(number) if b == 0 else "", owner, *map(escape, cells))
     return table
@@ -289,8 +291,8 @@ def show_other_steps(story: Story, llm: LLM) -> None:
     )
     last = tap.steps[-1]
     completion = last.outputs[0].outputs[0]
-    found = "the detokenizer, by the stop string" if isinstance(completion.stop_reason, str) else "the scheduler"
-    story.say(f"Sequences that ended in the last update(): {escape(str(last.ended))}. The end was found by {found}.")
+    found = "its text, which ends with the stop string" if isinstance(completion.stop_reason, str) else "its tokens"
+    story.say(f"Sequences that ended in the last update(): {escape(str(last.ended))}. The end was seen in {found}.")
     story.say(escape(pretty_repr(completion, max_width=WIDTH)))
     free, num_blocks = len(engine.block_manager.free_blocks), len(engine.block_manager.blocks)
     story.say(
@@ -364,11 +366,11 @@ def show_failure(story: Story, llm: LLM) -> None:
 
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     engine.add_request("D", OTHER_PROMPT, params, stream=False)
-    no_roll_back = replaced(engine.scheduler, "roll_back", lambda output: None)
-    with no_roll_back, replaced(engine.model_runner, "run", fails), suppress(RuntimeError):
+    with replaced(engine, "restart", lambda: None), replaced(engine.model_runner, "run", fails), suppress(RuntimeError):
         engine.step()
+    engine._is_broken = False  # otherwise the next change would begin with restart()
     [seq] = engine.scheduler.running
-    story.say("Now an experiment: the same failure in the first step of D, with roll_back taken out. Then E comes in.")
+    story.say("Now an experiment: the same failure in the first step of D, with restart() taken out. Then E comes in.")
     story.say(f"After step 1, running:  {escape(repr(seq))}")
     engine.add_request("E", PROMPT, params, stream=False)
     tap = Tap(engine)

@@ -10,37 +10,31 @@ from nanovllm.request import Request
 
 
 def engine_step(engine: LLMEngine) -> list[RequestOutput]:
-    started, output = time.perf_counter(), None
+    started = time.perf_counter()
     try:
-        output = engine.scheduler.schedule()
-        if not output.chunks:
-            return []
-        engine.note_scheduled(output, started)
-        result = engine.model_runner.run(output)
-        engine.scheduler.update(output, result.token_ids)
+        engine.poll()
+        drafts = engine.propose_drafts()
+        scheduled = engine.schedule(drafts, started)
+        result = engine.model_runner.run(scheduled)
+
+        engine.scheduler.update(scheduled, result.sampled_token_ids)
+        now = time.perf_counter()
+        progressed: dict[str, Request] = {}  # a request of several samples is in here once
+        for chunk, logprobs in zip(scheduled.chunks, result.logprobs, strict=True):
+            if chunk.reaches_end:
+                request = engine.requests[chunk.seq.request_id]
+                request.add_tokens(chunk, logprobs, now)
+                progressed[request.request_id] = request
+
+        outputs = [request.output() for request in progressed.values() if request.finished or request.stream]
+        finished = [request for request in progressed.values() if request.finished]
+        for request in finished:
+            del engine.requests[request.request_id]
+        engine.stats.count_step(scheduled, len(finished), time.perf_counter() - started)
+        return outputs
     except BaseException:  # KeyboardInterrupt is not an Exception
-        engine.scheduler.roll_back(output)
+        engine.restart()
         raise
-
-    now = time.perf_counter()
-    sampling = [chunk for chunk in output.chunks if chunk.reaches_end]
-    progressed: dict[str, Request] = {}  # a request of several samples is in here once
-    for chunk, token_logprobs in zip(sampling, result.logprobs, strict=True):
-        request = engine.request_of_seq[chunk.seq.seq_id]
-        progressed[request.request_id] = request
-        stop = request.add_tokens(chunk, [token_logprobs], now)
-        if stop is not None:
-            engine.scheduler.finish(chunk.seq, "stop", stop)
-
-    # Only now, when stop strings have been looked for in every sample.
-    finished = [request for request in progressed.values() if request.finished]
-    outputs = [request.output() for request in progressed.values() if request.finished or request.stream]
-    engine.forget(finished)
-    engine.stats.num_finished_requests += len(finished)
-    engine.stats.num_steps += 1
-    engine.stats.num_output_tokens += len(sampling)
-    engine.stats.step_time_s += time.perf_counter() - started
-    return outputs
 
 
 def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[str]:

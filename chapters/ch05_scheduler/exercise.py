@@ -4,14 +4,16 @@ Each is put into the real Scheduler in place of its own method. Do them in this 
 step. Nothing here needs torch: a scheduler handles token ids and counts.
 """
 
+from collections.abc import Mapping
+
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput  # noqa: F401 (you will need them)
 from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401
 
 
-def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
+def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
     """Has `seq` ended with the token that it has just been given, and why? (Replaces Scheduler.finish_reason_of.)
 
-    Called by Scheduler.update after seq.append(token_id), so seq.tokens[-1] == token_id, and the counts below include
+    Called after seq.append(token_id), so seq.tokens[-1] == token_id, and the counts below include
     it. Change nothing; answer (finish_reason, stop_reason), by the first rule that applies:
 
     - ("stop", None) when token_id is in scheduler.eos_token_ids, unless params.ignore_eos;
@@ -22,7 +24,7 @@ def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[s
 
     The two "stop" rules do not apply to the first params.min_tokens generated tokens: what stops a sequence comes
     after them. The "length" rule always applies. `params` is seq.sampling_params. (An answer that has to fit a grammar
-    ends by that, too: chapter 8. Here there is none.)
+    ends by that, too: chapter 8; and stop strings are found by seq.stop_checker. Here there is neither.)
 
     Example: eos_token_ids {2}, max_tokens 8. Given token 7 as its third token: (None, None); given token 2: ("stop",
     None); given token 7 as its eighth: ("length", None); given token 2 as its eighth: ("stop", None).
@@ -49,13 +51,13 @@ def preempt_last(scheduler: Scheduler) -> Sequence:
     raise NotImplementedError
 
 
-def schedule(scheduler: Scheduler) -> SchedulerOutput:
-    """Choose what the next step computes. (Replaces Scheduler.schedule.)
+def schedule(scheduler: Scheduler, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
+    """Choose what the next step computes, in two loops. (Replaces Scheduler.schedule.)
 
-    First the sequences in scheduler.running, the oldest first. Each gets all its tokens that are not yet computed,
-    len(seq.tokens) - seq.num_computed_tokens of them (1 for a decode), but no more than what is left of the budget,
-    scheduler.max_num_batched_tokens for the whole step. With no budget left nobody gets a chunk, not an empty one
-    either. Before it gets its chunk, it must have blocks:
+    The first loop is for the sequences in scheduler.running, the oldest first. Each gets all its tokens that are not
+    yet computed, len(seq.tokens) - seq.num_computed_tokens of them (1 for a decode), but no more than what is left of
+    the budget, scheduler.max_num_batched_tokens for the whole step. With no budget left nobody gets a chunk, not an
+    empty one either. Before a sequence gets its chunk, it must have blocks:
 
         scheduler.block_manager.append_slots(seq, num_tokens) -> bool
 
@@ -64,29 +66,30 @@ def schedule(scheduler: Scheduler) -> SchedulerOutput:
         scheduler.preempt_last() -> Sequence
 
     which takes the last sequence out of scheduler.running, frees its blocks, puts it at the head of scheduler.waiting
-    and returns it; then try `seq` again. It may be `seq` itself that was taken: then the pass over running is over.
-    A sequence that already has its chunk in this step is never the last of running at that moment (why?).
+    and returns it; then try `seq` again. It may be `seq` itself that was taken: then the loop is over. Mind that
+    scheduler.running gets shorter while you go through it. A sequence that already has its chunk in this step is never
+    the last of running at that moment (why?).
 
-    Then, unless this step preempted somebody, admit sequences from the head of scheduler.waiting (a deque) while there
-    is budget left and len(scheduler.running) is below scheduler.max_num_seqs:
+    The second loop is for admissions, unless this step has preempted somebody: sequences from the head of
+    scheduler.waiting (a deque), while there is budget left and len(scheduler.running) is below scheduler.max_num_seqs:
 
         scheduler.block_manager.allocate_with_prefix(seq) -> bool
 
     reserves blocks for all of seq.tokens and sets seq.num_computed_tokens (above 0 if a prefix was found in the cache),
-    or returns False and changes nothing. At the first False stop: nobody overtakes. Who is admitted leaves waiting,
-    goes to the end of running, and gets status SequenceStatus.PREFILL and a chunk by the same rule as above.
+    or returns False and changes nothing. At the first False stop: nobody overtakes. A sequence that is admitted leaves
+    waiting, goes to the end of running, and gets status SequenceStatus.PREFILL and a chunk by the same rule as above.
 
     Chunks are made by
 
         scheduler.make_chunk(seq, num_tokens) -> ScheduledChunk
 
     which also raises seq.num_computed_tokens by num_tokens, and registers the blocks that it fills. Call it once for
-    each chunk, when the sequence has its blocks.
+    each chunk, when the sequence has its blocks. (drafts belong to chapter 13. Here there are none; leave them alone.)
 
     Return SchedulerOutput(chunks, preempted, num_tokens): the chunks in the order above, the preempted sequences in the
     order in which they were taken, and the sum of the chunks' tokens.
 
     Example: budget 8. A and B decode, C waits with 17 tokens, there are enough blocks and seats. Chunks: A 1 token,
-    B 1 token, C 6 tokens; num_tokens is 8. In the next step C gets 6 again, and who waits behind C is not admitted.
+    B 1 token, C 6 tokens; num_tokens is 8. In the next step C gets 6 again, and nobody who waits is admitted.
     """
     raise NotImplementedError

@@ -1,7 +1,7 @@
 """Lab of chapter 5: the real Scheduler and BlockManager, stepped by hand. Actions are in batching.py, pictures here.
 
-There is no model here. A scheduler is told one token id for each sequence that sampled, through update(), and that is
-all it ever sees of a model; so the stage may choose the tokens itself.
+There is no model here. A scheduler is told the token ids that each chunk sampled, through update(), and that is all
+it ever sees of a model; so the stage may choose the tokens itself.
 """
 
 from collections.abc import Iterable

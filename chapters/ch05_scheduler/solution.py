@@ -1,10 +1,12 @@
 """Our solutions of chapter 5. Try your own first: python -m chapters check 5"""
 
+from collections.abc import Mapping
+
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
 
-def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | None]:
+def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
     params = seq.sampling_params
     if seq.num_generated_tokens > params.min_tokens:
         if token_id in scheduler.eos_token_ids and not params.ignore_eos:
@@ -28,20 +30,22 @@ def preempt_last(scheduler: Scheduler) -> Sequence:
     return seq
 
 
-def schedule(scheduler: Scheduler) -> SchedulerOutput:
-    manager, budget = scheduler.block_manager, scheduler.max_num_batched_tokens
+def schedule(scheduler: Scheduler, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
+    manager = scheduler.block_manager
+    budget = scheduler.max_num_batched_tokens
     chunks: list[ScheduledChunk] = []
     preempted: list[Sequence] = []
 
-    # Not a for loop: running shrinks from its end while we walk. The first len(chunks) of it have their chunks.
-    while budget > 0 and len(chunks) < len(scheduler.running):
-        seq = scheduler.running[len(chunks)]
+    for seq in tuple(scheduler.running):  # a copy: running shrinks from its end while we walk
+        if budget == 0 or seq in preempted:
+            break
         num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
-        if manager.append_slots(seq, num_tokens):
-            chunks.append(scheduler.make_chunk(seq, num_tokens))
-            budget -= num_tokens
-        else:
+        while seq not in preempted and not manager.append_slots(seq, num_tokens):
             preempted.append(scheduler.preempt_last())
+        if seq in preempted:
+            break
+        chunks.append(scheduler.make_chunk(seq, num_tokens))
+        budget -= num_tokens
 
     while scheduler.waiting and budget > 0 and not preempted and len(scheduler.running) < scheduler.max_num_seqs:
         seq = scheduler.waiting[0]

@@ -95,6 +95,7 @@ def play_conversations(free_order: str, block_size: int, pool_tokens: int) -> tu
             talking[seq.seq_id] = user
         output = scheduler.schedule()
         num_computed += output.num_tokens
-        for seq in scheduler.update(output, [next(fresh) for chunk in output.chunks if chunk.reaches_end]):
+        token_ids = [[next(fresh)] if chunk.reaches_end else [] for chunk in output.chunks]
+        for seq in scheduler.update(output, token_ids):
             history[talking.pop(seq.seq_id)] = seq.tokens
     return manager.stats.hit_rate, num_computed

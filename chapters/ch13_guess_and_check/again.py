@@ -1,6 +1,6 @@
 """Sequences that lose their K/V and are computed again, with a model that is played (chapter 13).
 
-The scheduler, the block manager and the guesses are the engine's. In the model's place stands a rule: which token comes
+The scheduler, the block manager and the check of draft tokens are the engine's. In the model's place stands a rule: which token comes
 depends on the tokens before it and on a number, which is drawn as the engine's sampler draws it.
 """
 
@@ -52,8 +52,8 @@ class Cache:
     def __init__(self, sample: Callable[[Sequence], int]) -> None:
         self.sample, self.slots = sample, dict[int, tuple[int, ...]]()
 
-    def run(self, output: SchedulerOutput) -> list[int]:
-        """The tokens that the model samples in a step."""
+    def run(self, output: SchedulerOutput) -> list[list[int]]:
+        """The tokens that the model samples in a step, for each chunk."""
         texts = [(chunk, chunk.seq.tokens[: chunk.known_end] + chunk.draft_token_ids) for chunk in output.chunks]
         for chunk, tokens in texts:
             for position in range(chunk.write_start, chunk.end):
@@ -63,11 +63,11 @@ class Cache:
                 held = self.slots.get(self.slot(chunk.seq, position))
                 if held != tuple(tokens[: position + 1]):
                     hint = (
-                        f"at position {position} a step reads K/V that belongs to other tokens: a refused guess is not "
-                        "computed, and a block gets its name when all its tokens hold"
+                        f"at position {position} a step reads K/V that belongs to different tokens: a rejected draft token "
+                        "does not count as computed, and a block is registered when all its tokens are known to hold"
                     )
                     raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
-        return [self.sample(seq) for chunk in output.chunks for seq in chunk.sampled_seqs()]
+        return [[self.sample(seq) for seq in chunk.sampled_seqs()] for chunk in output.chunks]
 
     def slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
@@ -76,18 +76,17 @@ class Cache:
 class Played:
     """An engine with a pool of so many blocks, and six requests for two samples each.
 
-    num_guesses: so many in each step, of which one of three is wrong. fails: now and then a step ends with an error
-    before its tokens are taken in. draw: where the number comes from.
+    num_draft_tokens: so many in each step, of which one in three is wrong. fails: now and then a step ends with an
+    error before its tokens are taken in. draw: where the number comes from.
     """
 
-    def __init__(self, num_blocks: int = 120, num_guesses: int = 0, fails: bool = False, draw: Draw = noise) -> None:
+    def __init__(self, num_blocks: int = 120, num_draft_tokens: int = 0, fails: bool = False, draw: Draw = noise) -> None:
         self.scheduler = Scheduler(
             BlockManager(num_blocks, BLOCK_SIZE), max_num_seqs=4, max_num_batched_tokens=24, max_model_len=36
         )
         self.draw, self.fails = draw, fails
         self.cache = Cache(lambda seq: next_token(seq.tokens, draw(seq)))
-        if num_guesses:
-            self.scheduler.speculation = Always(Proposes(self._guesses), num_guesses, 10**6)
+        self.speculation = Always(Proposes(self._draft), num_draft_tokens, 10**6)
         self.num_steps = self.num_failures = self.num_computed_tokens = 0
         self.seqs: list[Sequence] = []
         for number in range(6):
@@ -102,15 +101,16 @@ class Played:
         return self.scheduler.num_preemptions
 
     def step(self) -> None:
-        output = self.scheduler.schedule()
+        drafts = self.speculation.propose(self.scheduler)
+        output = self.scheduler.schedule(drafts)
         self.num_steps += 1
         self.num_computed_tokens += output.num_tokens
-        token_ids = self.cache.run(output)
+        sampled_token_ids = self.cache.run(output)
         if self.fails and self.num_steps % 9 == 0:
             self.num_failures += 1
-            self.scheduler.roll_back(output)
+            self.scheduler.restart(list(self.scheduler.seqs.values()))
         else:
-            self.scheduler.update(output, token_ids)
+            self.scheduler.update(output, sampled_token_ids)
 
     def answers(self, most_steps: int = 2000) -> list[list[int]]:
         """All requests to their end."""
@@ -120,7 +120,7 @@ class Played:
             self.step()
         return [seq.generated_token_ids for seq in self.seqs]
 
-    def _guesses(self, seq: Sequence, num_guesses: int) -> list[int]:
+    def _draft(self, seq: Sequence, num_draft_tokens: int) -> list[int]:
         known = len(seq.tokens)
-        right = answer_alone(seq, seq.num_generated_tokens + num_guesses)[seq.num_generated_tokens :]
+        right = answer_alone(seq, seq.num_generated_tokens + num_draft_tokens)[seq.num_generated_tokens :]
         return [(token + ((known + i) % 3 == 0)) % NUM_TOKENS for i, token in enumerate(right)]

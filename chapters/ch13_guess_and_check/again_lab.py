@@ -1,4 +1,4 @@
-"""The lab's last part: the same requests preempted, guessed, and computed again after failures."""
+"""The lab's last part: the same requests preempted, drafted, and computed again after failures."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ SMALL = 18  # blocks
 HAPPENS: dict[str, dict[str, Any]] = {
     "room for all": {},
     "a small pool": {"num_blocks": SMALL},
-    "three guesses a step": {"num_guesses": 3},
+    "three draft tokens": {"num_draft_tokens": 3},
     "every ninth step fails": {"fails": True},
-    "all three": {"num_blocks": SMALL, "num_guesses": 3, "fails": True},
+    "all three": {"num_blocks": SMALL, "num_draft_tokens": 3, "fails": True},
 }
 
 
@@ -23,8 +23,8 @@ def tell_again(story: Story) -> None:
     story.say(
         f"The scheduler and the block manager are the engine's, and the model is a rule: which token comes depends on "
         f"the tokens before it and on a number. {len(played.seqs)} sequences, two samples each of "
-        f"{len(played.seqs) // 2} requests, get 20 tokens each. The pool has {pools}. Of the guesses one of three is "
-        "wrong. A step that fails is undone, and all sequences wait. The last two columns: how many answers are those "
+        f"{len(played.seqs) // 2} requests, get 20 tokens each. The pool has {pools}. One in three draft tokens is "
+        "wrong. After a step that fails all sequences wait, and the pool is forgotten. The last two columns: how many answers are those "
         "of the first line, if the number is a hash of seed, sample index and position in the output, and if each draw "
         "takes the next number of one generator, the hat."
     )

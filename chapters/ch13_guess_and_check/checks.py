@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from chapters.ch13_guess_and_check import checks_resume
 from chapters.ch13_guess_and_check.again import BLOCK_SIZE, Cache
 from chapters.ch13_guess_and_check.float32_bench import REPEATING, Float32Bench, compare_answers, engine_of
-from chapters.ch13_guess_and_check.world import Always, Proposes, guessing, steps_watched
+from chapters.ch13_guess_and_check.world import Always, Proposes, drafting, steps_watched
 from chapters.expect import cases, expect, expect_answer, expect_sane, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
@@ -22,7 +22,7 @@ from nanovllm.features.speculation import choose as speculation_module
 from nanovllm.features.speculation.choose import Speculation
 
 Guess = Callable[[dict[Any, Any], list[int], int, int, int], list[int]]
-AcceptTokens = Callable[[Scheduler, ScheduledChunk, list[int]], bool]
+AcceptTokens = Callable[[Scheduler, ScheduledChunk, list[int]], None]
 ShareGuesses = Callable[[list[float], list[int], list[float]], list[int]]
 
 CACHE_SECTION = "What a cache must not keep"
@@ -32,13 +32,13 @@ AGAIN = [1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3]
 # -- guess ------------------------------------------------------------------------------------------------------------
 
 
-def search(tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
+def search(tokens: list[int], num_draft_tokens: int, longest: int, shortest: int) -> list[int]:
     """The slow way: go through the text, from the end to the beginning, once for each length."""
     for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         for place in range(len(tokens) - 1, n - 1, -1):
             if tokens[place - n : place] == tokens[-n:]:
-                repeated = tokens[place:] * (num_guesses + 1)
-                return repeated[:num_guesses]
+                repeated = tokens[place:] * (num_draft_tokens + 1)
+                return repeated[:num_draft_tokens]
     return []
 
 
@@ -84,7 +84,7 @@ def ask_guess(
     expected = search(tokens, *sizes)
     if not isinstance(got, list) or got != expected:
         shown = f"{'..., ' * (len(tokens) > 16)}{', '.join(map(str, tokens[-16:]))}"
-        sizes_shown = "{} guesses, n-grams of {} to {}".format(*sizes)
+        sizes_shown = "{} draft tokens, n-grams of {} to {}".format(*sizes)
         raise Wrong(f"after [{shown}], {sizes_shown}: {hint}", expected=expected, got=got)
     if num_read > most_read:
         hint = "a call reads what is new, and a few tokens more; it does not go through the text again"
@@ -126,20 +126,20 @@ def check_reads_little(function: Guess, bench: Bench) -> None:
 
 
 def check_guess_generates(function: Guess, bench: Bench) -> None:
-    """The engine generates with your guesses: the same tokens, in fewer steps"""
+    """The engine generates with your draft tokens: the same tokens, in fewer steps"""
     memories = WeakKeyDictionary[Sequence, dict]()
 
-    def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
-        guesses = function(memories.setdefault(seq, {}), Counted(seq.tokens), num_guesses, 3, 1)
-        expect(search(seq.tokens, num_guesses, 3, 1), guesses, "in the engine, beside other sequences")
-        return guesses
+    def draft_for(seq: Sequence, num_draft_tokens: int) -> list[int]:
+        draft = function(memories.setdefault(seq, {}), Counted(seq.tokens), num_draft_tokens, 3, 1)
+        expect(search(seq.tokens, num_draft_tokens, 3, 1), draft, "in the engine, beside other sequences")
+        return draft
 
     with engine_of(bench) as other:
         expected = other.expected
-        with guessing(other.llm, Proposes(guesses_for), 4), steps_watched(other.llm) as steps:
+        with drafting(other.llm, Proposes(draft_for), 4), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
-        if sum(step.num_held for step in steps) == 0:
-            raise Wrong("not one guess held, in texts that repeat themselves")
+        if sum(step.num_accepted for step in steps) == 0:
+            raise Wrong("not one draft token was accepted, in texts that repeat themselves")
 
 
 GUESS_CHECKS = (
@@ -160,7 +160,7 @@ GUESS_CHECKS = (
             "A text that repeats itself goes on repeating": [
                 ([5, 7, 8, 7, 8], (5, 3, 1), "the tokens from the place to the end come again and again"),
                 ([3, 3, 3], (4, 2, 1), "3, 3 overlaps itself, one place before"),
-                ([1, 2, 3, 1, 2], (7, 2, 1), "behind the end of the text come the same tokens again"),
+                ([1, 2, 3, 1, 2], (7, 2, 1), "past the end of the text the same tokens come again"),
             ],
         },
     ),
@@ -177,8 +177,8 @@ EOS = 99
 
 
 def use_accept_tokens(function: AcceptTokens) -> AbstractContextManager[None]:
-    def accept_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
-        return function(self, chunk, token_ids)
+    def accept_tokens(self: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> None:
+        function(self, chunk, token_ids)
 
     return replaced(Scheduler, "accept_tokens", accept_tokens)
 
@@ -189,35 +189,34 @@ def make(num_blocks: int = 40, **options: Any) -> Scheduler:
 
 
 def one_step(
-    function: AcceptTokens, guesses: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
+    function: AcceptTokens, draft: list[int], sampled: list[int], hint: str, num_prompt: int = 6, **params: Any
 ) -> Scheduler:
-    """A prompt 0, 1, 2, ..., a first token 20, then a step with these guesses in which this is sampled. Compares."""
+    """A prompt 0, 1, 2, ..., a first token 20, then a step with this draft in which this is sampled. Compares."""
     scheduler = make()
     seq = Sequence(list(range(num_prompt)), SamplingParams(max_tokens=params.pop("max_tokens", 30), **params))
     scheduler.add(seq)
-    scheduler.update(scheduler.schedule(), [20])
-    scheduler.speculation = Always(Proposes(lambda seq, n: guesses[:n]), len(guesses), 10**6) if guesses else None
-    output = scheduler.schedule()
+    scheduler.update(scheduler.schedule(), [[20]])
+    output = scheduler.schedule({seq.seq_id: draft})
     [chunk] = output.chunks
+    sampled = sampled[: chunk.num_logits]
     before, taken = list(seq.tokens), list[int]()
     copy = Sequence(seq.tokens[:num_prompt], seq.sampling_params)
     copy.tokens = list(seq.tokens)
-    for token_id, guessed in zip(sampled, [*chunk.draft_token_ids, None], strict=True):
+    for token_id, draft_token_id in zip(sampled, [*chunk.draft_token_ids, None], strict=True):
         taken.append(token_id)
         copy.append(token_id)
         reason, _ = scheduler.finish_reason_of(copy, token_id)
-        if reason is not None or token_id != guessed:
+        if reason is not None or token_id != draft_token_id:
             break
-    ended = function(scheduler, chunk, sampled)
-    said = f"guesses {chunk.draft_token_ids}, sampled {sampled}: {hint}"
+    function(scheduler, chunk, sampled)
+    said = f"draft tokens {chunk.draft_token_ids}, sampled {sampled}: {hint}"
     expect(taken, seq.tokens[len(before) :], f"{said} (the tokens appended)")
-    expect_answer(reason is not None, ended, f"for guesses {chunk.draft_token_ids}, sampled {sampled}")
     expect(reason, seq.finish_reason, f"{said} (the finish reason)")
     if reason is None:
         expect(SequenceStatus.DECODE, seq.status, "the sequence's status")
         expect(len(seq.tokens) - 1, seq.num_computed_tokens, f"{said} (num_computed_tokens)", CACHE_SECTION)
-        num_named = sum(manager_block.block_hash is not None for manager_block in scheduler.block_manager.blocks)
-        expect(seq.num_computed_tokens // BLOCK_SIZE, num_named, f"{said} (blocks that have a name)", CACHE_SECTION)
+        num_cached = sum(block.block_hash is not None for block in scheduler.block_manager.blocks)
+        expect(seq.num_computed_tokens // BLOCK_SIZE, num_cached, f"{said} (blocks that are cached)", CACHE_SECTION)
     expect_sane(scheduler, f"{said}: ")
     return scheduler
 
@@ -225,7 +224,7 @@ def one_step(
 @read_again(CACHE_SECTION)
 def check_ends(function: AcceptTokens, bench: Bench) -> None:
     """The sequence ends within an accepted run"""
-    hint = "EOS ends the sequence, even where the guesses behind it hold"
+    hint = "EOS ends the sequence, even where the draft tokens after it are right"
     one_step(function, [21, EOS, 23], [21, EOS, 23, 24], hint)
     one_step(function, [21, 22, 23], [21, 22, 23, 24], "max_tokens is reached", max_tokens=3)
     one_step(function, [21, 22], [21, 55, 23], "a stop token ends it", stop_token_ids=[55])
@@ -240,7 +239,7 @@ def check_blocks_back(function: AcceptTokens, bench: Bench) -> None:
     again = Sequence([0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 7, 8, 9])
     scheduler.add(again)
     scheduler.schedule()
-    hint = "blocks full of tokens that hold are named before the sequence gives them back"
+    hint = "full blocks are registered before the sequence gives them back"
     expect(8, again.num_cached_tokens, hint)
 
 
@@ -251,17 +250,17 @@ def next_token(tokens: list[int]) -> int:
 
 @read_again(CACHE_SECTION)
 def check_many(function: AcceptTokens, bench: Bench) -> None:
-    """40 requests, guesses right and wrong, a pool that is too small: every step reads the K/V that it should"""
+    """40 requests, draft tokens right and wrong, a pool that is too small: every step reads the K/V that it should"""
     rng = random.Random(3)
     scheduler, cache_model = make(num_blocks=20), Cache(lambda seq: next_token(seq.tokens))
 
-    def mostly_right(seq: Sequence, num_guesses: int) -> list[int]:
+    def mostly_right(seq: Sequence, num_draft_tokens: int) -> list[int]:
         tokens = list(seq.tokens)
-        for _ in range(num_guesses):
+        for _ in range(num_draft_tokens):
             tokens.append(next_token(tokens) if rng.random() < 0.7 else rng.randrange(19))
         return tokens[len(seq.tokens) :]
 
-    scheduler.speculation = Always(Proposes(mostly_right), 5, 10**6)
+    speculation = Always(Proposes(mostly_right), 5, 10**6)
     seqs = []
     for _ in range(40):
         start = rng.randrange(3)
@@ -270,7 +269,7 @@ def check_many(function: AcceptTokens, bench: Bench) -> None:
     for _ in range(3000):
         if not scheduler.has_unfinished():
             break
-        output = scheduler.schedule()
+        output = scheduler.schedule(speculation.propose(scheduler))
         scheduler.update(output, cache_model.run(output))
         expect_sane(scheduler)
     for seq in seqs:
@@ -282,48 +281,48 @@ def check_many(function: AcceptTokens, bench: Bench) -> None:
 
 @read_again("Why the output is exactly the same")
 def check_accept_generates(function: AcceptTokens, bench: Bench) -> None:
-    """The engine generates: the same tokens with guesses as without"""
+    """The engine generates: the same tokens with draft tokens as without"""
     with engine_of(bench) as other:
         with replaced(Scheduler, "accept_tokens", OUR_ACCEPT_TOKENS):
             expected = other.expected
-        with guessing(other.llm, remembers(other), 4), steps_watched(other.llm) as steps:
+        with drafting(other.llm, remembers(other), 4), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
-        if sum(step.num_held for step in steps) < 20:
-            raise Wrong("hardly a guess was taken, although three of four are right")
+        if sum(step.num_accepted for step in steps) < 20:
+            raise Wrong("hardly a draft token was accepted, although three of four are right")
 
 
 OUR_ACCEPT_TOKENS = Scheduler.accept_tokens
 
 
 def remembers(other: Float32Bench) -> Proposes:
-    """Knows what the engine answers; every fourth guess is wrong."""
+    """Knows what the engine answers; every fourth draft token is wrong."""
     texts = [other.llm.get_tokenizer()(p).input_ids + e for p, e in zip(REPEATING, other.expected, strict=True)]
 
-    def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
+    def draft_for(seq: Sequence, num_draft_tokens: int) -> list[int]:
         known = len(seq.tokens)
-        rest: list[int] = next((text[known:] for text in texts if text[:known] == seq.tokens), [])[:num_guesses]
+        rest: list[int] = next((text[known:] for text in texts if text[:known] == seq.tokens), [])[:num_draft_tokens]
         return [7 if (known + i) % 4 == 0 else token for i, token in enumerate(rest)]
 
-    return Proposes(guesses_for)
+    return Proposes(draft_for)
 
 
 ACCEPT_CHECKS = (
     *cases(
         one_step,
         {
-            "No guesses: the one token is taken": [([], [21], "append what was sampled")],
-            "All guesses hold: they are taken, and the token behind them": [
-                ([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no guess"),
+            "No draft tokens: the one token is appended": [([], [21], "append what was sampled")],
+            "All draft tokens are right: they are accepted, and the token after them is appended, too": [
+                ([21, 22], [21, 22, 23], "the last row gives a token, too, for which there was no draft token"),
                 (
                     [21, 22, 23, 24, 25],
                     [21, 22, 23, 24, 25, 26],
-                    "guesses that hold may fill a block, which gets its name",
+                    "accepted tokens may fill a block, which is registered",
                 ),
             ],
-            "A guess is refused: what was sampled in its place is taken, and nothing behind it": [
-                ([31], [21, 22], "in place of the refused guess stands what was sampled"),
+            "A draft token is wrong: what was sampled in its place is appended, and nothing after it": [
+                ([31], [21, 22], "what was sampled takes the place of the wrong draft token"),
                 ([21, 32, 23], [21, 22, 23, 24], "row 2 was computed with 32 before it: what it says does not count"),
-                ([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three hold, so K/V of three guesses is right"),
+                ([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three are accepted, so the K/V of these three is right"),
             ],
         },
     ),
@@ -363,7 +362,7 @@ def compare_shares(
         what = f"{expected}: {best:.5g} tokens a second"
         raise Wrong(f"{said}: {hint}", expected=what, got=f"{got}: {found:.5g} tokens a second")
     if sum(got) > sum(expected):
-        raise Wrong(f"{said}: as good with fewer guesses", expected=expected, got=got)
+        raise Wrong(f"{said}: as good with fewer draft tokens", expected=expected, got=got)
     return got
 
 
@@ -373,7 +372,7 @@ def random_steps(num: int) -> Iterator[tuple]:
         acceptances = [round(rng.random(), 2) for _ in range(rng.randint(1, 4))]
         limits = [rng.randint(0, 4) for _ in acceptances]
         costs = [rng.choice([0.0, 0.05, 0.1, 0.2, 0.5]) for _ in range(rng.randint(0, sum(limits) + 2))]
-        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all numbers of guesses"
+        yield acceptances, limits, [*accumulate(costs, initial=1.0)], "compare all numbers of draft tokens"
 
 
 def seconds(num: int, first: float, more: float) -> list[float]:
@@ -386,13 +385,13 @@ class GivenTimes:
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds = seconds
 
-    def add(self, num_rows: int, seconds: float, guesses: bool) -> None:
+    def add(self, num_rows: int, seconds: float, has_drafts: bool) -> None:
         pass
 
     def plain(self, num_rows: int) -> float:
         return self.seconds(num_rows)
 
-    def guessing(self) -> Callable[[int], float]:
+    def with_drafts(self) -> Callable[[int], float]:
         return self.seconds
 
     def num_rows_to_try(self, num_rows: int) -> int:
@@ -400,7 +399,7 @@ class GivenTimes:
 
 
 def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
-    """The engine decides with your function: the same tokens, and guesses where they pay"""
+    """The engine decides with your function: the same tokens, and draft tokens where they pay"""
     num_asked = 0
 
     def choose(acceptances: list[float], limits: list[int], step_s: list[float], draft_s: float = 0.0) -> list[int]:
@@ -408,18 +407,18 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
         num_asked += 1
         return compare_shares(function, acceptances, limits, step_s, "asked by the engine")
 
-    with engine_of(bench) as other, replaced(speculation_module, "choose_num_guesses", choose):
+    with engine_of(bench) as other, replaced(speculation_module, "choose_num_draft_tokens", choose):
         expected = other.expected
         speculation = Speculation(remembers(other), 3, 10**6)
         speculation.times = GivenTimes(lambda num_rows: 10 + 0.5 * num_rows)  # type: ignore[assignment]
-        with replaced(other.llm.engine.scheduler, "speculation", speculation), steps_watched(other.llm) as steps:
+        with replaced(other.llm.engine, "speculation", speculation), steps_watched(other.llm) as steps:
             compare_answers(other, expected)
-        if not num_asked or not any(step.guesses for step in steps):
-            raise Wrong("the engine made no guess at all", got=f"{num_asked} times asked")
+        if not num_asked or not any(step.draft_token_ids for step in steps):
+            raise Wrong("the engine checked no draft token at all", got=f"{num_asked} times asked")
 
 
 ALL = "do not stop at the first number that is no better: look at all"
-LARGEST = "the j-th guess of a sequence adds a**j tokens; take the largest of these first, whoever's they are"
+LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest of these first, whichever sequence they belong to"
 EXPECTED = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
 SHARE_CHECKS = (
     *cases(
@@ -429,16 +428,16 @@ SHARE_CHECKS = (
                 ([0.5], [3], seconds(4, 10.0, 1.0), EXPECTED),
                 ([0.9], [4], seconds(5, 10.0, 0.1), EXPECTED),
             ],
-            "Guesses that do not pay are not made": [
+            "Draft tokens that do not pay are left out": [
                 ([0.4], [3], seconds(4, 1.0, 0.5), "0.4 tokens more for half of a step's time more"),
-                ([0.0, 0.0], [2, 2], seconds(5, 1.0, 0.0), "a guess that never holds adds nothing"),
+                ([0.0, 0.0], [2, 2], seconds(5, 1.0, 0.0), "a draft token that is never accepted adds nothing"),
                 ([0.9], [0], [1.0, 1.1], "its limit is 0"),
             ],
-            "Seconds that jump: the first guess does not pay, and three do": [
+            "Seconds that jump: the first draft token does not pay, and three do": [
                 ([0.9], [4], [10.0, 20.0, 20.0, 20.0, 21.0], ALL),
                 ([0.95], [5], [1.0, 1.99, 2.0, 2.01], "the list of seconds ends before the limit"),
             ],
-            "Several sequences: the most probable guesses first": [
+            "Several sequences: the most probable draft tokens first": [
                 ([0.9, 0.3], [4, 4], seconds(9, 10.0, 0.5), LARGEST),
                 ([0.5, 0.9, 0.7], [3, 3, 3], seconds(10, 10.0, 0.8), LARGEST),
                 ([0.9, 0.9], [1, 5], seconds(5, 10.0, 0.8), "limits are kept"),
@@ -450,8 +449,8 @@ SHARE_CHECKS = (
 )
 
 TASKS = [
-    Task("guess", "Where guesses come from", nullcontext, GUESS_CHECKS),
-    Task("accept_tokens", "A guess is checked by doing the work", use_accept_tokens, ACCEPT_CHECKS),
-    Task("share_guesses", "How many guesses?", nullcontext, SHARE_CHECKS),
+    Task("guess", "Where draft tokens come from", nullcontext, GUESS_CHECKS),
+    Task("accept_tokens", "A draft token is checked by doing the work", use_accept_tokens, ACCEPT_CHECKS),
+    Task("share_guesses", "How many draft tokens?", nullcontext, SHARE_CHECKS),
     Task("resume", "Computed again, and the same answer", checks_resume.use_resume, checks_resume.CHECKS),
 ]

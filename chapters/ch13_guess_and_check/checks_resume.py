@@ -6,7 +6,7 @@ from typing import Any
 
 from chapters.ch13_guess_and_check.again import Played, answer_alone
 from chapters.ch13_guess_and_check.float32_bench import compare_answers, engine_of
-from chapters.ch13_guess_and_check.world import Proposes, guessing
+from chapters.ch13_guess_and_check.world import Proposes, drafting
 from chapters.expect import Wrong, cases, expect
 from chapters.grading import Bench
 from chapters.patching import replaced, use_manager
@@ -17,6 +17,7 @@ from nanovllm.sampling_params import SamplingParams
 
 Resume = Callable[[Sequence], Sequence]
 OUR_RESET = Sequence.reset
+KEPT = "seq_id", "request_id", "stop_checker"  # by which the engine knows it
 
 ALL_TOKENS = "clients have the generated tokens already, and what comes next depends on them: all tokens are kept"
 POSITION = (
@@ -25,17 +26,17 @@ POSITION = (
 )
 SEED = "the next number is made of the seed, and a new Sequence has another one if its sampling_params have none"
 SAMPLE = "with n samples of a request, the sample index tells their numbers apart"
-ASKED = "what the request has asked for, and what the names of its blocks are made of"
+ASKED = "what the request has asked for, and what the hashes of its blocks are made of"
 LOST = "its blocks belong to others by now: nothing is computed any more, and no block is held"
 
 
 @contextmanager
 def use_resume(function: Resume) -> Iterator[None]:
-    """Whoever is reset becomes what the function returns. The object stays, since the engine's requests know it."""
+    """A sequence that is reset becomes what the function returns. The object stays: the engine's requests know it."""
 
     def reset(seq: Sequence) -> None:
         there = resumed(function, seq)
-        vars(seq).update(vars(there) | {"seq_id": seq.seq_id})
+        vars(seq).update(vars(there) | {name: getattr(seq, name) for name in KEPT})
 
     with replaced(Sequence, "reset", reset):
         yield
@@ -101,12 +102,12 @@ def compare_played(function: Resume, options: dict[str, Any]) -> None:
 
 
 def check_resume_generates(function: Resume, bench: Bench) -> None:
-    """A real model, with guesses, in a pool that is too small: the same tokens as with room for all"""
+    """A real model, with draft tokens, in a pool that is too small: the same tokens as with room for all"""
     with engine_of(bench) as other:
         expected, scheduler = other.expected, other.llm.engine.scheduler
         before = scheduler.num_preemptions
-        wrong = Proposes(lambda seq, num_guesses: [7] * num_guesses)
-        with use_manager(other.llm, BlockManager(num_blocks=18, block_size=4)), guessing(other.llm, wrong, 2):
+        wrong = Proposes(lambda seq, num_draft_tokens: [7] * num_draft_tokens)
+        with use_manager(other.llm, BlockManager(num_blocks=18, block_size=4)), drafting(other.llm, wrong, 2):
             compare_answers(other, expected, than="where nobody is preempted")
         assert scheduler.num_preemptions > before, "the pool is too large"
 
@@ -132,7 +133,7 @@ CHECKS = (
         {
             "What is gone": [
                 (10, "all tokens but the last were computed"),
-                (13, "a step has failed that computed three guesses"),
+                (13, "a step has failed, and the three tokens that it gave are taken back"),
             ]
         },
     ),
@@ -140,8 +141,8 @@ CHECKS = (
         compare_played,
         {
             "A pool that is too small: everybody is answered as if alone": [({"num_blocks": 18},)],
-            "Steps that fail, with guesses in them": [({"num_guesses": 3, "fails": True},)],
-            "All of it at once": [({"num_blocks": 18, "num_guesses": 3, "fails": True},)],
+            "Steps that fail, with draft tokens in them": [({"num_draft_tokens": 3, "fails": True},)],
+            "All of it at once": [({"num_blocks": 18, "num_draft_tokens": 3, "fails": True},)],
         },
     ),
     check_resume_generates,

@@ -16,7 +16,7 @@ PARAMS = [
 
 
 class Float32Bench(Bench):
-    """Blocks of four tokens: guesses often cross a border."""
+    """Blocks of four tokens: draft tokens often cross a border."""
 
     @cached_property
     def llm(self) -> LLM:
@@ -30,7 +30,7 @@ class Float32Bench(Bench):
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """Without guesses."""
+        """Without draft tokens."""
         return self.answers()
 
 
@@ -48,7 +48,7 @@ def engine_of(bench: Bench) -> Iterator[Float32Bench]:
         other.clean()
 
 
-def compare_answers(other: Float32Bench, expected: list[list[int]], than: str = "without guesses") -> None:
+def compare_answers(other: Float32Bench, expected: list[list[int]], than: str = "without draft tokens") -> None:
     text = other.llm.get_tokenizer().decode
     for prompt, ours, theirs in zip(REPEATING, expected, other.answers(), strict=True):
         if ours != theirs:

@@ -1,35 +1,35 @@
-"""The picture of chapter 13: tokens a second against the number of guesses, by the step times that the text quotes."""
+"""The picture of chapter 13: tokens a second against the number of draft tokens, by the step times that the text quotes."""
 
 from pathlib import Path
 
 from chapters.ch13_guess_and_check.world import expected_run
 from chapters.recording import quoted_sheet
 from chapters.svg import Axis, Chart, Frame, Moved
-from nanovllm.features.speculation.choose import choose_num_guesses
+from nanovllm.features.speculation.choose import choose_num_draft_tokens
 
-CHANCES = (0, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 94, 97, 99)  # of a guess, in percent
-NUM_GUESSES = 8
+CHANCES = (0, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 94, 97, 99)  # that a draft token is accepted, in percent
+NUM_DRAFT_TOKENS = 8
 
 
-def guesses() -> Moved:
-    """For each chance that a guess holds; the ring is what the engine's choose_num_guesses takes."""
+def draft_tokens() -> Moved:
+    """For each chance that a draft token is accepted; the ring is what the engine's choose_num_draft_tokens takes."""
     sheet = quoted_sheet(Path(__file__).parent, "rows", "ms")
     times = dict(zip(sheet.column("rows"), sheet.column("ms"), strict=True))
-    step_s = [times[rows] / 1e3 for rows in range(1, NUM_GUESSES + 2)]
+    step_s = [times[rows] / 1e3 for rows in range(1, NUM_DRAFT_TOKENS + 2)]
     frames = []
     for chance in CHANCES:
         a = chance / 100
-        rates = [expected_run(a, k) / step_s[k] for k in range(NUM_GUESSES + 1)]
-        [taken] = choose_num_guesses([a], [NUM_GUESSES], step_s)
+        rates = [expected_run(a, k) / step_s[k] for k in range(NUM_DRAFT_TOKENS + 1)]
+        [taken] = choose_num_draft_tokens([a], [NUM_DRAFT_TOKENS], step_s)
         text = (
-            f"Without guesses {rates[0]:.0f} tokens a second; most, {max(rates):.0f}, with {rates.index(max(rates))} "
+            f"Without draft tokens {rates[0]:.0f} tokens a second; most, {max(rates):.0f}, with {rates.index(max(rates))} "
             f"of them. The engine takes {taken}: {rates[taken]:.0f} tokens a second."
         )
-        x = Axis("guesses in a step (k)", range(NUM_GUESSES + 1), -0.2, NUM_GUESSES + 0.2)
+        x = Axis("draft tokens in a step (k)", range(NUM_DRAFT_TOKENS + 1), -0.2, NUM_DRAFT_TOKENS + 0.2)
         chart = Chart(x, Axis("tokens a second", (0, 50, 100, 150), 0, 170))
         chart.curve([(x.low, rates[0]), (x.high, rates[0])], "gone thin dashed")
         chart.curve(enumerate(rates))
         chart.dots(enumerate(rates))
         chart.dots([(taken, rates[taken])], "four ring", 7)
-        frames.append(Frame(f"{chance}%", chart.draw(f"Tokens a second if {chance}% of the guesses hold", text), text))
-    return Moved("probability that a guess holds", frames, CHANCES.index(70))
+        frames.append(Frame(f"{chance}%", chart.draw(f"Tokens a second if {chance}% of the draft tokens are accepted", text), text))
+    return Moved("probability that a draft token is accepted", frames, CHANCES.index(70))

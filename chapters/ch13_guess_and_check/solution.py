@@ -6,11 +6,11 @@ from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import Sequence, SequenceStatus
 
 
-def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: int, shortest: int) -> list[int]:
+def guess(memory: dict[Any, Any], tokens: list[int], num_draft_tokens: int, longest: int, shortest: int) -> list[int]:
     """See exercise.py."""
     if len(tokens) < memory.get("num_tokens", 0):
         memory.clear()
-    followers = memory.setdefault("followers", {})  # n-gram -> the place behind it, the newest
+    followers = memory.setdefault("followers", {})  # n-gram -> the place after it, the newest
     for place in range(memory.get("num_tokens", 0), len(tokens)):
         for n in range(shortest, min(longest, place) + 1):
             followers[tuple(tokens[place - n : place])] = place
@@ -19,13 +19,13 @@ def guess(memory: dict[Any, Any], tokens: list[int], num_guesses: int, longest: 
         place = followers.get(tuple(tokens[-n:]))
         if place is not None:
             period = len(tokens) - place
-            return [tokens[place + i % period] for i in range(num_guesses)]
+            return [tokens[place + i % period] for i in range(num_draft_tokens)]
     return []
 
 
-def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> bool:
+def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[int]) -> None:
     """See exercise.py."""
-    seq, reason, stop_reason = chunk.seq, None, None
+    seq = chunk.seq
     seq.status = SequenceStatus.DECODE
     for row, token_id in enumerate(token_ids):
         seq.append(token_id)
@@ -39,7 +39,6 @@ def accept_tokens(scheduler: Scheduler, chunk: ScheduledChunk, token_ids: list[i
         scheduler.block_manager.register_prefix(seq)
     if reason is not None:
         scheduler.finish(seq, reason, stop_reason)
-    return reason is not None
 
 
 def share_guesses(acceptances: list[float], limits: list[int], step_s: list[float]) -> list[int]:
@@ -65,7 +64,7 @@ def resume(seq: Sequence) -> Sequence:
         lora_id=seq.lora_id,
         mm_spans=seq.mm_spans,
     )
-    for token_id in seq.generated_token_ids:  # behind the prompt: positions in the output stay what they were
+    for token_id in seq.generated_token_ids:  # after the prompt: positions in the output stay what they were
         there.append(token_id)
     there.seed, there.sample_index = seq.seed, seq.sample_index
     return there

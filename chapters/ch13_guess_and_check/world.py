@@ -1,4 +1,5 @@
-"""The object that the lab of chapter 13 plays with: a text that the real engine continues, step by step, with guesses.
+"""The object that the lab of chapter 13 plays with: a text that the real engine continues, step by step, with
+draft tokens.
 
 The engine computes in float32, so that the tokens are the same on every machine.
 """
@@ -27,61 +28,65 @@ TEXTS = {
     ),
     "a story": "The lighthouse keeper had not spoken to anyone for three weeks when the boat",
 }
-NGRAMS, ITSELF, NOBODY = "n-grams", "the model itself in 8 bits", "nobody"
-GUESSERS = (NGRAMS, ITSELF, NOBODY)
+NGRAMS, ITSELF, NOBODY = "n-grams", "the model itself in 8 bits", "nowhere"
+SOURCES = (NGRAMS, ITSELF, NOBODY)
 LONGEST, SHORTEST = 4, 2  # n-grams
-NUMS_GUESSES = (4, 8, 1, 2)
+NUMS_DRAFT_TOKENS = (4, 8, 1, 2)
 TEMPERATURES = (0.0, 0.5, 1.0)
 MAX_TOKENS, SEED = 160, 3
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 1, "num_gpu_blocks_override": 72, "block_size": 8}
 
 
 class Step(NamedTuple):
-    """What a step did for a sequence: guesses that were computed, and the tokens that came in (the last: no guess)."""
+    """What a step did for a sequence: draft tokens that were computed, and the tokens that it got.
 
-    guesses: list[int]
+    The last one it got is no draft token: it was sampled after those that were accepted.
+    """
+
+    draft_token_ids: list[int]
     taken: list[int]
 
     @property
-    def num_held(self) -> int:
+    def num_accepted(self) -> int:
         return len(self.taken) - 1
 
     @property
     def num_checked(self) -> int:
-        """Behind the first guess that fails, none is checked."""
-        return min(self.num_held + 1, len(self.guesses))
+        """After the first draft token that is rejected, none is checked."""
+        return min(self.num_accepted + 1, len(self.draft_token_ids))
 
 
-def expected_run(acceptance: float, num_guesses: int) -> float:
-    """Tokens that a step gives: the j-th guess adds one if all up to it hold. 1 + a + a**2 + ... + a**num_guesses."""
-    return sum(acceptance**j for j in range(num_guesses + 1))
+def expected_run(acceptance: float, num_draft_tokens: int) -> float:
+    """Tokens that a step gives: the j-th draft token adds one if the first j are accepted. 1 + a + a**2 + ..."""
+    return sum(acceptance**j for j in range(num_draft_tokens + 1))
 
 
 class Always(Speculation):
-    """As many guesses as are allowed in every step, whatever they bring. (The engine's own decides by the clock.)"""
+    """As many draft tokens as are allowed in every step, whatever they bring. (The engine decides by the clock.)"""
 
-    def choose(self, scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
-        counts: list[int] = []
-        for chunk in chunks:
-            room = min(budget - sum(counts), scheduler.num_tokens_left(chunk.seq) - 1)
-            is_decode = chunk.reaches_end and chunk.end - chunk.start == 1
-            counts.append(max(0, min(self.num_speculative_tokens, room)) if is_decode else 0)
+    def choose(self, scheduler: Scheduler) -> dict[Sequence, int]:
+        counts = {}
+        for seq in scheduler.running:
+            count = min(self.num_speculative_tokens, scheduler.num_tokens_left(seq) - 1)
+            is_decode = len(seq.tokens) - seq.num_computed_tokens == 1
+            if is_decode and count > 0:
+                counts[seq] = count
         return counts
 
 
 class Proposes:
-    """A Proposer (features/speculation/choose.py) that asks this function for so many guesses for a sequence."""
+    """A Proposer (features/speculation/choose.py) that asks this function for so many tokens for a sequence."""
 
     first_acceptance, draft_s = 0.5, 0.0
 
-    def __init__(self, guesses_for: Callable[[Sequence, int], list[int]]) -> None:
-        self.guesses_for = guesses_for
+    def __init__(self, draft_for: Callable[[Sequence, int], list[int]]) -> None:
+        self.draft_for = draft_for
 
     def kind(self, seq: Sequence) -> int:
         return 0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self.guesses_for(seq, num_guesses) for seq, num_guesses in wanted]
+        return [self.draft_for(seq, num_draft_tokens) for seq, num_draft_tokens in wanted]
 
 
 @contextmanager
@@ -90,8 +95,8 @@ def steps_watched(llm: LLM) -> Iterator[list[Step]]:
     steps: list[Step] = []
     ours: Callable = llm.engine.scheduler.update
 
-    def update(output: SchedulerOutput, token_ids: list[int]) -> list[Sequence]:
-        finished = ours(output, token_ids)
+    def update(output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[Sequence]:
+        finished = ours(output, sampled_token_ids)
         chunks = [chunk for chunk in output.chunks if chunk.reaches_end]
         steps.extend(Step(chunk.draft_token_ids, chunk.seq.tokens[chunk.known_end :]) for chunk in chunks)
         return finished
@@ -106,8 +111,8 @@ def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
     found: list[ScheduledChunk] = []
     ours = llm.engine.scheduler.schedule
 
-    def schedule() -> SchedulerOutput:
-        output = ours()
+    def schedule(drafts: dict[int, list[int]]) -> SchedulerOutput:
+        output = ours(drafts)
         found.extend(output.chunks)
         return output
 
@@ -116,10 +121,10 @@ def chunks_watched(llm: LLM) -> Iterator[list[ScheduledChunk]]:
 
 
 @contextmanager
-def guessing(llm: LLM, proposer: Proposer | None, num_guesses: int) -> Iterator[None]:
-    """This engine always makes so many guesses for a while. None: it makes none."""
-    speculation = Always(proposer, num_guesses, 10**6) if proposer is not None else None
-    with replaced(llm.engine.scheduler, "speculation", speculation):
+def drafting(llm: LLM, proposer: Proposer | None, num_draft_tokens: int) -> Iterator[None]:
+    """This engine always checks so many draft tokens for a while. proposer None: it checks none."""
+    speculation = Always(proposer, num_draft_tokens, 10**6) if proposer is not None else None
+    with replaced(llm.engine, "speculation", speculation):
         yield
 
 
@@ -137,10 +142,10 @@ def load_own_draft(llm: LLM) -> Any:
 
 
 class World:
-    """A text, who guesses how much, and the steps so far."""
+    """A text, where how many draft tokens come from, and the steps so far."""
 
-    guesser: str
-    num_guesses: int
+    source: str
+    num_draft_tokens: int
     temperature: float
 
     def __init__(self, llm: LLM) -> None:
@@ -152,14 +157,14 @@ class World:
     # -- actions --------------------------------------------------------------------------------------------------
 
     def reset(self) -> str:
-        self.guesser, self.num_guesses, self.temperature = NGRAMS, NUMS_GUESSES[0], 0.0
+        self.source, self.num_draft_tokens, self.temperature = NGRAMS, NUMS_DRAFT_TOKENS[0], 0.0
         self.begin(TEXTS["a quotation"])
         return "The prompt is computed, and the first token sampled. n makes a step, e twenty; t takes a text of yours."
 
     def step(self, num_steps: int = 1) -> str:
         if self.seq.finish_reason is not None:
             raise ValueError("the text has ended: x takes another one, t one of yours, r begins anew")
-        with guessing(self.llm, self.proposer, self.num_guesses), steps_watched(self.llm) as steps:
+        with drafting(self.llm, self.proposer, self.num_draft_tokens), steps_watched(self.llm) as steps:
             for _ in range(num_steps):
                 if self.seq.finish_reason is None:
                     self.llm.engine.step()
@@ -170,14 +175,14 @@ class World:
         return self.step(20)
 
     def next_number(self) -> str:
-        self.num_guesses = NUMS_GUESSES[(NUMS_GUESSES.index(self.num_guesses) + 1) % len(NUMS_GUESSES)]
+        self.num_draft_tokens = NUMS_DRAFT_TOKENS[(NUMS_DRAFT_TOKENS.index(self.num_draft_tokens) + 1) % len(NUMS_DRAFT_TOKENS)]
         self.begin(self.prompt)
-        return f"At most {self.num_guesses} guesses a step. The text begins anew."
+        return f"At most {self.num_draft_tokens} draft tokens a step. The text begins anew."
 
-    def next_guesser(self) -> str:
-        self.guesser = GUESSERS[(GUESSERS.index(self.guesser) + 1) % len(GUESSERS)]
+    def next_source(self) -> str:
+        self.source = SOURCES[(SOURCES.index(self.source) + 1) % len(SOURCES)]
         self.begin(self.prompt)
-        return f"Who guesses: {self.guesser}. The text begins anew."
+        return f"Draft tokens come from: {self.source}. The text begins anew."
 
     def next_temperature(self) -> str:
         self.temperature = TEMPERATURES[(TEMPERATURES.index(self.temperature) + 1) % len(TEMPERATURES)]
@@ -191,17 +196,17 @@ class World:
 
     def typed(self, text: str) -> str:
         self.begin(text)
-        return f"{self.seq.num_prompt_tokens} tokens. Guess which of its words will be guessed."
+        return f"{self.seq.num_prompt_tokens} tokens. Which of its words will be drafted?"
 
     # -- what there is ----------------------------------------------------------------------------------------------
 
     @property
     def proposer(self) -> Proposer | None:
-        if self.guesser == NOBODY:
+        if self.source == NOBODY:
             return None
-        if self.guesser == ITSELF and self._own_draft is None:
+        if self.source == ITSELF and self._own_draft is None:
             self._own_draft = load_own_draft(self.llm)
-        return self._own_draft if self.guesser == ITSELF else self._ngrams
+        return self._own_draft if self.source == ITSELF else self._ngrams
 
     def begin(self, prompt: str) -> None:
         """The prompt is computed, which samples a token. Raises ValueError, with all as it was, for one too long."""

@@ -142,7 +142,7 @@ class Replica:
         self.num_steps += 1
         self.num_computed_tokens += output.num_tokens
         sampling = [chunk.seq for chunk in output.chunks if chunk.reaches_end]
-        finished = self.scheduler.update(output, [TOKEN] * len(sampling))
+        finished = self.scheduler.update(output, output.per_chunk([TOKEN] * len(sampling)))
         for seq in sampling:
             job = self.jobs[seq.seq_id]
             if not job.token_times:

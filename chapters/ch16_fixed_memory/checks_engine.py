@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chapters.ch13_guess_and_check.checks import Proposes
-from chapters.ch13_guess_and_check.world import guessing, steps_watched
+from chapters.ch13_guess_and_check.world import drafting, steps_watched
 from chapters.ch16_fixed_memory.checks_delta import DeltaStep
 from chapters.ch16_fixed_memory.checks_guesses import ReadGuesses
 from chapters.ch17_experts.sparse import make_tokenizer
@@ -142,7 +142,7 @@ class GuessingLayers:
 
         assert batch.segments is not None
         rows, outputs, segments = list(zip(inputs, gates, strict=True)), list[Tensor](), batch.segments.tolist()
-        for number, (source, _, slot, _, num_held, first, num_known, is_guessed) in enumerate(segments):
+        for number, (source, _, slot, _, num_accepted, first, num_known, is_guessed) in enumerate(segments):
             if is_guessed:
                 continue
             if source < 0:  # before the first token
@@ -152,7 +152,7 @@ class GuessingLayers:
             known_end = first + num_known
             end = known_end + following[-2] if following[-1] else known_end
             given = rows[first:known_end], rows[known_end:end]
-            outputs += self.function(step, self.memories[net, slot], num_held, *given)
+            outputs += self.function(step, self.memories[net, slot], num_accepted, *given)
         return delta_rule.norm_and_gate(torch.stack(outputs), z, net)
 
 
@@ -160,20 +160,20 @@ def remembers() -> Callable[[Sequence, int], list[int]]:
     """Knows what is answered; one of four guesses is wrong."""
     known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, expected_answers(), strict=True)}
 
-    def guesses_for(seq: Sequence, num_guesses: int) -> list[int]:
+    def draft_for(seq: Sequence, num_draft_tokens: int) -> list[int]:
         at = len(seq.tokens) - seq.num_prompt_tokens
         answer = known[tuple(seq.tokens[: seq.num_prompt_tokens])]
-        places = range(at, min(at + num_guesses, len(answer)))
+        places = range(at, min(at + num_draft_tokens, len(answer)))
         return [(answer[i] + (i % 4 == 3)) % 256 for i in places]
 
-    return guesses_for
+    return draft_for
 
 
 def answer_with_guesses(function: ReadGuesses) -> None:
     proposer, of_layers = Proposes(remembers()), HybridKernels(delta_net=GuessingLayers(function).delta_net)
     with replaced(hybrid_layers, "kernels_for", lambda kernels: of_layers):
         compare(", without any guess")
-        with guessing(hybrid_engine(), proposer, NUM_GUESSES), steps_watched(hybrid_engine()) as steps:
+        with drafting(hybrid_engine(), proposer, NUM_GUESSES), steps_watched(hybrid_engine()) as steps:
             compare(" where it guesses: the state is not that of the tokens before")
-    if not any(step.num_held for step in steps):
+    if not any(step.num_accepted for step in steps):
         raise Wrong("not one guess has held, although three of four are right")

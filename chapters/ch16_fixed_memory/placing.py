@@ -96,7 +96,7 @@ def send(scheduler: Scheduler, prompt: list[int], answer: list[int]) -> Sequence
     seq = Sequence(prompt, SamplingParams(max_tokens=len(answer), ignore_eos=True))
     scheduler.add(seq)
     for token in answer:
-        scheduler.update(scheduler.schedule(), [token])
+        scheduler.update(scheduler.schedule(), [[token]])
     return seq
 
 

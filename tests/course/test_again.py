@@ -6,7 +6,7 @@ from chapters.ch13_guess_and_check.again import Played, answer_alone, hat, noise
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.sampler import uniform_noise
 
-ALL = {"num_blocks": 18, "num_guesses": 3, "fails": True}
+ALL = {"num_blocks": 18, "num_draft_tokens": 3, "fails": True}
 
 
 def test_numbers_are_the_samplers():
@@ -27,4 +27,4 @@ def test_answers_are_those_of_each_sequence_alone(options):
 
 
 def test_one_generator_for_all_is_noticed():
-    assert Played(draw=hat()).answers() != Played(draw=hat(), num_guesses=3).answers()
+    assert Played(draw=hat()).answers() != Played(draw=hat(), num_draft_tokens=3).answers()

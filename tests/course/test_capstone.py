@@ -50,14 +50,14 @@ CHEATS = {  # method, body -> what is said
     "nan": ("worth", "return float('nan')", "worth() is a finite number, found [nan"),
     "negative": ("token_budget", "return -1", "token_budget() is a whole number from 1 to 2,048, found -1"),
     "huge": ("token_budget", "return 10**9", "found 1000000000"),
-    "guesses": ("num_guesses", "return {r.id: 9**9 for r in given[0].running if r.first_token_s}", "0 to 8 guesses"),
-    "others": ("num_guesses", "return {77: 1}", "num_guesses() names request 77, which does not run"),
+    "draft tokens": ("num_draft_tokens", "return {r.id: 9**9 for r in given[0].running if r.first_token_s}", "0 to 8 draft tokens"),
+    "others": ("num_draft_tokens", "return {77: 1}", "num_draft_tokens() names request 77, which does not run"),
     "long": ("order", "return 'x' * (1 << 21)", "more than 1,048,576 bytes"),
 }
 WRONG_REPAIRS = [
     (1, "lora_id is not None", "cache_salt is not None"),
     (2, "            block.ref_count -= 1\n", "            block.ref_count = max(block.ref_count - 1, 0)\n"),
-    (3, "budget > 1", "budget >= 0"),
+    (3, "budget <= 1", "budget < 0"),
     (4, "if seq in self.running:\n                self.block_manager.free(seq)\n", "seq.block_table = []\n"),
 ]
 
@@ -191,15 +191,15 @@ def test_the_real_engine_has_the_same_seams(checkpoint):
         assert judge.scored(found, setup).num_good == 8
         tokens.append([client.seq.tokens for client in found.clients])
     assert tokens[0] == tokens[1]
-    guessing = type("Guessing", (policy.Policy,), {"num_guesses": lambda self, state: guess_for_all(state)})
-    found = server.serve(due, setup, Desk(guessing, list(setup)))
+    drafting = type("Drafting", (policy.Policy,), {"num_draft_tokens": lambda self, state: draft_for_all(state)})
+    found = server.serve(due, setup, Desk(drafting, list(setup)))
     assert [client.seq.tokens for client in found.clients] == tokens[0]
     with pytest.raises(Refused, match="lets the others wait"):
         server.serve(due, setup, Desk(type("Nobody", (policy.Policy,), {"order": lambda self, state: []}), list(setup)))
     server.stop()
 
 
-def guess_for_all(state):
+def draft_for_all(state):
     return {request.id: 4 for request in state.running if request.first_token_s is not None}
 
 

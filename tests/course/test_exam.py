@@ -106,13 +106,13 @@ def found_prefixes(text: str) -> str:
     return "\n".join(rows) + f"\n\n(b) {len(before)}"
 
 
-def guesses(text: str) -> str:
+def drafts(text: str) -> str:
     tokens = [int(n) for n in re.search(r"tokens ([\d, ]+) so far", text)[1].split(",")]
     said = []
     for n in (3, 2):
         at = max(i for i in range(len(tokens) - n) if tokens[i : i + n] == tokens[-n:]) + n
         longer = list(tokens)
-        for i in range(4):  # what it guesses may be what it goes on from
+        for i in range(4):  # what it proposes may be what it goes on from
             longer.append(longer[at + i])
         said.append(longer[-4:])
     return f"(a) {said[0]} (b) {said[1]}"
@@ -158,9 +158,10 @@ def rank(layers: int, heads: int, kv_heads: int, head_dim: int, ranks: int, giga
     return f"(a) {share:,} (b) {gigabytes * 10**9 // share:,}"
 
 
-def after_failure(prompt: int, size: int, budget: int, done: int) -> str:
-    found = (prompt + done - 1) // size * size
-    return f"{found} tokens are found, {prompt + done - found} computed"
+def after_failure(prompt: int, done: int, size: int, budget: int) -> str:
+    length = prompt + done
+    found = length // size * size
+    return f"{length} tokens for A, {length - found or 1} for B"
 
 
 def step_of_machine(billions: int, bandwidth: int, teraflops: int, limit_ms: int) -> str:
@@ -183,7 +184,7 @@ FROM_TEXT = {
     "steps_within_a_budget": steps,
     "hits_block_by_block": found_prefixes,
     "filter_after_filter": filters,
-    "guesses_from_the_text": guesses,
+    "drafts_from_the_text": drafts,
 }
 FROM_NUMBERS = {  # all whole numbers of the text, in their order
     "forgetful_loop": lambda p, n: f"sends {sum(range(p, p + n))} tokens, the engine {p + n - 1}.",

@@ -107,29 +107,29 @@ def generate(engine: PageEngine, token_ids: list[int], params: SamplingParams) -
 
 
 class HalfRight:
-    """Guesses what will be said, and then, after two tokens, something else."""
+    """Proposes what will be said, and then, after two tokens, something else."""
 
     answer: list[int]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [[*self.answer[seq.num_generated_tokens :][:2], 7, 7][:num_guesses] for seq, num_guesses in wanted]
+        return [[*self.answer[seq.num_generated_tokens :][:2], 7, 7][:num_draft_tokens] for seq, num_draft_tokens in wanted]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("guesses", [False, True], ids=["alone", "guesses"])
-def test_tokens_are_the_engines(model, llm, temperature, guesses):
-    """Cold, from the prefix cache, in chunks of 64, with guesses; greedy and drawn."""
+@pytest.mark.parametrize("has_drafts", [False, True], ids=["alone", "drafts"])
+def test_tokens_are_the_engines(model, llm, temperature, has_drafts):
+    """Cold, from the prefix cache, in chunks of 64, with draft tokens; greedy and drawn."""
     engine, params = (
         PageEngine(json.loads(model.layout), model.step),
         SamplingParams(temperature=temperature, seed=7, max_tokens=24),
     )
-    guesser = HalfRight()
-    engine.scheduler.speculation = Always(guesser, 4, 64) if guesses else None
+    proposer = HalfRight()
+    engine.speculation = Always(proposer, 4, 64) if has_drafts else None
     llm.reset_prefix_cache()
     cached = []
     for prompt in [*PROMPTS, *PROMPTS]:
         [output] = llm.generate([prompt], params, use_tqdm=False)
-        guesser.answer = output.outputs[0].token_ids
+        proposer.answer = output.outputs[0].token_ids
         token_ids, num_cached = generate(engine, output.prompt_token_ids, params)
         assert token_ids == output.outputs[0].token_ids
         assert num_cached == output.num_cached_tokens
@@ -229,7 +229,7 @@ def start(phone, address: str, chapter: str) -> None:
 
 
 def test_a_page_with_its_model(site, llm, phone):
-    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then, without a network, guesses
+    """Fetched by a click, then kept, once; a text, its candidates, a head's attention. Then, without a network, drafts
     on another page that was opened before."""
     with served(site.parent) as host:
         phone.goto(f"{host}/site/ch13_guess_and_check/lab.html")
@@ -253,7 +253,7 @@ def test_a_page_with_its_model(site, llm, phone):
         phone.click("[data-act=run]")
         phone.wait_for_function("document.querySelector('.model .said').textContent.startsWith('95 tokens')")
         ready(phone)
-        assert int(re.search(r"guesses\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
+        assert int(re.search(r"draft tokens\s+(\d+)", phone.inner_text(".shown .panel >> nth=2"))[1]) > 0
         assert_accessible(phone)
         assert phone.evaluate(KEPT).count("weights.bin") == 1
         [problem] = phone.problems  # the manifest could not be loaded, and the one that is kept was taken

@@ -12,6 +12,7 @@ from chapters.ch08_sampling.theory import reshape
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
+from nanovllm.features.speculation.choose import Speculation
 from nanovllm.sampling_params import SamplingParams
 
 Kernels = Callable[[str], str]  # a step as JSON -> what came out of it
@@ -34,7 +35,7 @@ class Step(NamedTuple):
 class PageEngine:
     """One text at a time, whose next step is computed, and taken when its tokens are known.
 
-    layout: of an image (image.py); pending: a step that is computed and not taken.
+    layout: of an image (image.py); speculation: proposes draft tokens, if a lesson sets it; pending: a step that is computed and not taken.
     """
 
     def __init__(self, layout: dict[str, Any], kernels: Kernels) -> None:
@@ -46,6 +47,7 @@ class PageEngine:
             max_model_len=layout["max_model_len"],
             eos_token_ids=frozenset(layout["eos_token_ids"]),
         )
+        self.speculation: Speculation | None = None
         self.pending: Step | None = None
 
     def begin(self, prompt_token_ids: list[int], params: SamplingParams) -> Sequence:
@@ -63,25 +65,26 @@ class PageEngine:
     def compute(self, wants_logits: bool = False) -> Step:
         """Steps up to the next one that samples. It waits to be taken."""
         while True:
-            output = self.scheduler.schedule()
+            drafts = {} if self.speculation is None else self.speculation.propose(self.scheduler)
+            output = self.scheduler.schedule(drafts)
             started = time.perf_counter()
             try:
                 [chunk] = output.chunks
                 found = self._run(chunk, logits=list(range(chunk.num_logits)) if wants_logits else [])
             except BaseException:
-                self.scheduler.roll_back(output)
+                self.scheduler.restart(list(self.scheduler.seqs.values()))
                 raise
             step = Step(output, found["chosen"], found["logits"], time.perf_counter() - started)
             if chunk.reaches_end:
                 self.pending = step
                 return step
-            self.scheduler.update(output, [])
+            self.scheduler.update(output, [[]])
 
     def take(self, token_ids: list[int]) -> list[Sequence]:
         """Append the tokens that the pending step's rows sampled. Returns the sequence if it has ended."""
         assert self.pending is not None
         step, self.pending = self.pending, None
-        return self.scheduler.update(step.output, token_ids)
+        return self.scheduler.update(step.output, [token_ids])
 
     def sample(self) -> list[int]:
         """A token for each row of the pending step, as the engine's sampler draws it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from chapters.site.model.engine import PageEngine
 
-LESSONS = {1: "next_token", 8: "reshaping", 13: "guessing"}
+LESSONS = {1: "next_token", 8: "reshaping", 13: "drafts"}
 Values = dict[str, str]  # of a page's inputs, by name
 
 

@@ -33,9 +33,9 @@ TEXTS = {  # title, what one does, a text to begin with, buttons
         {"draw": "Draw 200 times"},
     ),
     13: (
-        "Guesses on a text of yours",
-        "Type a text that repeats itself, or one that does not. The engine's n-gram guesser says how it may go on; the "
-        "model checks all guesses in one step.",
+        "Draft tokens on a text of yours",
+        "Type a text that repeats itself, or one that does not. The engine's n-gram proposer says how it may go on; "
+        "the model checks all draft tokens in one step.",
         world.TEXTS["a quotation"],
         {"step": "One step", "run": "Run", "pause": "Pause"},
     ),
@@ -57,8 +57,8 @@ def sliders(chapter: Chapter, model: OnPages, words: Words) -> str:
             + slider("top_k", "top_k (0: off)", (0, 500, 100, 50, 20, 10, 5, 3, 2, 1), 0)
             + slider("top_p", "top_p", (1, 0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1), 1)
         )
-    guesses = slider("num_guesses", "guesses a step, at most", (0, 1, 2, 4, 8), 4)
-    return guesses + slider("temperature", "temperature", (0, 0.5, 1), 0)
+    sliders = slider("num_draft_tokens", "draft tokens a step, at most", (0, 1, 2, 4, 8), 4)
+    return sliders + slider("temperature", "temperature", (0, 0.5, 1), 0)
 
 
 def model_section(chapter: Chapter, model: OnPages | None, words: Words = ENGLISH) -> str:

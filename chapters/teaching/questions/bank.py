@@ -158,7 +158,7 @@ def one_step(engine: Scheduler, seqs: dict[str, Sequence]) -> Step:
     output = engine.schedule()
     num_logits = sum(chunk.num_logits for chunk in output.chunks)
     num_tokens = {names[chunk.seq.seq_id]: chunk.end - chunk.start for chunk in output.chunks}
-    engine.update(output, [7] * num_logits)
+    engine.update(output, output.per_chunk([7] * num_logits))
     engine.check_integrity()
     return Step(num_tokens, [names[seq.seq_id] for seq in output.preempted], num_logits)
 

@@ -45,29 +45,31 @@ def rows_and_logits(draw: Draw) -> Question:
 def after_a_failure(draw: Draw) -> Question:
     num_prompt, num_done, size = draw.number(6, 14), draw.number(2, 6), 4
 
-    seqs, engine = {"A": request(num_prompt, 20)}, scheduler(16, size, 64, caching=True)
-    engine.add(seqs["A"])
+    seqs, engine = {name: request(num_prompt, 20) for name in "AB"}, scheduler(16, size, 64, caching=True)
+    for seq in seqs.values():
+        engine.add(seq)
     for _ in range(num_done):
         one_step(engine, seqs)
-    engine.roll_back(engine.schedule())
+    engine.schedule()
+    engine.restart(list(seqs.values()))
     step = one_step(engine, seqs)
-    found, computed = seqs["A"].num_cached_tokens, step.num_tokens["A"]
+    found, computed = seqs["B"].num_cached_tokens, step.num_tokens["B"]
     length = num_prompt + num_done
     return Question(
         text(f"""
-        A request with a prompt of {num_prompt} tokens is alone in the engine. Blocks hold {size} tokens, prefix
-        caching is on, and a step may compute 64 tokens. {num_done} steps have succeeded. The next one raises an
-        exception while the model computes, and the engine rolls the step back. Then the request is admitted again.
-        How many of its tokens are found in the cache, and how many does the step compute that follows?
+        Two requests, A and B, with the same prompt of {num_prompt} tokens have come in together and have generated the
+        same {num_done} tokens so far. Blocks hold {size} tokens, prefix caching is on, and a step may compute 64 tokens.
+        Their next step raises an exception while the model computes, and the engine begins anew. How many tokens does
+        the step that follows compute for A, and how many for B?
         """),
-        f"{found} tokens are found, {computed} computed.",
+        f"{step.num_tokens['A']} tokens for A, {computed} for B.",
         (
-            (1, f"the request has {num_prompt} + {num_done} = {length} tokens when the step fails"),
+            (1, f"both keep the tokens that they had before the step: {num_prompt} + {num_done} = {length}"),
+            (1, f"nothing is cached any more, so A computes all {length}"),
             (
                 2,
-                f"the steps before have computed {length - 1} tokens: {found // size} full blocks, {found} tokens, "
-                "keep their names; a name that the failed step gave is taken back",
+                f"A's full blocks are registered when A is scheduled, in the same step: B finds {found} tokens and "
+                f"computes {length} - {found} = {computed}",
             ),
-            (1, f"{length} - {found} = {computed}"),
         ),
     )

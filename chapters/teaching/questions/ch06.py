@@ -140,13 +140,13 @@ def which_budget(draw: Draw) -> Question:
         for name in [*seqs][1:]:
             engine.add(seqs[name])
         first = engine.schedule()
-        engine.update(first, [7] * num_decodes)
+        engine.update(first, first.per_chunk([7] * num_decodes))
         engine.add(seqs["P"])
         totals = []
         while seqs["P"].num_generated_tokens == 0:
             output = engine.schedule()
             totals.append(output.num_tokens)
-            engine.update(output, [7] * sum(chunk.num_logits for chunk in output.chunks))
+            engine.update(output, [[7] * chunk.num_logits for chunk in output.chunks])
         rows.append((budget, len(totals), sum(map(ms, totals)), max(map(ms, totals))))
     shown = table(
         ["budget", "steps", "TTFT", "longest gap"], ([b, n, f"{t:.1f} ms", f"{g:.1f} ms"] for b, n, t, g in rows)

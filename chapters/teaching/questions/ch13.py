@@ -2,27 +2,27 @@
 
 from chapters.ch13_guess_and_check.solution import share_guesses
 from chapters.teaching.questions.bank import Draw, Question, asks, listed, request, scheduler, table, text
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.features.speculation.ngrams import NgramIndex
 
 
 @asks(13, "trace")
-def guesses_from_the_text(draw: Draw) -> Question:
-    a, b, c, d, e, f = draw.some(range(1, 10), 6)  # c a b stands before, and a b once more behind it
+def drafts_from_the_text(draw: Draw) -> Question:
+    a, b, c, d, e, f = draw.some(range(1, 10), 6)  # c a b comes first, and a b once more after it
     between = draw.one_of([[f], [f, e], []])
     tokens = [*draw.one_of([[], [e], [f, d]]), c, a, b, d, *between, a, b, e, *draw.one_of([[f], []]), c, a, b]
 
-    def guess(tokens: list[int], longest: int = 3) -> list[int]:
-        return NgramIndex(range(longest, 1, -1)).guess(tokens, 4)
+    def proposed(tokens: list[int], longest: int = 3) -> list[int]:
+        return NgramIndex(range(longest, 1, -1)).propose(tokens, 4)
 
-    two = guess(tokens, 2)
+    two = proposed(tokens, 2)
     return Question(
         text(f"""
-        A text has the tokens {", ".join(map(str, tokens))} so far. The guesser looks for its last tokens earlier in
-        the text: first the last three, then the last two; of several places the newest counts. It shall give four
-        guesses. (a) Which? (b) Which would it give if it looked for the last two only?
+        A text has the tokens {", ".join(map(str, tokens))} so far. The n-gram proposer looks for its last tokens
+        earlier in the text: first for the last three, then for the last two; of several places the newest counts. It
+        should propose four draft tokens. (a) Which are they? (b) Which would it propose if it looked for the last two
+        only?
         """),
-        f"(a) {guess(tokens)} (b) {two}",
+        f"(a) {proposed(tokens)} (b) {two}",
         (
             (2, f"(a) what followed {tokens[-3:]} earlier, and so on from there"),
             (2, f"(b) what followed {tokens[-2:]} last"),
@@ -32,43 +32,40 @@ def guesses_from_the_text(draw: Draw) -> Question:
 
 @asks(13, "trace")
 def what_the_check_keeps(draw: Draw) -> Question:
-    guesses = draw.some(range(10, 40), 4)
-    num_held, num_known = draw.number(1, 3), draw.number(9, 20)
-    rows = [*guesses[:num_held], *draw.some(range(50, 99), 5 - num_held)]
+    draft = draw.some(range(10, 40), 4)
+    num_accepted, num_known = draw.number(1, 3), draw.number(9, 20)
+    rows = [*draft[:num_accepted], *draw.some(range(50, 99), 5 - num_accepted)]
     engine = scheduler(16, 4, 64, caching=True)
     seq = request(num_known, 40)
     engine.add(seq)
-    engine.update(engine.schedule(), [7])
+    engine.update(engine.schedule(), [[7]])
     start = len(seq.tokens) - 1
-    engine.block_manager.append_slots(seq, 5)
-    seq.num_computed_tokens = start + 5
-    chunk = ScheduledChunk(seq, start, start + 5, start, guesses)
-    engine.update(SchedulerOutput([chunk], [], 5), rows)
+    engine.update(engine.schedule({seq.seq_id: draft}), [rows])
     engine.check_integrity()
     new = seq.tokens[start + 1 :]
     return Question(
         text(f"""
         A sequence has {start + 1} tokens, and the K and V of all but the last are in the cache. A step computes this
-        last token and the four guesses {guesses}. Its five rows are sampled as {rows}. (a) Which tokens does the
-        sequence get? (b) Of how many of its tokens are K and V in the cache then, and good? (c) What becomes of the K
-        and V that were written for the refused guesses?
+        last token and the four draft tokens {draft}. The tokens {rows} are sampled from its five rows. (a) Which tokens
+        does the sequence get? (b) For how many of its tokens does the cache then hold the right K and V? (c) What
+        becomes of the K and V that were written for the rejected draft tokens?
         """),
-        f"(a) {new} (b) {seq.num_computed_tokens} (c) They stay in their slots until the next steps write these "
-        "slots with the tokens that came instead; no name is given to them.",
+        f"(a) {new} (b) {seq.num_computed_tokens} (c) They stay in their slots until the next steps write the "
+        "tokens that came instead into these slots; they are never registered.",
         (
             (
                 2,
-                f"(a) {num_held} {'guess holds' if num_held == 1 else 'guesses hold'}, and the row behind gives one "
-                "more",
+                f"(a) {num_accepted} {'draft token is' if num_accepted == 1 else 'draft tokens are'} accepted, and the row "
+                "after gives one more",
             ),
-            (1, f"(b) {start} + 1 + {num_held}"),
+            (1, f"(b) {start} + 1 + {num_accepted}"),
             (1, "(c) they are overwritten"),
         ),
     )
 
 
 @asks(13, "decide")
-def whose_guesses_to_check(draw: Draw) -> Question:
+def whose_draft_tokens_to_check(draw: Draw) -> Question:
     def make() -> tuple[list[float], list[int], list[int]]:
         first = draw.number(10, 14)
         steps = [first]
@@ -89,20 +86,20 @@ def whose_guesses_to_check(draw: Draw) -> Question:
     chances, limits, steps = made
     shares = share_guesses(chances, limits, [ms / 1e3 for ms in steps])
     shown = table(
-        ["guesses in all", "step", "tokens a second"],
+        ["draft tokens in all", "step", "tokens a second"],
         ([n, f"{ms} ms", f"{r:.0f}"] for n, (ms, r) in enumerate(zip(steps, rates(made), strict=True))),
     )
     return Question(
         text(f"""
-        Two sequences decode. A guess of the first holds with probability {chances[0]}, one of the second with
-        {chances[1]}, if those before it do. Each may have two guesses at most. A step takes
-        {listed(f"{ms} ms" for ms in steps)} with 0, 1, 2 and 3 guesses in all. How many guesses should each sequence
-        get, so that most tokens come in a second?
+        Two sequences decode. A draft token of the first is accepted with probability {chances[0]}, one of the second
+        with {chances[1]}, if those before it are. Each may have at most two draft tokens. A step takes
+        {listed(f"{ms} ms" for ms in steps)} with 0, 1, 2 and 3 draft tokens in all. How many should each sequence get,
+        so that as many tokens as possible come in a second?
         """),
         f"{shares[0]} and {shares[1]}.\n\n{shown}",
         (
-            (1, "a guess brings the probability that it and all before it hold: a, then a²"),
-            (2, "the best chances first, and for each number of guesses the tokens a second"),
+            (1, "a draft token adds the probability that it and all before it are accepted: a, then a²"),
+            (2, "the best chances first, and for each number of draft tokens the tokens a second"),
             (1, f"the largest: {sum(shares)} in all, {shares[0]} and {shares[1]}"),
         ),
     )

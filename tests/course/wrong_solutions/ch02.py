@@ -2,18 +2,21 @@
 
 from tests.course.wrong_solutions import Edit
 
-ROLL_BACK = "engine.scheduler.roll_back(output)"
+SEQS = "sample.seq for request in engine.requests.values() for sample in request.samples if not sample.finished"
+COUNT = "engine.stats.count_step(scheduled, len(finished), time.perf_counter() - started)"
 EACH = "for request in progressed.values() if request.finished or request.stream]"
 NEWEST = "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text"
 
 WRONG = {
     "engine_step": [
-        Edit("counts_idle_steps", "return []", "engine.stats.num_steps += 1\nreturn []", "is not counted"),
-        Edit("never_finishes", "engine.forget(finished)", "pass", "engine.forget for every request that is finished"),
-        Edit("finishes_once_a_sample", "[request.request_id] =", "[chunk.seq.seq_id] =", "make one output"),
+        Edit("counts_idle_steps", COUNT, f"{COUNT}\nengine.stats.num_steps += not scheduled.chunks", "is not counted"),
+        Edit("never_finishes", "del engine.requests[request.request_id]", "pass", "delete every request that is finished"),
+        Edit("finishes_once_a_sample", "progressed[request.request_id] =", "progressed[str(chunk.seq.seq_id)] =", "each request is deleted once"),
         Edit("shows_all_streams", EACH, EACH.replace("progressed", "engine.requests"), "only requests that got one"),
-        Edit("ignores_stop_strings", 'engine.scheduler.finish(chunk.seq, "stop", stop)', "pass", "after its stop"),
-        Edit("never_rolls_back", ROLL_BACK, "pass", "after RuntimeError the sequences"),
+        Edit("takes_prompts_for_tokens", "if chunk.reaches_end:", "if True:", "whose reaches_end is True"),
+        Edit("lets_us_do_it", "engine.scheduler.update(", "engine.update(scheduled, result) or (", "you write yourself"),
+        Edit("never_restarts", "engine.restart()", "pass", "after RuntimeError the sequences"),
+        Edit("keeps_the_tokens", "engine.restart()", f"engine.scheduler.restart({SEQS})", "that the failed step had ended"),
         Edit("swallows_the_error", "raise", "return []", "must reach its caller"),
         Edit("catches_exception_only", "BaseException:", "Exception:", "after KeyboardInterrupt the sequences"),
     ],

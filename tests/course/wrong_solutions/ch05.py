@@ -10,14 +10,21 @@ FOUND = """
 num_tokens = min(len(seq.tokens) - seq.num_computed_tokens, budget)
 """
 LIMIT = "scheduler.max_num_batched_tokens"
-# Each goes on without a second look: behind who does not fit, and with who was preempted.
-NEXT = """
-scheduler.waiting.rotate(-1)
-if not manager.allocate_with_prefix(seq := scheduler.waiting[0]):
+# These go on without a second look: after a request that does not fit, and with one that was preempted.
+STOPS_HERE = """
+if not manager.allocate_with_prefix(seq):
     break
 """
-FITS = "if manager.append_slots(seq, num_tokens):"
-STILL = f"while not {FITS[3:]}\n    preempted.append(scheduler.preempt_last())\nif True:"
+NEXT = """
+if not manager.allocate_with_prefix(seq):
+    scheduler.waiting.rotate(-1)
+    if not manager.allocate_with_prefix(seq := scheduler.waiting[0]):
+        break
+"""
+GAVE_WAY = """
+if seq in preempted:
+    break
+"""
 
 WRONG = {
     "finish_reason": [
@@ -38,12 +45,12 @@ WRONG = {
     ],
     "schedule": [
         Edit("forgets_the_state", "seq.status = SequenceStatus.PREFILL", "pass", "gets status PREFILL"),
-        Edit("prefill_only_steps", "> 0 and len", "> 0 and not scheduler.waiting and len", "newcomers in the same"),
+        Edit("prefill_only_steps", "budget == 0 or", "budget == 0 or scheduler.waiting or", "newcomers in the same"),
         Edit("whole_prompt_after_a_hit", FOUND, FOUND.replace(" - seq.num_computed_tokens", ""), "is computed already"),
         Edit("budget_for_prompts_only", FOUND, FOUND.replace("budget", LIMIT), "the decodes of A and B included"),
         Edit("ignores_max_num_seqs", " and len(scheduler.running) < scheduler.max_num_seqs", "", "two may run"),
         Edit("admits_although_preempted", " and not preempted", "", "a step that preempted admits nobody"),
-        Edit("overtakes", "break", NEXT, "nobody overtakes"),
-        Edit("schedules_the_preempted", FITS, STILL, "its blocks are gone"),
+        Edit("overtakes", STOPS_HERE, NEXT, "nobody overtakes"),
+        Edit("schedules_the_preempted", GAVE_WAY, "", "whoever was preempted in this step has none"),
     ],
 }

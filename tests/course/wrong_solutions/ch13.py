@@ -8,7 +8,7 @@ guess
         - for n in range(min(longest, len(tokens)), shortest - 1, -1):
         + for n in range(shortest, min(longest, len(tokens)) + 1):
     stops_at_the_end: again and again
-        ~ [tokens[place + i % period] for i in range(num_guesses)] => tokens[place : place + num_guesses]
+        ~ [tokens[place + i % period] for i in range(num_draft_tokens)] => tokens[place : place + num_draft_tokens]
     begins_one_late: was followed by
         ~ place + i % period => place + (i + 1) % period
     reads_all_again: does not go through the text again
@@ -25,12 +25,12 @@ accept_tokens
         @ What a cache must not keep
         - seq.num_computed_tokens = len(seq.tokens) - 1  # all but the token sampled last
         + seq.num_computed_tokens = min(chunk.end, len(seq.tokens))
-    no_names: blocks that have a name
+    registers_nothing: blocks that are cached
         @ What a cache must not keep
         ~ scheduler.block_manager.register_prefix(seq) =>
     never_finishes: the finish reason
         ~ scheduler.finish(seq, reason, stop_reason) => pass
-    blocks_back_first: named before the sequence gives them back
+    blocks_back_first: registered before the sequence gives them back
         ~ if chunk.draft_token_ids: => if chunk.draft_token_ids and reason is None:
 share_guesses
     stops_at_the_first_fall: look at all
@@ -40,9 +40,9 @@ share_guesses
         + if True:
     one_after_another: take the largest of these first
         ~ chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before =>
-    counts_guesses_alone: expected tokens
+    counts_draft_tokens_alone: expected tokens
         ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0
-    equally_good: as good with fewer guesses
+    equally_good: as good with fewer draft tokens
         ~ num] > best_rate => num] >= best_rate
     ignores_limits: above its limit
         ~ range(1, limits[i] + 1) => range(1, max(limits) + 2)
@@ -50,7 +50,7 @@ resume
     begins_the_answer_anew: clients have the generated tokens already
         ~ in seq.generated_token_ids: => in []:
     one_long_prompt: the number of another position
-        - for token_id in seq.generated_token_ids:  # behind the prompt: positions in the output stay what they were
+        - for token_id in seq.generated_token_ids:  # after the prompt: positions in the output stay what they were
         -     there.append(token_id)
         + there.tokens, there.num_prompt_tokens = list(seq.tokens), len(seq.tokens)
     tokens_with_kv: all tokens are kept
@@ -59,7 +59,7 @@ resume
         ~ there.seed, there.sample_index = seq.seed, seq.sample_index => there.sample_index = seq.sample_index
     the_first_sample: the sample index tells their numbers apart
         ~ there.seed, there.sample_index = seq.seed, seq.sample_index => there.seed = seq.seed
-    no_salt: what the names of its blocks are made of
+    no_salt: what the hashes of its blocks are made of
         ~ cache_salt=seq.cache_salt, =>
     keeps_the_count: its blocks belong to others by now
         = there.seed, there.sample_index = seq.seed, seq.sample_index

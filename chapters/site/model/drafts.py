@@ -1,4 +1,4 @@
-"""Chapter 13 with the model on a page: a text goes on, with guesses that hold and guesses that are refused."""
+"""Chapter 13 with the model on a page: a text goes on, with draft tokens that are accepted or rejected."""
 
 from html import escape
 
@@ -12,12 +12,12 @@ MAX_TOKENS, NUM_SHOWN, SEED = 96, 12, 3
 
 
 class Lesson(lessons.Lesson):
-    """A text that the model continues, step by step. The guesser is the engine's own, and so is what checks it."""
+    """A text that the model continues, step by step. The proposer is the engine's own, and so is what checks it."""
 
     def on_begin(self, values: Values) -> None:
-        token_ids, num_guesses = self.words.encode(values["text"]), int(values["num_guesses"])
-        always = Always(NgramProposer(LONGEST, SHORTEST), num_guesses, self.engine.layout["max_rows"])
-        self.engine.scheduler.speculation = always if num_guesses else None
+        token_ids, num_draft_tokens = self.words.encode(values["text"]), int(values["num_draft_tokens"])
+        always = Always(NgramProposer(LONGEST, SHORTEST), num_draft_tokens, self.engine.layout["max_rows"])
+        self.engine.speculation = always if num_draft_tokens else None
         params = SamplingParams(temperature=float(values["temperature"]), seed=SEED, max_tokens=MAX_TOKENS)
         self.seq = self.engine.begin(token_ids, params)
         self.steps: list[Step] = []
@@ -51,21 +51,21 @@ class Lesson(lessons.Lesson):
             text += f'<span class="held">{escape(held)}</span><b>{escape(sampled)}</b>'
         rows = []
         for number, step in list(enumerate(self.steps, 1))[: -NUM_SHOWN - 1 : -1]:
-            tokens = [drawing.token(piece(i), "held") for i in step.guesses[: step.num_held]]
-            tokens += [drawing.token(piece(i), "refused") for i in step.guesses[step.num_held :]]
+            tokens = [drawing.token(piece(i), "held") for i in step.draft_token_ids[: step.num_accepted]]
+            tokens += [drawing.token(piece(i), "refused") for i in step.draft_token_ids[step.num_accepted :]]
             rows.append((str(number), drawing.text(tokens), drawing.token(piece(step.taken[-1]), "sampled")))
-        steps = drawing.table(("step", "guesses", "sampled"), rows)
+        steps = drawing.table(("step", "draft tokens", "sampled"), rows)
         return [("The text", f"{text}</p>"), ("Steps, the newest first", steps), ("What it brought", self._counts())]
 
     def _counts(self) -> str:
-        guessed = [step for step in self.steps if step.guesses]
-        held, checked = sum(step.num_held for step in guessed), sum(step.num_checked for step in guessed)
-        rows = [("guesses", f"{sum(len(step.guesses) for step in guessed):,}"), ("held", f"{held:,}")]
-        if guessed:
-            share = held / checked
-            a_step = sum(len(step.taken) for step in guessed) / len(guessed)
-            expected = sum(expected_run(share, len(step.guesses)) for step in guessed) / len(guessed)
-            rows += [("of those checked", f"{share:.0%}"), ("tokens a step with guesses", f"{a_step:.2f}")]
+        drafting = [step for step in self.steps if step.draft_token_ids]
+        accepted, checked = sum(step.num_accepted for step in drafting), sum(step.num_checked for step in drafting)
+        rows = [("draft tokens", f"{sum(len(step.draft_token_ids) for step in drafting):,}"), ("accepted", f"{accepted:,}")]
+        if drafting:
+            share = accepted / checked
+            a_step = sum(len(step.taken) for step in drafting) / len(drafting)
+            expected = sum(expected_run(share, len(step.draft_token_ids)) for step in drafting) / len(drafting)
+            rows += [("of those checked", f"{share:.0%}"), ("tokens a step with draft tokens", f"{a_step:.2f}")]
             rows += [("what the formula expects", f"{expected:.2f}")]
         for num_rows in sorted({rows for rows, _ in self.seconds}):
             times = sorted(seconds for rows, seconds in self.seconds if rows == num_rows)
