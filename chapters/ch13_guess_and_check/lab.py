@@ -175,8 +175,7 @@ def tell_noise(story: Story, world: World) -> None:
     world.begin(TEXTS["a story"])  # its blocks are written over here, and the cache forgets them afterwards
     ours, its = (all_logits(runner, token_ids) for runner in (world.llm.engine.model_runner, draft.runner))
     draft.drafts.clear()
-    draft.manager.roll_back()
-    draft.manager.reset_prefix_cache()
+    draft.manager.clear()
     story.say(
         f"The model and its copy in 8 bits read the same {len(token_ids)} tokens. In the mean over all positions, how "
         "probable is it that a guess of the copy holds? By rejection sampling; if both throw the same number; if each "
