@@ -76,7 +76,8 @@ class Seams:
         self._may_run: set[int] = set()
         self._released: list[int] = []  # block ids, in the order of release
         self._uses: Counter[bytes] = Counter()
-        self._worth: dict[bytes, float] = {}  # name -> of cached blocks that nobody uses
+        self._depths: dict[bytes, int] = {}  # block hash -> blocks that come before it
+        self._worth: dict[bytes, float] = {}  # block hash -> of cached blocks that nobody uses
         self.manager.on_event = self.note
         scheduler.may_run = lambda seq, running: seq.seq_id in self._may_run
 
@@ -92,7 +93,10 @@ class Seams:
 
     def note(self, event: BlockEvent) -> None:
         name = self.manager.blocks[event.block_id].block_hash
-        if event.kind == "free" and name is not None:
+        if event.kind == "register":
+            parent = self.manager.blocks[event.block_id].parent_hash
+            self._depths[name] = 0 if parent is None else self._depths[parent] + 1  # type: ignore[index]
+        elif event.kind == "free" and name is not None:
             self._released.append(event.block_id)
         elif event.kind == "hit" and name is not None:
             self._uses[name] += 1
@@ -187,7 +191,7 @@ class Seams:
         first, name = block, block.block_hash or b""
         while first.parent_hash is not None:
             first = next(iter(self.manager.hash_to_block[first.parent_hash].values()))
-        return name.hex(), (first.block_hash or b"").hex(), block.depth, self._uses[name]
+        return name.hex(), (first.block_hash or b"").hex(), self._depths[name], self._uses[name]
 
     def _drop(self, refused: list[Client]) -> None:
         self.scheduler.abort(*(client.seq.seq_id for client in refused))
@@ -205,7 +209,7 @@ class Seams:
             self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
         worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in named}  # type: ignore[arg-type]
         self._worth = dict(worth_of)  # type: ignore[arg-type]
-        for block in sorted(named, key=lambda block: -block.depth):
+        for block in sorted(named, key=lambda block: -self._depths[block.block_hash]):
             parent = block.parent_hash
             if parent in worth_of:
                 worth_of[parent] = max(worth_of[parent], worth_of[block.block_hash])

@@ -16,7 +16,7 @@ from chapters.ch14_many_users.fleet import BLOCK_SIZE, TOKEN, Cost
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.cache import HybridBlockManager
+from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.sampling_params import SamplingParams
 
 KV_BYTES_PER_TOKEN = 131_072  # a model of eight billion parameters: 32 layers, 8 KV heads of 128, two bytes
@@ -76,11 +76,8 @@ class Simulation:
 
     def __init__(self, trace: list[Row], setup: Setup, asked: Asked | None = None, hybrid: bool = False) -> None:
         self.trace, self.setup, self.seams = trace, setup, None
-        self.manager = BlockManager(setup.num_blocks, setup.block_size)
-        if hybrid:
-            self.manager = HybridBlockManager(
-                setup.num_blocks, setup.block_size, max_running=setup.max_num_seqs, max_snapshots=MAX_SNAPSHOTS
-            )
+        snapshots = SnapshotCache(max_running=setup.max_num_seqs, max_snapshots=MAX_SNAPSHOTS) if hybrid else None
+        self.manager = BlockManager(setup.num_blocks, setup.block_size, snapshots=snapshots)
         self.scheduler = Scheduler(
             self.manager,
             max_num_seqs=setup.max_num_seqs,
@@ -91,8 +88,8 @@ class Simulation:
         if asked is not None:
             drafts = ChosenDrafts(self.drawn, setup, setup.max_num_batched_tokens)
             self.seams = Seams(asked, setup, self.scheduler, drafts)
-            if isinstance(self.manager, HybridBlockManager):
-                self.manager.policy = self.seams.snapshots
+            if snapshots is not None:
+                snapshots.policy = self.seams.snapshots
         self.clients = [self._client(index, row) for index, row in enumerate(trace)]
         self.by_seq = {client.seq.seq_id: client for client in self.clients}
 

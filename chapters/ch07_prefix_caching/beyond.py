@@ -1,7 +1,7 @@
 """Conversations that come back, with tiers below the pool: the second half of chapter 7's lab. Actions only.
 
-As in simulator.py a word is a token, and a block has four. The engine's WatchedBlockManager, Tiers and MemoryStore do
-the work. A browser has no disk, so its store keeps records in a dict, by the rules of the engine's directory. K/V is
+As in simulator.py a word is a token, and a block has four. The engine's BlockManager, Tiers and MemoryStore do the
+work. A browser has no disk, so its store keeps records in a dict, by the rules of the engine's directory. K/V is
 played: that of a block is the text up to its end, so what comes back is compared with what should be there.
 """
 
@@ -11,13 +11,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nanovllm.core.tiers.names import TierNames
-from nanovllm.core.tiers.watched import WatchedBlockManager
-
 from chapters.ch07_prefix_caching.simulator import BLOCK_SIZE, Simulator
 from chapters.ch07_prefix_caching.workloads import ANSWER, QUESTIONS, SYSTEM
 from chapters.play import actions
 from chapters.stage import compute
+from nanovllm.core.block_manager import Block, BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import Record
 from nanovllm.core.tiers.tiers import Awaited, Tiers
@@ -71,6 +69,7 @@ class PlayedData:
 class Kept:
     record: Record
     data: Any
+    depth: int  # records that come before it
     used: int  # the admission that used it last
 
 
@@ -88,21 +87,22 @@ class DictStore:
         self.kept: dict[bytes, Kept] = {}
         self.promised: list[tuple[list[Record], Future[list[Any]]]] = []
 
-    def may_have(self, name: bytes) -> bool:
-        return name in self.kept
+    def may_have(self, key: bytes) -> bool:
+        return key in self.kept
 
     def put(self, records: list[Record], read: Callable[[], list[Any]]) -> None:
         for record, data in zip(records, read(), strict=True):
-            parent = self.kept.get(record.parent) if record.parent else None
-            if record.name in self.kept or (record.parent and parent is None):
+            parent = self.kept.get(record.parent_hash) if record.parent_hash else None
+            if record.key in self.kept or (record.parent_hash and parent is None):
                 continue
             if len(self.kept) == self.num_records:
-                oldest = min(self.kept.values(), key=lambda kept: (kept.used, -kept.record.depth))
+                oldest = min(self.kept.values(), key=lambda kept: (kept.used, -kept.depth))
                 if oldest is parent:  # its own chain fills the store
                     continue
-                del self.kept[oldest.record.name]
+                del self.kept[oldest.record.key]
             copy = record._replace(token_ids=tuple(record.token_ids))
-            self.kept[record.name] = Kept(copy, data, parent.used if parent else self.now)
+            depth, used = (parent.depth + 1, parent.used) if parent else (0, self.now)
+            self.kept[record.key] = Kept(copy, data, depth, used)
 
     def fetch(self, records: list[Record]) -> "Future[list[Any]]":
         future: Future[list[Any]] = Future()
@@ -113,18 +113,18 @@ class DictStore:
         for records, future in self.promised:
             found = []
             for record in records:
-                kept = self.kept.get(record.name)
+                kept = self.kept.get(record.key)
                 if kept is None or kept.record != record._replace(token_ids=tuple(record.token_ids)):
                     break
                 found.append(kept.data)
             future.set_result(found)
         self.promised = []
 
-    def touch(self, names: list[bytes]) -> None:
+    def touch(self, keys: list[bytes]) -> None:
         self.now += 1
-        for name in names:
-            if name in self.kept:
-                self.kept[name].used = self.now
+        for key in keys:
+            if key in self.kept:
+                self.kept[key].used = self.now
 
     def reset(self) -> None:
         self.kept.clear()
@@ -139,9 +139,9 @@ class NotedTiers(Tiers):
 
     places: list[str]
 
-    def take(self, seq: Sequence, awaited: Awaited) -> None:
+    def take(self, seq: Sequence, awaited: Awaited, ahead: dict[int, Block]) -> None:
         before = Counter(awaited.found)
-        super().take(seq, awaited)
+        super().take(seq, awaited, ahead)
         for medium, num_tokens in (Counter(awaited.found) - before).items():
             self.places += [medium] * (num_tokens // BLOCK_SIZE)
 
@@ -193,10 +193,10 @@ class Conversations:
 
     def _begin(self) -> None:
         """A new process: pool and memory are empty, the disk is as it was."""
-        self.manager, self.data = WatchedBlockManager(self.sizes["pool"], BLOCK_SIZE), PlayedData()
+        self.manager, self.data = BlockManager(self.sizes["pool"], BLOCK_SIZE), PlayedData()
         self.memory = MemoryStore(self.sizes["memory"]) if self.sizes["memory"] else None
-        names = TierNames(b"this model, these numbers")
-        self.tiers = NotedTiers(self.manager, self.data, names, self.memory, self.disk)
+        self.tiers = NotedTiers(self.manager, self.data, self.memory, self.disk)
+        self.manager.on_event = self.tiers.on_event
 
     # -- actions --------------------------------------------------------------------------------------------------
 
@@ -263,8 +263,8 @@ class Conversations:
 
     def filled(self) -> dict[str, tuple[int, int]]:
         """{tier: (blocks that are kept there, room)}."""
-        named = sum(block.block_hash is not None for block in self.manager.blocks)
-        kept = {"pool": named, "memory": 0, "disk": 0}
+        cached = sum(block.block_hash is not None for block in self.manager.blocks)
+        kept = {"pool": cached, "memory": 0, "disk": 0}
         kept |= {store.medium: store.counts()["num_records"] for store in self.tiers.stores}
         return {tier: (kept[tier], self.sizes[tier]) for tier in kept}
 
@@ -273,14 +273,16 @@ class Conversations:
     def _admit(self, name: str, token_ids: list[int]) -> Visit:
         """What the scheduler does with a sequence that waits, until it has its blocks."""
         manager, seq, num_waits = self.manager, Sequence(token_ids), 0
-        plan = manager.plan_allocation(seq)
-        assert plan is not None, "the smallest pool holds the longest conversation"
-        self.tiers.places = ["pool"] * len(plan.hits)
-        while manager.awaits(seq):
+        assert manager.can_allocate(seq), "the smallest pool holds the longest conversation"
+        self.tiers.places = ["pool"] * len(manager.get_computed_blocks(seq).blocks)
+        self.tiers.poll([seq])
+        while seq.awaits_blocks:
             assert self.disk is not None
             self.disk.deliver()  # meanwhile the engine admits others
             num_waits += 1
+            self.tiers.poll([seq])
         manager.allocate_with_prefix(seq)
+        self.tiers.save_evicted()
         num_computed = len(token_ids) - seq.num_cached_tokens
         self._compute(seq)
         self.seq = seq
@@ -290,12 +292,13 @@ class Conversations:
         for token_id in self.words.ids(text):
             self.seq.append(token_id)
             self.manager.append_slots(self.seq)
+            self.tiers.save_evicted()
             self._compute(self.seq)
         self.manager.free(self.seq)
         self.manager.check_integrity()
 
     def _compute(self, seq: Sequence) -> None:
-        """A step: K/V is written, the blocks that it fills are named, and the tiers are told."""
+        """A step: K/V is written, the blocks that it fills are cached, and the tiers are told."""
         first = seq.num_computed_tokens // BLOCK_SIZE
         for index, block_id in enumerate(seq.block_table):
             text = Written(tuple(seq.tokens[: (index + 1) * BLOCK_SIZE]))
@@ -303,7 +306,7 @@ class Conversations:
                 self.data.written[block_id] = text
             assert self.data.written[block_id] == text, "K/V of another text"
         compute(self.manager, seq)
-        self.manager.commit()
+        self.manager.step_done()
 
 
 def played(order: str, restart_after: int | None = None, **sizes: int) -> Conversations:

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nanovllm.core.tiers.names import TierNames
-from nanovllm.core.tiers.watched import WatchedBlockManager
 from rich.table import Table
 
 from chapters.ch07_prefix_caching.beyond import ORDERS, PLACES, played
@@ -19,6 +17,7 @@ from chapters.ch07_prefix_caching.beyond_drawing import draw_visits
 from chapters.patching import replaced, use_manager
 from chapters.story import Story
 from nanovllm import LLM, SamplingParams
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.core.tiers.store import BLOCK
 from nanovllm.core.tiers.tiers import Tiers
@@ -72,11 +71,12 @@ def tiers_below(llm: LLM, folder: Path, num_blocks: int) -> Iterator[Tiers]:
     """The engine gets a pool of so many blocks, memory and a disk for a while."""
     engine, size = llm.engine, llm.engine.block_manager.block_size
     data: Any = PoolData(engine.model_runner)
-    names, directory = TierNames(b"of this lab"), CacheDirectory(folder, GIB)
+    directory = CacheDirectory(folder, GIB)
     directory.use([Space("0" * 32, BLOCK, size, data.block_bytes)])
     disk = DiskStore(directory)
-    manager = WatchedBlockManager(num_blocks, size)
-    tiers = Tiers(manager, data, names, MemoryStore(GIB), disk)
+    manager = BlockManager(num_blocks, size, hash_algo="sha256")
+    tiers = Tiers(manager, data, MemoryStore(GIB), disk)
+    manager.on_event = tiers.on_event
     with ExitStack() as stack:
         stack.callback(disk.close)
         stack.enter_context(use_manager(llm, manager))
@@ -154,7 +154,7 @@ def first_token(llm: LLM, token_ids: list[int]) -> float:
 
 def costs_of(tiers: Tiers, store: Any, prompt: list[int], folder: Path) -> Costs:
     """Of a chain that the store has, from there into blocks of the pool."""
-    records = tiers.names.records_of(Sequence(prompt))
+    records = tiers.records_of(Sequence(prompt))
 
     def read(num_blocks: int) -> float:
         drop_from_memory(folder)

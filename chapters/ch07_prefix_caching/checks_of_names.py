@@ -256,7 +256,7 @@ def use_name(function: Callable[..., bytes]) -> Iterator[None]:
         spans = tuple(MMSpan(key[2], len(token_ids) - key[2], key[1]) for key in extra if key[0] == "mm")
         return function(parent, list(token_ids), 0, parts.get("salt"), parts.get("lora"), spans, hasher._hash)
 
-    with replaced(BlockManager, "hash_block", hash_block), replaced(BlockHasher, "name", name):
+    with replaced(BlockManager, "hash_block", hash_block), replaced(BlockHasher, "hash_block", name):
         yield
 
 

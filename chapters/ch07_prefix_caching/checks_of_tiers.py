@@ -19,12 +19,13 @@ OURS = Tiers.ask
 @contextmanager
 def use_next_run(function: Callable[..., Any]) -> Iterator[None]:
     def ask(tiers: Tiers, seq: Sequence, awaited: Awaited, num_hits: int) -> bool:
-        names = [record.name for record in awaited.records]
-        answer = function([*names], num_hits, awaited.num_in_vain, [*tiers.stores])
+        keys = [record.key for record in awaited.records]
+        answer = function([*keys], num_hits, awaited.num_in_vain, [*tiers.stores])
         if answer is None:
             return False
         awaited.store, count = understood(answer, tiers.stores)
         awaited.wanted = awaited.records[num_hits : num_hits + count]
+        awaited.first = num_hits
         awaited.fetch = awaited.store.fetch(awaited.wanted)
         return True
 
@@ -52,8 +53,8 @@ class Listed:
     def __repr__(self) -> str:
         return f"<{self.medium}: {self.has or 'nothing'}>"
 
-    def may_have(self, name: bytes) -> bool:
-        return name.decode() in self.has
+    def may_have(self, key: bytes) -> bool:
+        return key.decode() in self.has
 
 
 def compare(

@@ -80,7 +80,9 @@ class Played:
     error before its tokens are taken in. draw: where the number comes from.
     """
 
-    def __init__(self, num_blocks: int = 120, num_draft_tokens: int = 0, fails: bool = False, draw: Draw = noise) -> None:
+    def __init__(
+        self, num_blocks: int = 120, num_draft_tokens: int = 0, fails: bool = False, draw: Draw = noise
+    ) -> None:
         self.scheduler = Scheduler(
             BlockManager(num_blocks, BLOCK_SIZE), max_num_seqs=4, max_num_batched_tokens=24, max_model_len=36
         )

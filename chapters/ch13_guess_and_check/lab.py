@@ -24,8 +24,8 @@ from chapters.ch13_guess_and_check.world import (
     TEXTS,
     World,
     chunks_watched,
-    expected_run,
     drafting,
+    expected_run,
 )
 from chapters.draw import make_table
 from chapters.patching import replaced
@@ -158,7 +158,9 @@ def tell_runs(story: Story, world: World) -> None:
         "gave; and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of draft tokens k. 48 tokens "
         "each."
     )
-    table = make_table("draft tokens from", "T", "k", "steps", "drafted", "accepted", "a", "tokens a step", "expected", first=24)
+    table = make_table(
+        "draft tokens from", "T", "k", "steps", "drafted", "accepted", "a", "tokens a step", "expected", first=24
+    )
     for text, source, temperature in (("a quotation", NGRAMS, 0.0), ("a list", NGRAMS, 0.0), ("a story", ITSELF, 0.5)):
         for num_draft_tokens in (1, 4, 8):
             run(world, text, source, num_draft_tokens, temperature, 48)
@@ -251,7 +253,10 @@ def tell_register(story: Story, world: World) -> None:
     prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
     table = make_table("blocks are registered", "goes on with", first=24)
     table.columns[1].justify = "left"
-    for name, add in (("when their tokens are accepted", OUR_ADD_DRAFTS), ("when they are computed", register_too_early)):
+    for name, add in (
+        ("when their tokens are accepted", OUR_ADD_DRAFTS),
+        ("when they are computed", register_too_early),
+    ):
         with replaced(Scheduler, "add_drafts", add):
             seq = begin(world, prompt)
             for number in range(1, 21):

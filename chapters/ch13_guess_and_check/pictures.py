@@ -31,5 +31,9 @@ def draft_tokens() -> Moved:
         chart.curve(enumerate(rates))
         chart.dots(enumerate(rates))
         chart.dots([(taken, rates[taken])], "four ring", 7)
-        frames.append(Frame(f"{chance}%", chart.draw(f"Tokens a second if {chance}% of the draft tokens are accepted", text), text))
+        frames.append(
+            Frame(
+                f"{chance}%", chart.draw(f"Tokens a second if {chance}% of the draft tokens are accepted", text), text
+            )
+        )
     return Moved("probability that a draft token is accepted", frames, CHANCES.index(70))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from nanovllm.core.tiers.watched import WatchedBlockManager
-
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.cache_reports.events import KVEventBatch
@@ -93,7 +92,7 @@ class Replica:
         max_num_batched_tokens: int = 1024,
         cost: Cost = Cost(),
     ) -> None:
-        self.manager = WatchedBlockManager(num_blocks, block_size)
+        self.manager = BlockManager(num_blocks, block_size)
         self.scheduler = Scheduler(
             self.manager,
             max_num_seqs=max_num_seqs,
@@ -108,8 +107,8 @@ class Replica:
 
     def add(self, job: Job) -> None:
         """At job.arrival_s, up to which the replica has been advanced. It takes part from the next step on."""
-        plan = self.manager.plan_allocation(job.seq)
-        job.num_new_tokens = len(job.prompt) - (len(plan.hits) if plan else 0) * self.manager.block_size
+        cached = self.manager.get_computed_blocks(job.seq).blocks if self.manager.can_allocate(job.seq) else []
+        job.num_new_tokens = len(job.prompt) - len(cached) * self.manager.block_size
         self.load += job.num_new_tokens
         self.jobs[job.seq.seq_id] = job
         self.scheduler.add(job.seq)
@@ -164,7 +163,7 @@ class Replica:
         self.load -= 1 if job.token_times else job.num_new_tokens
 
 
-# Names of the prompt's full blocks, {replica: load}, what replicas have announced -> which replica.
+# Hashes of the prompt's full blocks, {replica: load}, what replicas have announced -> which replica.
 Router = Callable[[list[bytes], dict[int, int], Announced], int]
 
 
@@ -187,7 +186,9 @@ class Fleet:
         self.announced = Announced(self.replicas[0].manager.block_size)
         self.jobs: list[Job] = []
         for index, replica in enumerate(self.replicas):
-            KVEvents(replica.manager).on_batch = partial(self.hear, index)
+            events = KVEvents(replica.manager)
+            events.on_batch = partial(self.hear, index)
+            replica.manager.on_event = events.on_event
 
     def hear(self, index: int, batch: KVEventBatch) -> None:
         self.announced.take(index, batch.events)

@@ -1,4 +1,4 @@
-"""Grading of `choose_snapshots`: by where requests begin, with the real Scheduler and HybridBlockManager."""
+"""Grading of `choose_snapshots`: by where requests begin, with the real Scheduler and SnapshotCache."""
 
 import random
 from collections.abc import Callable

@@ -31,7 +31,7 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
             ("right answers after each line, by each rule", draw_right(book)),
         ]
     shelf = world.shelf
-    held = f"{len(shelf.manager.snapshots)} snapshots, at most {shelf.bound}"
+    held = f"{len(shelf.snapshots_kept)} snapshots, at most {shelf.bound}"
     return [
         (f"the next prompt: {shelf.workload}; you have {held}", draw_next(shelf)),
         ("sent so far: the token after which each began", draw_sent(shelf)),

@@ -164,7 +164,7 @@ def draw_next(shelf: Shelf) -> str:
         "snapshots on its way, below": ", ".join(f"{p:,}" for p in shelf.snapshots) or "none",
         "so it begins after": f"{shelf.begins:,}",
         "snapshots that you want, above": ", ".join(f"{p:,}" for p in marks) or "none",
-        "snapshots in all": f"{len(shelf.manager.snapshots)} of at most {shelf.bound}",
+        "snapshots in all": f"{len(shelf.snapshots_kept)} of at most {shelf.bound}",
     }
     counters = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows.items())
     return (

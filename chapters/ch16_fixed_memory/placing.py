@@ -1,4 +1,4 @@
-"""Where snapshots could be taken, and what that saves: the engine's own Scheduler and HybridBlockManager, no model.
+"""Where snapshots could be taken, and what that saves: the engine's own Scheduler and SnapshotCache, no model.
 
 Four workloads that are hard on a cache of states, several policies, and play(), which sends a workload through the
 scheduler. What a model would compute does not matter to the cache, so the answers are chosen beforehand. Needs the
@@ -7,9 +7,10 @@ standard library and nanovllm/core only, so that a browser can run it; examples/
 
 import random
 
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.cache import HybridBlockManager
+from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.core.snapshots.policy import Policy, snapshot_positions
 from nanovllm.sampling_params import SamplingParams
 
@@ -80,9 +81,8 @@ def hard_workloads() -> dict[str, Requests]:
 
 
 def make_scheduler(num_blocks: int, policy: Policy, max_snapshots: int, max_running: int = MAX_RUNNING) -> Scheduler:
-    manager = HybridBlockManager(
-        num_blocks, BLOCK_SIZE, max_running=max_running, max_snapshots=max_snapshots, policy=policy
-    )
+    snapshots = SnapshotCache(max_running=max_running, max_snapshots=max_snapshots, policy=policy)
+    manager = BlockManager(num_blocks, BLOCK_SIZE, snapshots=snapshots)
     return Scheduler(manager, max_num_seqs=max_running, max_num_batched_tokens=8192, max_model_len=MAX_LEN)
 
 

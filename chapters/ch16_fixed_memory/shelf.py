@@ -15,7 +15,7 @@ from chapters.ch16_fixed_memory.placing import (
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from nanovllm.core.snapshots.cache import HybridBlockManager
+from nanovllm.core.snapshots.cache import Snapshot
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 NUM_REQUESTS = 10  # of each workload
@@ -59,19 +59,23 @@ class Shelf:
         """What the cache has of the next prompt: blocks with K/V, and those with a snapshot."""
         self.num_matched, self.snapshots = 0, list[int]()
         if not self.is_over:
-            manager = self.manager
-            # What the block manager of a model without states would reuse.
-            plan = BlockManager.plan_allocation(manager, Sequence(self.prompt))
-            hits = plan.hits if plan else []
+            # What a model without states would reuse.
+            hits = self.manager.get_computed_blocks(Sequence(self.prompt)).blocks
             self.num_matched = len(hits) * BLOCK_SIZE
             ends = ((number * BLOCK_SIZE, block.block_hash) for number, block in enumerate(hits, start=1))
-            self.snapshots = [end for end, name in ends if name in manager.snapshots]
+            self.snapshots = [end for end, block_hash in ends if block_hash in self.snapshots_kept]
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
     @property
-    def manager(self) -> HybridBlockManager:
-        return self.yours.block_manager  # type: ignore[return-value]
+    def manager(self) -> BlockManager:
+        return self.yours.block_manager
+
+    @property
+    def snapshots_kept(self) -> dict[bytes, Snapshot]:
+        """Of all prompts so far, by block hash."""
+        assert self.manager.snapshots is not None
+        return self.manager.snapshots.by_hash
 
     @property
     def is_over(self) -> bool:

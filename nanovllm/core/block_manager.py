@@ -55,7 +55,7 @@ class Block:
     """One block of the pool.
 
     While it is cached, it has its hash (block_hash) and the content that the hash stands for: parent_hash, token_ids
-    and extra_keys, which a hit is compared with. depth: how many blocks come before it in its sequence.
+    and extra_keys, which a hit is compared with.
     """
 
     block_id: int
@@ -64,7 +64,6 @@ class Block:
     parent_hash: bytes | None = None
     token_ids: list[int] = field(default_factory=list)
     extra_keys: ExtraKeys = ()
-    depth: int = 0
     prev_free: "Block" = None  # type: ignore[assignment]  # set while it is in the free queue
     next_free: "Block" = None  # type: ignore[assignment]
 
@@ -77,7 +76,6 @@ class Block:
         self.parent_hash = None
         self.token_ids = []
         self.extra_keys = ()
-        self.depth = 0
 
 
 class FreeBlockQueue:
@@ -268,7 +266,6 @@ class BlockManager:
             copies[block.block_id] = block
             block.block_hash = block_hash
             block.parent_hash, block.token_ids, block.extra_keys = content
-            block.depth = index
             seq.num_registered_blocks = index + 1
             self._emit("register", block.block_id, seq.seq_id)
         if self.snapshots is not None:

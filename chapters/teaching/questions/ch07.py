@@ -65,8 +65,8 @@ def what_eviction_leaves(draw: Draw) -> Question:
         manager.allocate_with_prefix(seqs[2])
         taken = [*seqs[2].block_table]
         manager.free(seqs[2])
-        plans = [manager.plan_allocation(request(n, 9, 1000 * i)) for i, n in enumerate(lengths[:2], 1)]
-        return lengths, tables, queue, taken, [len(plan.hits) for plan in plans if plan]
+        left = [request(n, 9, 1000 * i) for i, n in enumerate(lengths[:2], 1)]
+        return lengths, tables, queue, taken, [len(manager.get_computed_blocks(seq).blocks) for seq in left]
 
     lengths, tables, queue, taken, left = draw.until(make, lambda made: 0 < made[4][0] < len(made[1][0]))
     return Question(
@@ -79,11 +79,7 @@ def what_eviction_leaves(draw: Draw) -> Question:
         """),
         f"(a) {' '.join(map(str, queue))} (b) {listed(taken)} (c) {left[0]} of A's, {left[1]} of B's",
         (
-            (
-                2,
-                f"(a) A has {tables[0]}, B {tables[1]}; blocks with a name go to the tail, last block of a sequence "
-                "first",
-            ),
+            (2, f"(a) A has {tables[0]}, B {tables[1]}; cached blocks go to the tail, last block of a sequence first"),
             (1, f"(b) {len(taken)} blocks from the head"),
             (2, "(c) the deepest blocks of A go first, so what is left of a prompt is its beginning and is found"),
         ),

@@ -4,8 +4,9 @@ from typing import Any
 
 from chapters.ch16_fixed_memory.solution import delta_step
 from chapters.teaching.questions.bank import Draw, Question, asks, listed, model, one_step, request, table, text
+from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
-from nanovllm.core.snapshots.cache import HybridBlockManager
+from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.core.snapshots.policy import snapshot_positions
 
 
@@ -64,7 +65,7 @@ def where_a_hybrid_begins(draw: Draw) -> Question:
     def make() -> tuple[int, int, list[int], int]:
         length = size * draw.number(34, 60) + draw.number(2, 14)
         shared = size * draw.number(18, length // size - 2) + draw.number(2, 14)
-        manager = HybridBlockManager(512, size, max_running=2, max_snapshots=32)
+        manager = BlockManager(512, size, snapshots=SnapshotCache(max_running=2, max_snapshots=32))
         engine = Scheduler(manager, max_num_seqs=2, max_num_batched_tokens=4096, max_model_len=4096)
         wanted = [*snapshot_positions(length, 0, size)]
         starts = []
