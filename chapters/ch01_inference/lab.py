@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from rich.markup import escape
@@ -63,12 +64,15 @@ def rows_of(cache: Tensor, batch: Batch, b: int) -> Tensor:
 def model_watched(llm: LLM) -> Iterator[list[Tensor]]:
     """Collects what the model makes of each step: logits [R, vocab_size]."""
     found: list[Tensor] = []
-    head = llm.engine.model_runner.model.lm_head
-    hook = head.register_forward_hook(lambda module, inputs, logits: found.append(logits))
-    try:
+    runner = llm.engine.model_runner
+    sample = runner._sample
+
+    def watched_sample(logits: Tensor, sampling: Any) -> Any:
+        found.append(logits)
+        return sample(logits, sampling)
+
+    with replaced(runner, "_sample", watched_sample):
         yield found
-    finally:
-        hook.remove()
 
 
 def next_logits_of(llm: LLM) -> Callable[[list[int]], Tensor]:

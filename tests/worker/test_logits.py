@@ -2,6 +2,7 @@
 
 from shutil import copytree
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,15 +26,29 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
-def logits_of(llm: LLM, **options: Any) -> tuple[Tensor, Tensor, int]:
-    """(hidden state, logits) of the prompt's last token, as the output head got and gave them, and the greedy token."""
-    found: list[tuple[Tensor, Tensor]] = []
+def hidden_of(llm: LLM) -> Tensor:
+    """The hidden state of the prompt's last token, as the output head gets it in a step that is not recorded."""
+    found: list[Tensor] = []
     head = llm.engine.model_runner.model.lm_head
-    hook = head.register_forward_hook(lambda module, inputs, y: found.append((inputs[0].cpu(), y.cpu())))
-    (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False, **options)
+    hook = head.register_forward_hook(lambda module, inputs, y: found.append(inputs[0]))
+    llm.generate([PROMPT], GREEDY, use_tqdm=False)
     hook.remove()
-    hidden, logits = found[-1]
-    return hidden[-1].clone(), logits[-1].clone(), output.outputs[0].token_ids[0]
+    return found[-1][-1].clone()
+
+
+def logits_of(llm: LLM, **options: Any) -> tuple[Tensor, int]:
+    """The logits of the prompt's last token, as the sampler gets them, and the greedy token."""
+    found: list[Tensor] = []
+    runner = llm.engine.model_runner
+    sample = runner._sample
+
+    def watched_sample(logits: Tensor, sampling: Any) -> Any:
+        found.append(logits.cpu().clone())
+        return sample(logits, sampling)
+
+    with patch.object(runner, "_sample", watched_sample):
+        (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False, **options)
+    return found[-1][-1], output.outputs[0].token_ids[0]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +57,7 @@ def with_a_tie(checkpoint, tmp_path_factory):
     folders = {}
     for dtype in DTYPES:
         folder = copytree(checkpoint("llama"), tmp_path_factory.mktemp("tie") / dtype)
-        hidden, *_ = logits_of(LLM(str(folder), dtype=dtype, enforce_eager=True, **SMALL))
+        hidden = hidden_of(LLM(str(folder), dtype=dtype, enforce_eager=True, **SMALL))
         tensors = load_file(folder / "model.safetensors")
         head = torch.zeros_like(tensors["lm_head.weight"])
         head[FIRST] = head[BEST] = hidden.sign().float() / 4
@@ -59,7 +74,7 @@ def with_a_tie(checkpoint, tmp_path_factory):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_best_token_is_found_where_rounded_logits_tie(with_a_tie, backend, dtype):
     llm = LLM(str(with_a_tie[dtype]), dtype=dtype, **BACKENDS[backend], **SMALL)
-    _, logits, token = logits_of(llm)
+    logits, token = logits_of(llm)
     assert logits.dtype == torch.float32 and logits[BEST] > logits[FIRST]
     assert token == BEST
 
@@ -68,7 +83,7 @@ def test_the_best_token_is_found_where_rounded_logits_tie(with_a_tie, backend, d
 def test_on_a_pretend_gpu(with_a_tie, dtype):
     options = SMALL | dict(max_model_len=64, max_num_batched_tokens=24, max_num_seqs=4, optimizations=())
     with pretend_gpu():
-        _, logits, token = logits_of(LLM(str(with_a_tie[dtype]), dtype=dtype, **options))
+        logits, token = logits_of(LLM(str(with_a_tie[dtype]), dtype=dtype, **options))
     assert logits.dtype == torch.float32 and token == BEST
 
 
@@ -82,7 +97,7 @@ def test_of_other_output_heads(tmp_path, kind):
         adapter = make_adapter(tmp_path / "adapter", folder, target_modules=["q_proj", "lm_head"])
         llm = LLM(str(folder), dtype="bfloat16", enable_lora=True, enforce_eager="eager" in kind, **SMALL)
         options = {"lora_request": LoRARequest("adapter", 1, str(adapter))}
-    _, logits, token = logits_of(llm, **options)
+    logits, token = logits_of(llm, **options)
     assert logits.dtype == torch.float32 and token == int(logits.argmax())
     assert (logits != logits.bfloat16().float()).float().mean() > 0.9
 
