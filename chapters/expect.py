@@ -9,6 +9,16 @@ from typing import Any, Protocol, TypeVar
 F = TypeVar("F", bound=Callable[..., None])
 
 
+class Kept(dict[Any, Any]):
+    """A student's own memory from call to call. Where the code runs in a process of its own, what is in it stays there:
+    kept() shows it."""
+
+
+def kept(function: Any, memory: "Kept") -> dict[Any, Any]:
+    """What the function keeps in this memory."""
+    return function.kept(memory) if hasattr(function, "kept") else memory
+
+
 class Wrong(Exception):
     """The student's code did something else than it should. section: heading to read again, if not the check's."""
 

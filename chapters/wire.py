@@ -29,6 +29,8 @@ from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from chapters.expect import Kept
+
 MOST_BYTES = 1 << 28  # of a message
 MOST_BLOBS = 1 << 14
 PLAIN = (type(None), bool, int, float, str)
@@ -166,17 +168,18 @@ class Wire:
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}  # id -> number
         self.sent: dict[int, Any] = {}  # number -> content that both sides have
+        self.kept: set[int] = set()  # memories of the other side's function that are here, and never told
         self.errors: dict[int, BaseException] = {}  # that went to the other side
         self.roots: list[Any] = []  # what crossed in the call that is under way: it may have been changed since
         self.scope: set[int] = set()  # objects that could be reached from it, when it crossed
 
     def end_call(self) -> None:
         """Tensors are large: they are not kept from call to call."""
-        self.roots, self.scope = [], set()
-        for number, content in list(self.sent.items()):
-            if type(content) is tuple:
+        for number in self.scope & self.sent.keys():
+            if type(self.sent[number]) is tuple:
                 del self.sent[number]
                 del self.numbers[id(self.objects.pop(number))]
+        self.roots, self.scope = [], set()
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -276,6 +279,8 @@ class Wire:
         objects: list[Any] = []
         while self._todo:
             number = self._todo.pop()
+            if number in self.kept:
+                continue
             kind, content = self._content(self.objects[number])
             if self.sent.get(number) == content:
                 continue
@@ -323,6 +328,8 @@ class Wire:
         cls = type(thing)
         if cls in (list, deque):
             return cls.__name__, [getattr(thing, "maxlen", None), *map(self._value, thing)]
+        if cls is Kept:
+            return "kept", ""
         if cls in (dict, OrderedDict):
             return cls.__name__, [[self._value(k), self._value(v)] for k, v in thing.items()]
         if cls is defaultdict and (name := getattr(thing.default_factory, "__name__", "")) in FACTORIES:
@@ -351,6 +358,9 @@ class Wire:
             raise Broken("it names an object that it was not given")
         if kind in ("far", "function", "iterator"):
             return self.stand_in(number, kind, str(content)[:80])
+        if kind == "kept":
+            self.kept.add(number)
+            return {}
         if kind == "tensor":
             return _empty_tensor(content[0])
         if kind == "defaultdict":
@@ -371,7 +381,7 @@ class Wire:
             _fill_tensor(thing, *self.sent[number])
             return
         self.sent[number] = content
-        if kind in ("far", "function", "iterator"):
+        if kind in ("far", "function", "iterator", "kept"):
             return
         cls = type(thing)
         if kind.startswith("@"):

@@ -48,6 +48,8 @@ class StudentsWire(Wire):
             return self.code.load()
         if what == "find":
             return self.code.find(*arguments)
+        if what == "look":
+            return dict(self.objects[arguments[0]])
         if what == "measure":
             return self.code.measure(*arguments)
         if what == "run":

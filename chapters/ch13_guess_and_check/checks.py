@@ -11,7 +11,7 @@ from chapters.ch13_guess_and_check import checks_resume
 from chapters.ch13_guess_and_check.again import BLOCK_SIZE, Cache
 from chapters.ch13_guess_and_check.float32_bench import REPEATING, Float32Bench, compare_answers, engine_of
 from chapters.ch13_guess_and_check.world import Always, Proposes, drafting, steps_watched
-from chapters.expect import cases, expect, expect_sane, read_again, unchanged
+from chapters.expect import Kept, cases, expect, expect_answer, expect_sane, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -73,12 +73,12 @@ def ask_guess(
     tokens: list[int],
     sizes: tuple[int, int, int],
     hint: str = "what a search through the text finds",
-    memory: dict | None = None,
+    memory: Kept | None = None,
     most_read: float = 1e9,
 ) -> None:
-    given = Counted(tokens)
-    got: Any = function({} if memory is None else memory, given, *sizes)
-    num_read = given.num_read
+    given = Counted(tokens) if most_read < 1e9 else list(tokens)
+    got: Any = function(Kept() if memory is None else memory, given, *sizes)
+    num_read = given.num_read if isinstance(given, Counted) else 0
     if list.__ne__(given, tokens):
         raise Wrong("tokens, which you were given, have been changed")
     expected = search(tokens, *sizes)
@@ -97,7 +97,7 @@ def check_growing(function: Guess, bench: Bench) -> None:
     for _ in range(300):
         shortest = rng.randint(1, 3)
         sizes = rng.randint(1, 6), rng.randint(shortest, 5), shortest
-        memory: dict = {}
+        memory = Kept()
         tokens: list[int] = rng.choices(range(rng.choice([2, 3, 8])), k=rng.randint(1, 12))
         for _ in range(12):
             ask_guess(function, list(tokens), sizes, memory=memory)
@@ -107,7 +107,7 @@ def check_growing(function: Guess, bench: Bench) -> None:
 @read_again(CACHE_SECTION)
 def check_fails(function: Guess, bench: Bench) -> None:
     """A step has failed: the last tokens are gone, and others come"""
-    memory: dict = {}
+    memory = Kept()
     ask_guess(function, [1, 2, 3, 5, 1, 2, 4, 9, 9], (2, 2, 1), "the text repeats 9", memory)
     hint = "there are fewer tokens than last time: forget what was noted of those that are gone"
     ask_guess(function, [1, 2, 3, 5, 1, 8, 1, 2], (2, 2, 1), hint, memory)
@@ -116,7 +116,7 @@ def check_fails(function: Guess, bench: Bench) -> None:
 def check_reads_little(function: Guess, bench: Bench) -> None:
     """A text of 4,000 tokens is read once, and then no more"""
     rng = random.Random(1)
-    memory: dict = {}
+    memory = Kept()
     tokens, sizes = rng.choices(range(300), k=4000), (5, 4, 2)
     ask_guess(function, list(tokens), sizes, memory=memory)
     for _ in range(30):

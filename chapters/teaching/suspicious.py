@@ -12,7 +12,8 @@ from chapters.teaching.similar import shingles
 FAST_S = 0.005  # checks that all pass take longer, with a process that is asked
 MODULES = {  # of the standard library
     "atexit", "builtins", "ctypes", "faulthandler", "gc", "importlib", "inspect", "marshal", "multiprocessing", "os",
-    "pickle", "pkgutil", "runpy", "shutil", "signal", "socket", "subprocess", "sys", "threading", "traceback", "unittest",
+    "pickle", "pkgutil", "runpy", "shutil", "signal", "socket", "subprocess", "sys", "threading", "traceback",
+    "unittest",
 }  # fmt: skip
 CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "open", "vars"}
 FRAMES = {"f_back", "f_locals", "f_globals", "f_builtins", "tb_frame", "tb_next", "gi_frame", "cr_frame", "ag_frame"}
