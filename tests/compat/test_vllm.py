@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tests.checks.vllm_cases as cases
+import tests.compat.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks.values import size_of
 from nanovllm.compat import names as vllm_names
