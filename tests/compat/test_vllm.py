@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import tests.checks.vllm_cases as cases
+import tests.compat.vllm_cases as cases
 from nanovllm import LLM, EngineArgs, LLMEngine, SamplingParams
 from nanovllm.checks.values import size_of
 from nanovllm.compat import names as vllm_names
@@ -21,7 +21,7 @@ from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
 from nanovllm.serving.openai.request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.request import READ_HERE
 from nanovllm.serving.openai.shown import CHAT
-from tests.checks.recorded import RECORDED
+from tests.compat.recorded import RECORDED
 
 PAGE = Path(__file__).parents[2] / "examples" / "move_to_vllm.md"
 

