@@ -1,7 +1,7 @@
 """Grading of the exercises of chapter 6. What runs no model needs no torch: a browser grades it, too."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -207,10 +207,10 @@ MACHINE = Machine(weight_bytes=4e9, flops_per_token=4e9, bytes_per_s=1e11, flops
 def use_budget(function: Budget, limit_s: float = 0.0501) -> Iterator[None]:
     """Each step gets the budget that the function wants for it."""
 
-    def schedule(scheduler: Scheduler) -> SchedulerOutput:
+    def schedule(scheduler: Scheduler, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
         budget = ask(function, scheduler, MACHINE, limit_s)
         with our_engine(), replaced(scheduler, "max_num_batched_tokens", budget):
-            return scheduler.schedule()
+            return scheduler.schedule(drafts)
 
     with replaced(Scheduler, "schedule", schedule):
         yield

@@ -80,7 +80,7 @@ def tiers_below(llm: LLM, folder: Path, num_blocks: int) -> Iterator[Tiers]:
     with ExitStack() as stack:
         stack.callback(disk.close)
         stack.enter_context(use_manager(llm, manager))
-        stack.enter_context(replaced(engine.features, "tiers", tiers))
+        stack.enter_context(replaced(engine, "tiers", tiers))
         yield tiers
 
 

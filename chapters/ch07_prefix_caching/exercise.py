@@ -10,8 +10,7 @@ lets a model generate with it. The functions are independent: while one is check
 seq.num_computed_tokens counts the tokens whose K/V is in the cache once the step in flight is done. It is raised while
 the step is being planned, before the model runs: "computed" below means counted in it.
 
-Events (manager.on_event) and what the engine keeps to roll back a failed step (block.depth and the blocks that the step
-has named) are not your concern. What else you may use is said in each docstring.
+Events (manager.on_event) and block.depth are not your concern. What else you may use is said in each docstring.
 """
 
 from collections.abc import Callable

@@ -116,8 +116,8 @@ def tell_traps(story: Story, llm: LLM) -> None:
     story.show(table)
     outcomes = played[-1].error, play(llm, waves, num_blocks=16)[-1].error or "it is answered"
     story.say(
-        "The third wave is one prompt of 60 tokens, 8 blocks, that shares nothing. With the fault: {} (the failed step "
-        "is rolled back, which drops all references). Without: {}.".format(*outcomes)
+        "The third wave is one prompt of 60 tokens, 8 blocks, that shares nothing. With the fault: {} (after the "
+        "failed step the pool is forgotten, and all references with it). Without: {}.".format(*outcomes)
     )
 
     story.say(

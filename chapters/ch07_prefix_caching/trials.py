@@ -1,7 +1,7 @@
 """What the exercises of chapter 7 are tried with: small pools, the worked example, the real scheduler, a model."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -204,8 +204,8 @@ def small_pool(bench: Bench, num_blocks: int, checking: bool = True) -> Iterator
     engine = bench.llm.engine
     manager, schedule = BlockManager(num_blocks, 16), engine.scheduler.schedule
 
-    def checked() -> SchedulerOutput:
-        output = schedule()
+    def checked(drafts: Mapping[int, list[int]]) -> SchedulerOutput:
+        output = schedule(drafts)
         if checking:
             expect_sane(engine.scheduler, "while the model generates, ")
         return output

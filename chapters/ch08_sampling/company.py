@@ -1,6 +1,6 @@
 """Requests that run in other company: their order in the batch is chosen, and preemptions are collected."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from chapters.patching import replaced
@@ -17,8 +17,8 @@ def preemptions_watched() -> Iterator[list[Sequence]]:
     found: list[Sequence] = []
     ours = Scheduler.schedule
 
-    def schedule(scheduler: Scheduler) -> SchedulerOutput:
-        output = ours(scheduler)
+    def schedule(scheduler: Scheduler, drafts: Mapping[int, list[int]]) -> SchedulerOutput:
+        output = ours(scheduler, drafts)
         found.extend(output.preempted)
         return output
 

@@ -411,7 +411,7 @@ def tell_loss(story: Story, world: World) -> None:
         f"{seq.num_generated_tokens} tokens, {seq.num_computed_tokens} computed",
     )
     story.say(
-        "The scheduler's books are in order: the step was rolled back, as in chapter 2, and the sequence waits with "
+        "The scheduler's books are in order: they were made anew, as in chapter 2, and the sequence waits with "
         "its tokens. But a part of every layer has gone. The engine has ended, has said who was lost, and has taken "
         "the other ranks with it. Whoever wants to go on builds a new LLM and asks again."
     )

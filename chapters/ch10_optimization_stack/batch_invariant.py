@@ -62,7 +62,7 @@ class OneQuestion:
         options: dict[str, Any] = {"dtype": "float32", "block_size": 16, "speculative_config": NGRAM}
         self.llm, rng = load(**sizes, **options, optimizations=optimizations), random.Random(10)
         vocabulary, self.scheduler = range(self.llm.engine.model_config.vocab_size), self.llm.engine.scheduler
-        self.question = 2 * rng.choices(vocabulary, k=NUM_PROMPT // 2)  # twice the same: there is something to guess
+        self.question = 2 * rng.choices(vocabulary, k=NUM_PROMPT // 2)  # twice the same: there is something to draft from
         self.others = [rng.choices(vocabulary, k=NUM_OTHER) for _ in range(7)]
 
     def answers(self) -> dict[str, int]:
@@ -71,7 +71,7 @@ class OneQuestion:
             self.the_last_of_eight,
             self.in_chunks,
             self.found_cached,
-            self.with_guesses,
+            self.with_draft_tokens,
             self.on_one_core,
         )
         found = {}
@@ -94,17 +94,17 @@ class OneQuestion:
         self.alone()
         return self.alone()
 
-    def with_guesses(self) -> RequestOutput:
-        return self._ask(self.question, guesses=True)
+    def with_draft_tokens(self) -> RequestOutput:
+        return self._ask(self.question, drafts=True)
 
     def on_one_core(self) -> RequestOutput:
         with one_core():
             return self.alone()
 
-    def _ask(self, *prompts: list[int], guesses: bool = False) -> RequestOutput:
+    def _ask(self, *prompts: list[int], drafts: bool = False) -> RequestOutput:
         """The output of the last one."""
         given: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-        with nullcontext() if guesses else replaced(self.scheduler, "speculation", None):
+        with nullcontext() if drafts else replaced(self.llm.engine, "speculation", None):
             return self.llm.generate(given, PARAMS, use_tqdm=False)[-1]
 
 

@@ -46,7 +46,7 @@ PROMPTS = [random.Random(n).choices(range(256), k=n) for n in (3, 17, 9, 1)]
 SHARED, STARTS = random.Random(0).choices(range(256), k=30), [0, 0, 28, 28, 36]  # where the prompts below begin
 FORKED = [SHARED + [100 + n] * 7 for n in range(4)]
 FORKED.append([*FORKED[3], 1, 2, 3])
-NUM_TOKENS, NUM_GUESSES = 16, 3
+NUM_TOKENS, NUM_DRAFT_TOKENS = 16, 3
 
 
 @cache
@@ -120,7 +120,7 @@ def answer_with_snapshots(policy: Policy) -> None:
         expect(answer.token_ids, output.outputs[0].token_ids, f"{hint} token {output.num_cached_tokens} on: its answer")
 
 
-class GuessingLayers:
+class DraftedLayers:
     """delta_net of delta_rule.py, with a student's function in the place of what the engine does with segments.
 
     A state is what the convolution still sees and the matrices of all heads. Each layer has a memory for each sequence.
@@ -142,8 +142,8 @@ class GuessingLayers:
 
         assert batch.segments is not None
         rows, outputs, segments = list(zip(inputs, gates, strict=True)), list[Tensor](), batch.segments.tolist()
-        for number, (source, _, slot, _, num_accepted, first, num_known, is_guessed) in enumerate(segments):
-            if is_guessed:
+        for number, (source, _, slot, _, num_accepted, first, num_known, are_drafts) in enumerate(segments):
+            if are_drafts:
                 continue
             if source < 0:  # before the first token
                 nothing_seen = x.new_zeros(sizes.kernel_size - 1, sizes.conv_size)
@@ -157,7 +157,7 @@ class GuessingLayers:
 
 
 def remembers() -> Callable[[Sequence, int], list[int]]:
-    """Knows what is answered; one of four guesses is wrong."""
+    """Knows what is answered; one in four draft tokens is wrong."""
     known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, expected_answers(), strict=True)}
 
     def draft_for(seq: Sequence, num_draft_tokens: int) -> list[int]:
@@ -169,11 +169,11 @@ def remembers() -> Callable[[Sequence, int], list[int]]:
     return draft_for
 
 
-def answer_with_guesses(function: ReadGuesses) -> None:
-    proposer, of_layers = Proposes(remembers()), HybridKernels(delta_net=GuessingLayers(function).delta_net)
+def answer_with_drafts(function: ReadGuesses) -> None:
+    proposer, of_layers = Proposes(remembers()), HybridKernels(delta_net=DraftedLayers(function).delta_net)
     with replaced(hybrid_layers, "kernels_for", lambda kernels: of_layers):
-        compare(", without any guess")
-        with drafting(hybrid_engine(), proposer, NUM_GUESSES), steps_watched(hybrid_engine()) as steps:
-            compare(" where it guesses: the state is not that of the tokens before")
+        compare(", without draft tokens")
+        with drafting(hybrid_engine(), proposer, NUM_DRAFT_TOKENS), steps_watched(hybrid_engine()) as steps:
+            compare(" with draft tokens: the state is not that of the tokens before")
     if not any(step.num_accepted for step in steps):
-        raise Wrong("not one guess has held, although three of four are right")
+        raise Wrong("not one draft token was accepted, although three of four are right")

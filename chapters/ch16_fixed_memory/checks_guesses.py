@@ -121,21 +121,21 @@ def check_random(function: ReadGuesses, bench: Bench) -> None:
     rng = random.Random(16)
     for _ in range(200):
         calls: list[Call] = []
-        num_guesses = 0
+        num_draft_tokens = 0
         for _ in range(rng.randint(1, 9)):
             known = "".join(rng.choices("abcdefgh", k=rng.choice([1, 1, 1, 5])))
             guesses = "".join(rng.choices("ABCDEFGH", k=rng.choice([0, 1, 3, 6])))
-            calls.append((rng.randint(0, num_guesses), known, guesses))
-            num_guesses = len(guesses)
+            calls.append((rng.randint(0, num_draft_tokens), known, guesses))
+            num_draft_tokens = len(guesses)
         ask(function, *calls)
 
 
 def check_in_the_engine(function: ReadGuesses, bench: Bench) -> None:
     """A hybrid model guesses and checks with your function in its layers: the same tokens as without guesses"""
     _ = bench.model  # where there is none there is no torch either
-    from chapters.ch16_fixed_memory.checks_engine import answer_with_guesses
+    from chapters.ch16_fixed_memory.checks_engine import answer_with_drafts
 
-    answer_with_guesses(function)
+    answer_with_drafts(function)
 
 
 CHECKS = (
