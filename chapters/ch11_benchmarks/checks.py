@@ -543,7 +543,7 @@ SERVE_CHECKS = (
     playing("A pause between two requests", [0.25, 10.0], [2, 2]),
     playing("Requests that are due while a step runs", [0.0, 0.2, 0.7], [6, 6, 6]),
     playing("Four at the same moment, and two more in one step", [0.0, 0.0, 0.0, 0.0, 0.6, 0.9], [4, 4, 4, 4, 4, 4]),
-    playing("A long answer first, short ones behind it", [0.0, 1.0, 1.1], [12, 2, 1]),
+    playing("A long answer first, short ones after it", [0.0, 1.0, 1.1], [12, 2, 1]),
     check_schedules,
 )
 

@@ -249,7 +249,7 @@ def tell_curve(story: Story, world: World) -> None:
     sweep = world.sweep()
     story.say(
         f"{INPUT_LEN} prompt tokens, {OUTPUT_LEN} output tokens a request, all submitted at once. Medians of "
-        "up to three runs; behind them the lowest and the highest throughput:"
+        "up to three runs; next to them the lowest and the highest throughput:"
     )
     table = make_table("batch", "TTFT, ms", "TPOT, ms", "latency, s", "output tokens/s", "lowest - highest")
     points = []

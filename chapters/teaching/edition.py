@@ -50,7 +50,7 @@ SECTIONS = {  # for teachers
     "chapters/README.md": ("For teachers", "Grading"),
     "chapters/capstone/README.md": ("For teachers",),
 }
-SENTENCE = re.compile(r" `solution\.py` is ours\. [^.]*\.")
+SENTENCE = re.compile(r"\s+Our own solution is\s+in\s+`solution\.py`\. [^.]*\.")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)[^)\s]*\)")
 SEALED = '''"""Our solutions, sealed, for the lab and the checks of this chapter: see chapters/sealed.py."""
 
