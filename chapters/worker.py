@@ -60,7 +60,7 @@ class StudentsWire(Wire):
         """Tensors that come as an answer are the student's: they are not kept here, so that a tile can be let go."""
         found = super().ask(what, *arguments)
         for each in found if isinstance(found, tuple) else (found,):
-            number = self.numbers.get(id(each))
+            number = self.numbers.get(id(each), -1)
             if type(self.sent.get(number)) is tuple:
                 del self.sent[number], self.objects[number], self.numbers[id(each)]
         self.roots = [root for root in self.roots if root is not found]

@@ -69,7 +69,8 @@ def table_of(verdicts: Iterable[Verdict], ours: str = "our policy") -> Table:
     """With a column that places each between the engine by itself and the verdict of this name, if it is there."""
     verdicts = list(verdicts)
     ends = [next((v.score.goodput for v in verdicts if v.name == name and v.score), None) for name in (BASELINE, ours)]
-    has_scale = None not in ends and ends[0] != ends[1]
+    baseline, best = ends
+    has_scale = baseline is not None and best is not None and baseline != best
     table = Table("", *"goodput good refused late slow hits".split(), *["scale"] * has_scale)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -78,7 +79,9 @@ def table_of(verdicts: Iterable[Verdict], ours: str = "our policy") -> Table:
         if s is not None:
             good, counts = f"{s.num_good} of {s.num_requests}", (s.num_refused, s.num_late, s.num_slow)
             cells = (f"{s.goodput:.2f}", good, *map(str, counts), f"{s.hit_rate:.0%}")
-        scale = [f"{percent_of(s.goodput if s is not None else 0.0, *ends)} %"] if has_scale else []
+        scale = []
+        if baseline is not None and best is not None and has_scale:
+            scale = [f"{percent_of(s.goodput if s is not None else 0.0, baseline, best)} %"]
         table.add_row(readable(name, 40), *cells, *scale)
     return table
 

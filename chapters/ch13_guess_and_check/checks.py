@@ -11,7 +11,7 @@ from chapters.ch13_guess_and_check import checks_resume
 from chapters.ch13_guess_and_check.again import BLOCK_SIZE, Cache
 from chapters.ch13_guess_and_check.float32_bench import REPEATING, Float32Bench, compare_answers, engine_of
 from chapters.ch13_guess_and_check.world import Always, Proposes, drafting, steps_watched
-from chapters.expect import Kept, cases, expect, expect_answer, expect_sane, read_again, unchanged
+from chapters.expect import Kept, cases, expect, expect_sane, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
