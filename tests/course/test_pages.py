@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chapters.site.sources import node_of
+from tests import test_layout
 from tests.course.course_text import ROOT, assert_quoted, source_of
 
 CHAPTERS = ROOT / "chapters"
@@ -24,8 +25,9 @@ BLOCK = re.compile(
 )
 LOADED = """
 import sys
-from nanovllm import LLM, SamplingParams
-LLM(sys.argv[1]).generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+from nanovllm.config import EngineConfig
+from nanovllm.engine import assembly
+assert assembly.make_policy(EngineConfig(model="any")) is None
 print("nanovllm.features.shortest_first.policy" in sys.modules)
 """
 
@@ -99,30 +101,38 @@ def add_wing(repository: Path) -> None:
 
 
 @pytest.fixture
-def repository(tmp_path) -> Path:
+def repository(tmp_path, monkeypatch) -> Path:
+    """A copy of this one, which the tests of the layout look at."""
     for folder in ("nanovllm", "chapters", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(test_layout, "ROOT", tmp_path)
+    monkeypatch.setattr(test_layout, "PACKAGE", tmp_path / "nanovllm")
     return tmp_path
 
 
-def test_the_wing_can_be_added(repository, checkpoint, processes):
+def test_the_wing_can_be_added(repository, processes):
     def run(*arguments: str) -> tuple[int, str]:
         code, out, err = processes.run(*arguments, cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)})
         return code, out + err
 
-    layout = ("-m", "pytest", "-n", "0", "tests/test_layout.py", "-k", "wing or listing or capability")
     add_wing(repository)
     code, said = run("-m", "pytest", "-n", "0", "tests/features/shortest_first")
     assert code == 0, said
-    assert run(*layout)[0] == 0
-    assert run("-c", LOADED, str(checkpoint("llama")))[1].strip() == "False", "it is loaded, and nobody asked for it"
+    test_layout.test_every_wing_is_named()
+    test_layout.test_a_listing_is_documentation()
+    test_layout.test_a_capabilitys_tests_lie_under_its_name()
+    assert run("-c", LOADED) == (0, "False\n"), "it is loaded, and nobody asked for it"
+
+
+def test_what_the_page_says_of_mistakes(repository, processes):
+    add_wing(repository)
+    shutil.copyfile(ROOT / "nanovllm" / "README.md", repository / "nanovllm" / "README.md")
+    with pytest.raises(AssertionError, match="features/shortest_first"):
+        test_layout.test_every_wing_is_named()
 
     assembly = repository / "nanovllm" / "features" / "assembly.py"
     eager = "from nanovllm.features.shortest_first.policy import ShortestFirst\n"
     assembly.write_text(eager + assembly.read_text("utf-8"), "utf-8")
-    assert run("-c", LOADED, str(checkpoint("llama")))[1].strip() == "True"
-
-    shutil.copyfile(ROOT / "nanovllm" / "README.md", repository / "nanovllm" / "README.md")
-    code, said = run(*layout)
-    assert code == 1 and "test_every_wing_is_named" in said
+    code, out, err = processes.run("-c", LOADED, cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)})
+    assert (code, out) == (0, "True\n"), err
