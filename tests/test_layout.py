@@ -26,7 +26,7 @@ worker.cpu.recorded_step worker.cpu.reorder worker.cpu.threads worker.kernels wo
 worker.loader worker.model worker.model_runner worker.sampler
 """
 WINGS = """
-core.snapshots.cache core.snapshots.policy core.snapshots.segments core.snapshots.state features.assembly
+core.snapshots.segments core.snapshots.state features.assembly
 features.callers.fair_lock features.callers.output_kind features.callers.progress features.callers.shared_engine
 features.callers.snapshot features.experts.config features.grammar.masks features.hybrid.c_kernels
 features.hybrid.config features.hybrid.delta_rule features.hybrid.gguf_names features.hybrid.kernels
