@@ -173,7 +173,8 @@ def test_bench_tiers(run, tmp_path):
     assert len(ratios) == 10 and all(float(ratio) <= 1.1 for pair in ratios for ratio in pair)
     [(killed, read)] = re.findall(r"killed while writing │ +(\d+) │ +([\d,]+) │ +0 │ +0 │", out)
     assert killed == "10" and int(read.replace(",", "")) > 30
-    assert "blocks of 16 tokens" in out and re.search(r"index in memory +│ +\d+ bytes a block", out)
+    [taken] = re.findall(r"index in memory +│ +(\d+) bytes a block", out)
+    assert "blocks of 16 tokens" in out and 0 < int(taken) < 1000
 
 
 @pytest.mark.ci

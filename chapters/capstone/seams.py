@@ -209,7 +209,7 @@ class Seams:
             self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
         worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in named}  # type: ignore[arg-type]
         self._worth = dict(worth_of)  # type: ignore[arg-type]
-        for block in sorted(named, key=lambda block: -self._depths[block.block_hash])  # type: ignore[index]:
+        for block in sorted(named, key=lambda block: -self._depths[block.block_hash]):  # type: ignore[index]
             parent = block.parent_hash
             if parent in worth_of:
                 worth_of[parent] = max(worth_of[parent], worth_of[block.block_hash])

@@ -173,9 +173,9 @@ def allocates_and_counts(allocate: Any, bench: Bench) -> None:
 
 
 class Colliding(BlockHasher):
-    """A name is the last digit of the first token id."""
+    """A hash is the last digit of the first token id."""
 
-    def name(self, parent: Any, token_ids: Any, extra: ExtraKeys = ()) -> bytes:
+    def hash_block(self, parent_hash: Any, token_ids: Any, extra_keys: ExtraKeys = ()) -> bytes:
         return bytes([token_ids[0] % 10])
 
 
@@ -454,7 +454,7 @@ def task(name: str, section: str, *checks: Any) -> Task:
 
 
 TASKS = [
-    Task("hash_block", "A name for a block", use_name, (*NAMES, *TRIALS)),
+    Task("hash_block", "A hash for a block", use_name, (*NAMES, *TRIALS)),
     task(
         "allocate_with_prefix",
         CALLS_SECTION,

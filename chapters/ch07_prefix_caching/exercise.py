@@ -10,7 +10,7 @@ lets a model generate with it. The functions are independent: while one is check
 seq.num_computed_tokens counts the tokens whose K/V is in the cache once the step in flight is done. It is raised while
 the step is being planned, before the model runs: "computed" below means counted in it.
 
-Events (manager.on_event) and block.depth are not your concern. What else you may use is said in each docstring.
+Events (manager.on_event) are not your concern. What else you may use is said in each docstring.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ def hash_block(
     mm_spans: tuple[MMSpan, ...],
     hash_bytes: Callable[[bytes], bytes],
 ) -> bytes:
-    """The name of a full block. Write its content down as bytes and return hash_bytes(those bytes).
+    """The hash of a full block. Write its content down as bytes and return hash_bytes(those bytes).
 
-    parent      name of the block before it, as long as what hash_bytes returns; None for the first block of a text
+    parent      hash of the block before it, as long as what hash_bytes returns; None for the first block of a text
     token_ids   the block's tokens, always as many as a block holds; each from 0 to 2**32 - 1
     start       position of the block's first token in its sequence
     cache_salt  text or None. "" is a salt, too
@@ -50,10 +50,10 @@ def hash_block(
       block, span.start - start. That is negative if it began in an earlier block. A span that ends where the block
       begins, or begins where the block ends, does not overlap.
 
-    Same content, same name: in every call and in every process. Other content, other name: the bytes that you hash must
+    Same content, same hash: in every call and in every process. Other content, other hash: the bytes that you hash must
     show where each part ends and which part it is, so that no two contents give the same bytes. Nothing else enters:
     start only tells you which spans overlap and where, the length of a span only whether it does. (A block of the pool
-    does not know its position. check_integrity() names it again from the parts above, and expects the same name.)
+    does not know its position. check_integrity() hashes it again from the parts above, and expects the same hash.)
 
     struct.pack, int.to_bytes and str.encode will help; so may repr. Python's hash() will not.
 
@@ -64,21 +64,21 @@ def hash_block(
 
 
 def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
-    """Give a sequence that holds no blocks all that seq.tokens need: found ones in front, fresh ones behind them.
+    """Give a sequence that holds no blocks all that seq.tokens need: found ones in front, fresh ones after them.
 
     This takes the place of BlockManager.allocate_with_prefix. The scheduler calls it when it admits a sequence.
 
     What is found: ask for the full blocks of seq.tokens one after another, from the first on.
 
-        manager.hash_block(seq, index) -> (name, content)       of the sequence's full block `index`
-        manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
+        manager.hash_block(seq, index) -> (block_hash, content) of the sequence's full block `index`
+        manager.hash_to_block: dict[bytes, dict[int, Block]]    hash -> the blocks that have it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
 
-    The hit is the first block of hash_to_block[name].values(), if that block holds the content. The first full block
-    without a hit ends the search. If it ended because the name stands for other content, that is a collision.
+    The hit is the first block of hash_to_block[block_hash].values(), if that block holds the content. The first full
+    block without a hit ends the search. If it ended because the hash stands for other content, that is a collision.
 
     Returns False when the pool cannot hold the sequence, and then nothing has changed: reference counts, free queue,
-    statistics, the sequence's fields, seq.hash_collision included. (The names that hash_block keeps on the sequence
+    statistics, the sequence's fields, seq.hash_collision included. (The hashes that hash_block keeps on the sequence
     don't count.) Each fresh block comes out of manager.free_blocks, and so does each hit that nobody uses now, whose
     ref_count is 0. Both must fit.
 
@@ -102,7 +102,7 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
 
     Also useful: manager.block_size, manager.blocks (index == block_id), len(manager.free_blocks).
 
-    Example: blocks of 4. Blocks 0 and 1 bear the names of tokens 1 to 4 and, behind them, 5 to 8. The free queue is
+    Example: blocks of 4. Blocks 0 and 1 are cached for tokens 1 to 4 and, after them, 5 to 8. The free queue is
     6 1 0 9. A sequence with the tokens 1 to 10 gets block_table [0, 1, 6], num_cached_tokens 8; the queue is 9.
     With the queue 1 0 the answer is False: two hits and one fresh block do not fit into two.
     """
@@ -116,22 +116,22 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     raised seq.num_computed_tokens by the chunk's tokens. A decode fills a block now and then.
 
     The blocks to register are those from index seq.num_registered_blocks on whose tokens are all among the first
-    seq.num_computed_tokens. Earlier ones need nothing and are not named again, a partly filled one has no name. Of a
+    seq.num_computed_tokens. Earlier ones need nothing and are not hashed again, a partly filled one has no hash. Of a
     prompt that is computed in several chunks, only the part up to num_computed_tokens counts. For each, in order:
 
-        manager.hash_block(seq, index) -> (name, content)       of the sequence's full block `index`
+        manager.hash_block(seq, index) -> (block_hash, content) of the sequence's full block `index`
         manager.blocks[seq.block_table[index]]                  the block that has its K/V
-        manager.hash_to_block: dict[bytes, dict[int, Block]]    name -> the blocks that bear it, by block_id
+        manager.hash_to_block: dict[bytes, dict[int, Block]]    hash -> the blocks that have it, by block_id
         block.holds(content) -> bool                            is that really what the block stands for?
 
-    - If no block bears the name, the block is entered under it.
-    - If blocks bear it and hold the same content (ask the first of them), the block joins them, behind them. Two
+    - If no block has the hash, the block is entered under it.
+    - If blocks have it and hold the same content (ask the first of them), the block joins them, as the last. Two
       sequences that ran side by side have filled a copy each; either can serve, so both stay.
     - If they hold other content, it is a collision: manager.stats.collisions goes up by 1, seq.hash_collision becomes
       True, and neither this block nor a later one of the sequence is registered, now or in later calls. The blocks
       before it stay registered: after a collision at the third block num_registered_blocks is 2.
 
-    A block that was registered says so itself: block.block_hash is the name, (block.parent_hash, block.token_ids,
+    A block that was registered says so itself: block.block_hash is the hash, (block.parent_hash, block.token_ids,
     block.extra_keys) is the content, a tuple of three. And seq.num_registered_blocks is one more than its index.
     Reference counts, the free queue and the tables are left alone.
 
@@ -139,7 +139,7 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     called.
 
     Example: blocks of 4, block_table [5, 2, 7], num_computed_tokens 10, num_registered_blocks 1 (block 5 was a hit).
-    Block 2 gets its name, block 7 has 2 of 4 tokens and gets none. num_registered_blocks is 2.
+    Block 2 is registered, block 7 has 2 of 4 tokens and is not. num_registered_blocks is 2.
     """
     raise NotImplementedError
 
@@ -149,18 +149,18 @@ def take_fresh(manager: BlockManager, seq: Sequence, num_blocks: int) -> None:
 
     This takes the place of BlockManager.take_fresh_blocks, which both allocate_with_prefix and append_slots call.
 
-    Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it bears a name or not. Its
+    Each block comes from the head of the free queue, manager.free_blocks.popleft(), whether it is cached or not. Its
     ref_count becomes 1, its id goes to the end of seq.block_table. Blocks that are in the table stay there.
 
-    A block with a name (block.block_hash is not None) is evicted, as somebody else's K/V will soon be in it:
-    - manager.hash_to_block[name], a dict block_id -> Block of all that bear the name, loses this block. Other copies
-      stay findable. If no copy is left, hash_to_block loses the name, too: it keeps no empty dicts;
+    A cached block (block.block_hash is not None) is evicted, as somebody else's K/V will soon be in it:
+    - manager.hash_to_block[block_hash], a dict block_id -> Block of all that have it, loses this block. Other copies
+      stay findable. If no copy is left, hash_to_block loses the hash, too: it keeps no empty dicts;
     - the block forgets what it was: block_hash and parent_hash are None, token_ids is [], extra_keys is ();
     - manager.stats.evictions goes up by 1.
 
     Do this yourself, without manager.uncache.
 
-    Example: queue 4 3 2, blocks 3 and 2 have names, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
+    Example: queue 4 3 2, blocks 3 and 2 are cached, seq.block_table [0]. Taking 2 blocks gives block_table [0, 4, 3]
     and one eviction; the queue is 2, which can still be found.
     """
     raise NotImplementedError

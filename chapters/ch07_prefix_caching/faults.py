@@ -37,12 +37,12 @@ def low_bytes_of_ids() -> AbstractContextManager:
 
 @contextmanager
 def _named(encode: Callable[[bytes | None, list[int]], bytes]) -> Iterator[None]:
-    """A block's name is a hash of these bytes. Hits are not verified, as in code that trusts its names."""
+    """A block is hashed from these bytes. Hits are not verified, as in code that trusts its hashes."""
 
-    def name(self: BlockHasher, parent: bytes | None, token_ids: list[int], extra: object = ()) -> bytes:
+    def hash_block(self: BlockHasher, parent: bytes | None, token_ids: list[int], extra: object = ()) -> bytes:
         return xxhash.xxh64_digest(encode(parent, token_ids))
 
-    with replaced(BlockHasher, "name", name), _unverified():
+    with replaced(BlockHasher, "hash_block", hash_block), _unverified():
         yield
 
 

@@ -109,7 +109,7 @@ def tell_saving(story: Story, llm: LLM) -> float:
 
 
 def tell_names(story: Story) -> None:
-    story.part("A name for a block")
+    story.part("A hash for a block")
     story.say(
         "The simulator: every word is a token, a block holds four. Three texts and the names of their full blocks. The "
         "second differs from the first in its last word, the third in its first:"

@@ -43,8 +43,8 @@ def allocate_with_prefix(manager: BlockManager, seq: Sequence) -> bool:
     hits, hash_collision = [], False
     num_full = len(seq.tokens) // manager.block_size if manager.enable_prefix_caching else 0
     for index in range(num_full):
-        name, content = manager.hash_block(seq, index)
-        copies = manager.hash_to_block.get(name)
+        block_hash, content = manager.hash_block(seq, index)
+        copies = manager.hash_to_block.get(block_hash)
         if copies is None:
             break
         block = next(iter(copies.values()))
@@ -78,15 +78,15 @@ def register_prefix(manager: BlockManager, seq: Sequence) -> None:
     if not manager.enable_prefix_caching or seq.hash_collision:
         return
     for index in range(seq.num_registered_blocks, seq.num_computed_tokens // manager.block_size):
-        name, content = manager.hash_block(seq, index)
+        block_hash, content = manager.hash_block(seq, index)
         block = manager.blocks[seq.block_table[index]]
-        copies = manager.hash_to_block.setdefault(name, {})
+        copies = manager.hash_to_block.setdefault(block_hash, {})
         if copies and not next(iter(copies.values())).holds(content):
             manager.stats.collisions += 1
             seq.hash_collision = True
             return
         copies[block.block_id] = block
-        block.block_hash = name
+        block.block_hash = block_hash
         block.parent_hash, block.token_ids, block.extra_keys = content
         seq.num_registered_blocks = index + 1
 

@@ -16,7 +16,7 @@ Engine = TypeVar("Engine", bound=Hashable)  # what a router calls an engine by
 class Announced:
     """Names of blocks that engines have announced and not taken back. Engines have equal checkpoints and options.
 
-    What lies in tiers below an engine's pool has names of its own kind and is not counted.
+    What lies in tiers below an engine's pool is not counted.
     """
 
     def __init__(self, block_size: int, hash_algo: str = "xxh64") -> None:

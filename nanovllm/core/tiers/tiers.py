@@ -98,8 +98,9 @@ class Tiers:
     def poll(self, waiting: Iterable[Sequence]) -> None:
         """Take in what has arrived, and ask for what is missing, for the sequences that may be admitted next.
 
-        waiting: in the order of the queue. Sets awaits_blocks of each: others are admitted before it. Stops where the
-        pool has no room for one more: what is brought in now would be evicted before its admission.
+        waiting: in the order of the queue. Sets awaits_blocks of each: then others are admitted before it. It is True,
+        too, of those that are not looked at, because the pool has no room for them: what is brought in now would be
+        evicted before their admission.
         """
         waiting = list(waiting)
         self._awaited = {seq.seq_id: self._awaited[seq.seq_id] for seq in waiting if seq.seq_id in self._awaited}
@@ -107,15 +108,21 @@ class Tiers:
         num_free = len(self.manager.free_blocks)
         ahead: dict[int, Block] = {}  # block_id -> cached blocks that sequences further ahead will reuse
         for index, seq in enumerate(waiting):
-            if index >= MAX_POLLED:
-                seq.awaits_blocks = True
-                continue
-            if self.num_needed(seq, ahead) > num_free:
+            if index >= MAX_POLLED or self.num_needed(seq, ahead) > num_free:
+                for later in waiting[index:]:
+                    later.awaits_blocks = True
                 break
             seq.awaits_blocks = self.awaits(seq, ahead)
             if not seq.awaits_blocks:
                 num_free -= self.num_needed(seq, ahead)
             ahead |= {block.block_id: block for block in self.manager.get_computed_blocks(seq).blocks}
+
+        # What they will reuse counts as used now, or fresh blocks for the first of them would evict it.
+        queue = self.manager.free_blocks
+        for block in reversed(ahead.values()):
+            if block.ref_count == 0:
+                queue.remove(block)
+                queue.append(block)
 
     def num_needed(self, seq: Sequence, ahead: dict[int, Block]) -> int:
         """Blocks of the free queue that its admission takes, beside those that sequences further ahead reuse."""

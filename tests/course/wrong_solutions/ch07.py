@@ -56,7 +56,7 @@ WRONG = {
         Edit("looks_although_off", " if manager.enable_prefix_caching else 0", "", "although caching is off"),
     ],
     "register_prefix": [
-        Edit("in_the_map_only", "block.block_hash = name", "pass", "must say so: block.block_hash"),
+        Edit("in_the_map_only", "block.block_hash = block_hash", "pass", "must say so: block.block_hash"),
         Edit("the_whole_prompt", COMPUTED, "len(seq.tokens) //", "The rest of the prompt is not in the cache"),
         Edit("from_the_start", "range(seq.num_registered_blocks", "range(0", "begin at seq.num_registered_blocks"),
         Edit("one_copy", "copies[block", "copies.clear()\ncopies[block", "the second joins the first"),
