@@ -16,19 +16,17 @@ ROW = re.compile(r"^\| .+ \| \[([\w/]+\.py)\]\(([\w/]+\.py)\) · `([\w.]+)` \|$"
 # What greedy generation from a plain Llama loads, on a CPU with a C compiler: a module that is added here, or in a wing
 # below, is a decision.
 HEART = """
-checkpoint checks.callbacks checks.exits checks.forks checks.names files.prompt_length checks.requests
-checks.values config core.block_hash core.block_manager core.cache_stats core.integrity.states core.scheduler
-core.sequence detokenizer engine files.config_json files.end_tokens files.hub files.model_fields files.system
-files.tensor_files files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats
+checkpoint checks.callbacks checks.exits checks.forks checks.names checks.requests checks.values config
+core.block_hash core.block_manager core.cache_stats core.integrity core.scheduler core.sequence detokenizer engine
+files.config_json files.end_tokens files.hub files.model_fields files.prompt_length files.system files.tensor_files
+files.token_bytes files.tokenizer llm outputs prompts request sampling_params stats
 worker.attention worker.batch worker.cpu.argmax worker.cpu.c_kernels worker.cpu.compiler worker.cpu.memory
 worker.cpu.onednn worker.cpu.platform worker.cpu.pointers worker.cpu.recorded_step worker.cpu.recorder
 worker.cpu.reorder worker.cpu.threads worker.kernels worker.kv_cache worker.layers worker.loader worker.model
 worker.model_runner worker.platform worker.sampler
 """
 WINGS = """
-features.assembly features.callers.fair_lock
-features.callers.output_kind features.callers.progress features.callers.shared_engine features.callers.snapshot
-features.logits_processors.classes features.logits_processors.functions features.speculation.rates
+features.assembly features.callers.fair_lock features.callers.progress features.callers.shared_engine
 """
 LOADED = """
 import sys

@@ -6,12 +6,10 @@ from typing import Any
 
 from nanovllm.engine import LLMEngine
 from nanovllm.features.callers.fair_lock import FairLock
-from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.progress import ctrl_c_after_step, ctrl_c_between_steps, progress_bar
-from nanovllm.features.callers.snapshot import snapshot
 from nanovllm.outputs import RequestOutput
 from nanovllm.request import Request
-from nanovllm.sampling_params import SamplingParams
+from nanovllm.sampling_params import RequestOutputKind, SamplingParams
 
 
 class SharedEngine:
@@ -45,10 +43,16 @@ class SharedEngine:
 
     def in_kind(self, growing: Generator[RequestOutput, None, None], params: SamplingParams) -> Iterator[RequestOutput]:
         """Outputs of one request in the form that its output_kind asks for."""
+        if params.output_kind is RequestOutputKind.CUMULATIVE:
+            return growing
+        from nanovllm.features.callers.output_kind import OutputFilter
+
         return OutputFilter(params.output_kind).through(growing)
 
     def stats(self) -> dict[str, Any]:
         """See LLM.stats."""
+        from nanovllm.features.callers.snapshot import snapshot
+
         with self.turns.unless_mine():
             return snapshot(self.engine)
 
