@@ -253,10 +253,7 @@ def tell_register(story: Story, world: World) -> None:
     prompt = world.tokenizer(TEXTS["a story"]).input_ids[:11]
     table = make_table("blocks are registered", "goes on with", first=24)
     table.columns[1].justify = "left"
-    for name, add in (
-        ("when their tokens are accepted", OUR_ADD_DRAFTS),
-        ("when they are computed", register_too_early),
-    ):
+    for name, add in (("when tokens are accepted", OUR_ADD_DRAFTS), ("when they are computed", register_too_early)):
         with replaced(Scheduler, "add_drafts", add):
             seq = begin(world, prompt)
             for number in range(1, 21):

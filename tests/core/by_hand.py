@@ -1,5 +1,7 @@
 """Managers, schedulers and sequences by hand, and what stands in for the data plane."""
 
+from collections.abc import Mapping
+
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler, SchedulerOutput
 from nanovllm.core.sequence import Sequence
@@ -42,14 +44,14 @@ def next_token(tokens: list[int]) -> int:
 class CacheModel:
     """Stands in for the data plane: keeps what each slot holds and checks that a chunk can see all it attends to.
 
-    Guesses are computed as known tokens are, and each of their rows gives a token, too.
+    Draft tokens are computed as known tokens are, and each of their rows gives a token, too.
     """
 
     def __init__(self, block_size: int):
         self.block_size = block_size
         self.slots: dict[int, tuple] = {}
 
-    def execute(self, output: SchedulerOutput) -> list[int]:
+    def execute(self, output: SchedulerOutput) -> list[list[int]]:
         tokens = [chunk.seq.tokens[: chunk.known_end] + chunk.draft_token_ids for chunk in output.chunks]
         for chunk, seen in zip(output.chunks, tokens, strict=True):  # all K/V is written first
             for position in range(chunk.write_start, chunk.end):
@@ -58,16 +60,22 @@ class CacheModel:
             for position in range(chunk.end):
                 held = self.slots.get(self._slot(chunk.seq, position))
                 assert held == tuple(seen[: position + 1]), f"{chunk}: wrong K/V at {position}"
-        return [next_token(seq.tokens) for chunk in output.chunks for seq in chunk.sampled_seqs()]
+        return [[next_token(seq.tokens) for seq in chunk.sampled_seqs()] for chunk in output.chunks]
 
     def _slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
 
-def run(scheduler: Scheduler, model: CacheModel) -> SchedulerOutput:
-    output = scheduler.schedule()
+def run(scheduler: Scheduler, model: CacheModel, drafts: Mapping[int, list[int]] = {}) -> SchedulerOutput:
+    output = scheduler.schedule(drafts)
     scheduler.check_integrity()
     assert output.num_tokens == sum(c.end - c.start for c in output.chunks) <= scheduler.max_num_batched_tokens
     scheduler.update(output, model.execute(output))
     scheduler.check_integrity()
     return output
+
+
+def restart(scheduler: Scheduler) -> None:
+    """What an engine does when a step has failed before its tokens were appended."""
+    scheduler.restart(list(scheduler.seqs.values()))
+    scheduler.check_integrity()

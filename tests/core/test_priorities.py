@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from tests.core.by_hand import CacheModel, make, run, sequence
+from tests.core.by_hand import CacheModel, make, restart, run, sequence
 from tests.core.test_scheduler import chunks
 
 BLOCK_SIZE = 4
@@ -91,7 +91,7 @@ REQUESTS = st.lists(
     failing=st.sets(st.integers(0, 20), max_size=2),
 )
 def test_every_step_is_the_twins(requests, num_blocks, budget, max_num_seqs, threshold, failing):
-    """requests: (step of arrival, priority, prompt tokens, max_tokens). failing: steps that are undone and made again.
+    """requests: (step of arrival, priority, prompt tokens, max_tokens). failing: steps that fail and are made again.
 
     The first running sequence gets tokens in every step, so nobody of the highest priority waits for ever.
     """
@@ -108,8 +108,8 @@ def test_every_step_is_the_twins(requests, num_blocks, budget, max_num_seqs, thr
             scheduler.add(seq)
             twin.entries.append(Entry(seq, len(twin.entries) + 1000 * step))
         if step in failing:
-            scheduler.roll_back(scheduler.schedule())
-            scheduler.check_integrity()
+            scheduler.schedule()
+            restart(scheduler)
             for entry in twin.entries:
                 entry.admission, entry.computed = None, 0
         first = scheduler.running[:1]

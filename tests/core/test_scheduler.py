@@ -4,7 +4,7 @@ import pytest
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import SequenceStatus
-from tests.core.by_hand import CacheModel, make, run, sequence
+from tests.core.by_hand import CacheModel, make, next_token, restart, run, sequence
 
 
 def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
@@ -113,24 +113,79 @@ def test_last_token_of_a_nearly_cached_prompt_is_written(block_size):
     assert (chunk.start, chunk.end, chunk.write_start) == (8, 9, 8)
 
 
-def test_a_failed_step_forgets_what_was_cached_and_loses_nothing():
+def test_restart_makes_everything_anew():
     scheduler, model = make(max_num_batched_tokens=64), CacheModel(4)
     old = sequence(range(10))
     scheduler.add(old)
     run(scheduler, model)
-    manager, events = scheduler.block_manager, []
-    manager.on_event = events.append
     a, b = sequence(range(100, 110)), sequence([*range(100, 108), 5])
     scheduler.add(a)
     scheduler.add(b)
-    scheduler.roll_back(scheduler.schedule())
-    scheduler.check_integrity()
+    scheduler.schedule()
+    restart(scheduler)
     assert list(scheduler.waiting) == [old, a, b] and scheduler.running == []
     assert all(seq.num_computed_tokens == 0 and seq.status is SequenceStatus.WAITING for seq in (old, a, b))
-    assert not manager.hash_to_block and len(manager.free_blocks) == len(manager.blocks)
-    assert [event.kind for event in events].count("clear") == 1 and events[-1].kind == "clear"
+    assert old.num_generated_tokens == 1, "what steps before have generated is kept"
+    assert not scheduler.block_manager.hash_to_block and len(scheduler.block_manager.free_blocks) == 64
     while scheduler.has_unfinished():
         run(scheduler, model)  # CacheModel would notice a block whose K/V was never written
+
+
+def test_restart_leaves_out_who_is_not_named():
+    scheduler = make()
+    a, b = sequence(range(5)), sequence(range(9))
+    scheduler.add(a)
+    scheduler.add(b)
+    scheduler.schedule()
+    scheduler.restart([b])
+    assert list(scheduler.waiting) == [b] and list(scheduler.seqs) == [b.seq_id]
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "broken", ["free", "append_slots", "allocate_with_prefix", "register_prefix", "is_cached"]
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_restart_after_an_exception_in_the_middle_of_schedule(monkeypatch, broken, after):
+    """Wherever it comes from, nothing of the state in which it left queues and pool remains."""
+    scheduler, model = make(num_blocks=6, block_size=4, max_model_len=24), CacheModel(4)
+    seqs = [sequence(range(first, first + 11), max_tokens=8) for first in (0, 50, 70)]
+    for seq in seqs:
+        scheduler.add(seq)
+    ours, num_calls, num_failures = getattr(scheduler.block_manager, broken), 0, 0
+
+    def fails(*given):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 4 == 0 and not after:
+            raise InterruptedError
+        found = ours(*given)
+        if num_calls % 4 == 0:
+            raise InterruptedError
+        return found
+
+    monkeypatch.setattr(scheduler.block_manager, broken, fails)
+    while scheduler.has_unfinished() and num_failures < 20:
+        try:
+            output = scheduler.schedule()
+        except InterruptedError:
+            num_failures += 1
+            restart(scheduler)
+        else:
+            scheduler.check_integrity()
+            sampled_token_ids = model.execute(output)
+            try:
+                scheduler.update(output, sampled_token_ids)
+            except InterruptedError:  # in free(): the sequence has ended
+                num_failures += 1
+                scheduler.restart([seq for seq in seqs if seq.finish_reason is None])
+    assert num_failures
+    monkeypatch.undo()
+    while scheduler.has_unfinished():
+        run(scheduler, model)
+    for seq in seqs:
+        assert seq.num_generated_tokens == 8
+        assert all(seq.tokens[i] == next_token(seq.tokens[:i]) for i in range(11, 19))
 
 
 def test_abort_waiting_running_and_unknown():
@@ -159,7 +214,7 @@ def test_finish_reasons():
     ]
     for seq, token_id, expected in cases:
         scheduler.add(seq)
-        scheduler.update(scheduler.schedule(), [token_id])
+        scheduler.update(scheduler.schedule(), [[token_id]])
         assert (seq.finish_reason, seq.stop_reason) == expected
         scheduler.abort(seq.seq_id)
 
