@@ -75,7 +75,15 @@ def run(scheduler: Scheduler, model: CacheModel, drafts: Mapping[int, list[int]]
     return output
 
 
-def restart(scheduler: Scheduler) -> None:
-    """What an engine does when a step has failed before its tokens were appended."""
-    scheduler.restart(list(scheduler.seqs.values()))
+def fail_step(scheduler: Scheduler, output: SchedulerOutput | None = None) -> None:
+    """What LLMEngine.restart does to the scheduler: all wait, with the tokens from before the step.
+
+    output: None if schedule() has not returned.
+    """
+    chunks = [] if output is None else output.chunks
+    seqs = dict(scheduler.seqs) | {chunk.seq.seq_id: chunk.seq for chunk in chunks}  # update() may have ended some
+    for chunk in chunks:
+        if chunk.reaches_end:
+            chunk.seq.truncate(chunk.known_end)
+    scheduler.restart(seqs.values())
     scheduler.check_integrity()

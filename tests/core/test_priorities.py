@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.sequence import Sequence
-from tests.core.by_hand import CacheModel, make, restart, run, sequence
+from tests.core.by_hand import CacheModel, fail_step, make, run, sequence
 from tests.core.test_scheduler import chunks
 
 BLOCK_SIZE = 4
@@ -109,7 +109,7 @@ def test_every_step_is_the_twins(requests, num_blocks, budget, max_num_seqs, thr
             twin.entries.append(Entry(seq, len(twin.entries) + 1000 * step))
         if step in failing:
             scheduler.schedule()
-            restart(scheduler)
+            fail_step(scheduler)
             for entry in twin.entries:
                 entry.admission, entry.computed = None, 0
         first = scheduler.running[:1]

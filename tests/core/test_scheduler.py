@@ -4,7 +4,7 @@ import pytest
 
 from nanovllm.core.scheduler import SchedulerOutput
 from nanovllm.core.sequence import SequenceStatus
-from tests.core.by_hand import CacheModel, make, next_token, restart, run, sequence
+from tests.core.by_hand import CacheModel, fail_step, make, next_token, run, sequence
 
 
 def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
@@ -122,7 +122,7 @@ def test_restart_makes_everything_anew():
     scheduler.add(a)
     scheduler.add(b)
     scheduler.schedule()
-    restart(scheduler)
+    fail_step(scheduler)
     assert list(scheduler.waiting) == [old, a, b] and scheduler.running == []
     assert all(seq.num_computed_tokens == 0 and seq.status is SequenceStatus.WAITING for seq in (old, a, b))
     assert old.num_generated_tokens == 1, "what steps before have generated is kept"
@@ -142,9 +142,7 @@ def test_restart_leaves_out_who_is_not_named():
     scheduler.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "broken", ["free", "append_slots", "allocate_with_prefix", "register_prefix", "is_cached"]
-)
+@pytest.mark.parametrize("broken", ["free", "append_slots", "allocate_with_prefix", "register_prefix", "is_cached"])
 @pytest.mark.parametrize("after", [False, True])
 def test_restart_after_an_exception_in_the_middle_of_schedule(monkeypatch, broken, after):
     """Wherever it comes from, nothing of the state in which it left queues and pool remains."""
@@ -170,7 +168,7 @@ def test_restart_after_an_exception_in_the_middle_of_schedule(monkeypatch, broke
             output = scheduler.schedule()
         except InterruptedError:
             num_failures += 1
-            restart(scheduler)
+            fail_step(scheduler)
         else:
             scheduler.check_integrity()
             sampled_token_ids = model.execute(output)

@@ -10,8 +10,7 @@ from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import Scheduler
 from nanovllm.core.snapshots.cache import SnapshotCache
 from nanovllm.core.snapshots.policy import snapshot_positions
-from tests.core.by_hand import CacheModel, next_token, sequence
-from tests.core.failing import fail_step
+from tests.core.by_hand import CacheModel, fail_step, next_token, sequence
 
 SIZE = 4
 
@@ -39,14 +38,14 @@ class StateModel(CacheModel):
                 assert len(self.states[source]) == start, f"slot {source} has read {self.states[source]}"
                 self.states[target] = self.states[source] + tuple(tokens[start:end])
             assert self.states[state.source] == tuple(tokens[: chunk.known_end]), f"{chunk}: wrong state"
-            sampled += [next_token(seq.tokens) for seq in chunk.sampled_seqs()]
+            sampled.append([next_token(seq.tokens) for seq in chunk.sampled_seqs()])
         return sampled
 
 
 def step(scheduler: Scheduler, model: StateModel, drafts: "Drafts | None" = None) -> int:
     output = scheduler.schedule({} if drafts is None else drafts.propose(scheduler))
     scheduler.check_integrity()
-    scheduler.update(output, output.per_chunk(model.execute(output)))
+    scheduler.update(output, model.execute(output))
     scheduler.check_integrity()
     return output.num_tokens
 
@@ -199,7 +198,7 @@ def test_any_schedule_has_the_right_states(rng: random.Random):
                     model.states[segment.target] = ("torn",)
             fail_step(scheduler, output)
         else:
-            scheduler.update(output, output.per_chunk(model.execute(output)))
+            scheduler.update(output, model.execute(output))
         scheduler.check_integrity()
     while scheduler.has_unfinished():
         step(scheduler, model, drafts)

@@ -8,7 +8,7 @@ from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.tiers.memory_store import MemoryStore
-from tests.core.failing import fail_step
+from tests.core.by_hand import fail_step
 from tests.core.tiers.world import BLOCK, SlowStore, World
 
 PROMPT = list(range(100, 100 + 9 * BLOCK + 2))

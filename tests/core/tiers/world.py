@@ -12,7 +12,7 @@ from nanovllm.core.snapshots.state import NOTHING_READ
 from nanovllm.core.tiers.store import BLOCK as BLOCK_KIND
 from nanovllm.core.tiers.tiers import Tiers
 from nanovllm.sampling_params import SamplingParams
-from tests.core.failing import fail_step
+from tests.core.by_hand import fail_step
 
 BLOCK = 4
 

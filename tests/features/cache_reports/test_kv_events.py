@@ -20,8 +20,7 @@ from nanovllm.features.cache_reports.kv_events import KVEvents
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests import test_interruptions as interruptions
 from tests.checkpoints import SMALL
-from tests.core.by_hand import CacheModel, admit, compute, sequence
-from tests.core.failing import fail_step
+from tests.core.by_hand import CacheModel, admit, compute, fail_step, sequence
 from tests.core.tiers.world import BLOCK as BLOCK_SIZE
 from tests.core.tiers.world import SlowStore, World
 from tests.errors import expect
@@ -106,7 +105,7 @@ def test_a_follower_holds_the_hashes_in_the_pool(seed):
             assert not follower.blocks
         output = scheduler.schedule()
         seen["preempted"] += len(output.preempted)
-        tokens = output.per_chunk(model.execute(output))
+        tokens = model.execute(output)
         if rng.random() < 0.02:
             if rng.random() < 0.5:
                 scheduler.update(output, tokens)
