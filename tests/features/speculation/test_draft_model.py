@@ -1,4 +1,4 @@
-"""Draft models: another checkpoint, or the same in fewer bits, that guesses; and what speculative_config may say."""
+"""Draft models: another checkpoint, or the same in fewer bits, that drafts; and what speculative_config may say."""
 
 import json
 import random
@@ -20,9 +20,9 @@ from tests.features.speculation.test_speculation import OPTIONS, Hostile, assert
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Guesses are made as if rows and drafts cost nothing: with tiny models they would never pay."""
+    """Draft tokens are checked as if rows and drafts cost nothing: with tiny models they would never pay."""
     monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "guessing", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
     monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
     monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
 
@@ -30,7 +30,7 @@ def eager(monkeypatch):
 @pytest.mark.compiler
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 7}], ids=str)
 def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
-    """A smaller model with the same vocabulary, whose guesses are mostly wrong, and the model itself."""
+    """A smaller model with the same vocabulary, whose draft tokens are mostly wrong, and the model itself."""
     smaller = make_checkpoint(tmp_path / "draft", "llama", num_hidden_layers=1)
     requests = random_requests(random.Random(3), 25)
     expected = generate(LLM(str(checkpoint()), **OPTIONS | options), requests)
@@ -43,7 +43,7 @@ def test_a_draft_model_changes_nothing(checkpoint, tmp_path, eager, options):
             llm.engine._num_requests = 0
             assert_same(found, expected)
         rates.append(llm.stats()["acceptance_rate"])
-        llm.engine.scheduler.speculation.proposer.manager.check_integrity()
+        llm.engine.speculation.proposer.manager.check_integrity()
     assert rates[0] < 0.5 < rates[1]
 
 
@@ -53,9 +53,9 @@ def test_a_model_agrees_with_itself_at_any_temperature(checkpoint, eager):
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
     [output] = llm.generate([[5, 6, 7]], params)
     assert output.metrics.acceptance_rate == 1.0 and output.metrics.tokens_per_step > 4
-    assert llm.engine.scheduler.speculation.proposer.drafts, "it keeps its K/V until the next step"
+    assert llm.engine.speculation.proposer.drafts, "it keeps its K/V until the next step"
     llm.generate([[9]], params)
-    [left] = llm.engine.scheduler.speculation.proposer.drafts
+    [left] = llm.engine.speculation.proposer.drafts
     assert left.num_prompt_tokens == 1, "what has ended gives its blocks back"
 
 
@@ -82,7 +82,7 @@ def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
     requests = random_requests(random.Random(9), 8)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
-    draft, rng = llm.engine.scheduler.speculation.proposer, random.Random(9)
+    draft, rng = llm.engine.speculation.proposer, random.Random(9)
     fault = plant(monkeypatch, draft.runner, "run", lambda n: rng.random() < 0.1, InterruptedError)
     ids = llm.engine.enqueue([llm.engine.make_request(prompt, params) for prompt, params in requests])
     done = run_to_end(llm.engine, InterruptedError)
@@ -92,12 +92,12 @@ def test_an_interrupted_draft_begins_anew(checkpoint, eager, monkeypatch):
 
 @pytest.mark.compiler
 def test_a_small_draft_pool_and_few_positions(checkpoint, eager):
-    """Where the draft model has no room, there are no guesses, and no harm."""
+    """Where the draft model has no room, there are no draft tokens, and no harm."""
     requests = random_requests(random.Random(10), 12)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     config = {"model": str(checkpoint()), "max_model_len": 20}
     llm = LLM(str(checkpoint()), speculative_config=config, **OPTIONS)
-    draft = llm.engine.scheduler.speculation.proposer
+    draft = llm.engine.speculation.proposer
     while len(draft.manager.free_blocks) > 8:
         draft.manager.free_blocks.popleft().ref_count = 1
     assert_same(generate(llm, requests), expected)
@@ -119,7 +119,7 @@ def test_other_vocabularies_are_refused(checkpoint, tmp_path, broken):
 
 @pytest.mark.compiler
 def test_a_vocabulary_padded_to_another_size_is_the_same(tmp_path, checkpoint, eager):
-    """Models of a family pad their embeddings differently; no guess is beyond either."""
+    """Models of a family pad their embeddings differently; no draft token is beyond either."""
     requests = random_requests(random.Random(12), 8, with_grammars=False)
     for sizes in ((320, 384), (384, 320)):
         folders = [make_checkpoint(tmp_path / f"{sizes}{i}", "llama", vocab_size=n) for i, n in enumerate(sizes)]
@@ -159,27 +159,27 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", "int8")])
-def test_a_guessed_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager):
+def test_a_draft_row_is_computed_bit_for_bit_as_a_decode(short_demo, dtype, quantization, eager):
     """By the C kernels, for one stream: the same logprobs, not nearly the same ones."""
     options = dict(dtype=dtype, quantization=quantization, max_model_len=256, max_num_seqs=2)
     params = SamplingParams(temperature=0.5, seed=2, max_tokens=40, ignore_eos=True, logprobs=3)
     requests = [(list(range(100, 130)) * 2, params), ([7, 8, 9], params)]
-    plain, guessing = LLM(str(short_demo), **options), LLM(str(short_demo), **options)
+    plain, drafting = LLM(str(short_demo), **options), LLM(str(short_demo), **options)
     if plain.engine.model_runner.kernels is TORCH_KERNELS:
         pytest.skip("there is no C compiler")
     expected = [output for request in requests for output in generate(plain, [request])]
     answers = [o.prompt_token_ids + o.outputs[0].token_ids for o in expected]
-    guessing.engine.scheduler.speculation = Speculation(Hostile(answers, random.Random(1)), 8, 100)
-    found = [output for request in requests for output in generate(guessing, [request])]
-    assert guessing.stats()["num_accepted_tokens"] > 20
+    drafting.engine.speculation = Speculation(Hostile(answers, random.Random(1)), 8, 100)
+    found = [output for request in requests for output in generate(drafting, [request])]
+    assert drafting.stats()["num_accepted_tokens"] > 20
     assert [o.outputs for o in found] == [o.outputs for o in expected]
 
 
-def test_a_draft_without_a_token_guesses_nothing(checkpoint, eager):
+def test_a_draft_without_a_token_is_empty(checkpoint, eager):
     llm = LLM(str(checkpoint()), speculative_config={"model": str(checkpoint())}, **OPTIONS)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     [expected] = llm.generate([[5, 6, 7]], params)
-    llm.engine.scheduler.speculation.proposer.runner.model.embed_tokens.data[:] = torch.nan
+    llm.engine.speculation.proposer.runner.model.embed_tokens.data[:] = torch.nan
     [found] = llm.generate([[5, 6, 7]], params)
     assert expected.metrics.num_draft_tokens > 0 == found.metrics.num_draft_tokens
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids

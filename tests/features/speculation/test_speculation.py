@@ -1,4 +1,4 @@
-"""Guesses change nothing but the time: whoever guesses, and however badly, the output is the one without guesses."""
+"""Draft tokens change nothing but the time: however bad they are, the output is the one without them."""
 
 import math
 import random
@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chapters.ch13_guess_and_check.lab import naming_too_early
+from chapters.ch13_guess_and_check.lab import register_too_early
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.scheduler import ScheduledChunk, Scheduler
 from nanovllm.core.sequence import NO_TOKEN, Sequence
-from nanovllm.features.speculation.choose import MIN_GAIN, Speculation, choose_num_guesses
+from nanovllm.features.speculation.choose import MIN_GAIN, Speculation, choose_num_draft_tokens
 from nanovllm.features.speculation.ngrams import NgramIndex
 from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -29,12 +29,12 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3,
 OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=48, max_model_len=96, max_num_seqs=6)
 
 
-# -- who guesses -------------------------------------------------------------------------------------------------------
+# -- proposers --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Hostile:
-    """Guesses right, wrong, and on and on: behind EOS, behind max_tokens. continuations: prompts and what followed."""
+    """Draft tokens right, wrong, and on and on: after EOS, after max_tokens. continuations: prompts and what followed."""
 
     continuations: list[list[int]]
     rng: random.Random
@@ -44,32 +44,32 @@ class Hostile:
         return 0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [self.guess(seq.tokens, n) for seq, n in wanted]
+        return [self.draft(seq.tokens, n) for seq, n in wanted]
 
-    def guess(self, tokens: list[int], num_guesses: int) -> list[int]:
+    def draft(self, tokens: list[int], num_draft_tokens: int) -> list[int]:
         known = [c[len(tokens) :] for c in self.continuations if c[: len(tokens)] == tokens]
         right = [*(self.rng.choice(known) if known else []), EOS, *self.rng.choices(range(4, VOCAB_SIZE), k=20)]
         num_right = self.rng.choice([0, 1, 2, 3, 20])
         wrong = self.rng.choices([EOS, BOS, *range(4, 20)], k=20)
-        return [*right[:num_right], *wrong][: num_guesses + self.rng.choice([0, 0, 3])]
+        return [*right[:num_right], *wrong][: num_draft_tokens + self.rng.choice([0, 0, 3])]
 
 
-def let_guess(scheduler: Scheduler, proposer, rng: random.Random, most: int = 6) -> Speculation:
-    """As many guesses as the step has room for, whatever they cost and whether or not any of them can be used."""
-    speculation = scheduler.speculation = Speculation(proposer, most, max_rows=10**6)
+def reckless(proposer, rng: random.Random, most: int = 6) -> Speculation:
+    """As many draft tokens as a sequence may have, whatever they cost and whether or not any of them can be used."""
+    speculation = Speculation(proposer, most, max_rows=10**6)
 
-    def choose(scheduler: Scheduler, chunks: list[ScheduledChunk], budget: int) -> list[int]:
-        counts = []
-        for chunk in chunks:
-            room = scheduler.max_model_len - len(chunk.seq.tokens) - 1 if chunk.reaches_end else 0
-            counts.append(max(0, min(rng.randrange(most + 1), room, budget - sum(counts))))
+    def choose(scheduler: Scheduler) -> dict[Sequence, int]:
+        counts = {}
+        for seq in [*scheduler.running, *scheduler.waiting]:
+            room = scheduler.max_model_len - len(seq.tokens) - 1
+            counts[seq] = max(0, min(rng.randrange(most + 1), room))
         return counts
 
     speculation.choose = choose
     return speculation
 
 
-def test_no_guesses_where_a_prompt_is_cut_to_one_token(monkeypatch):
+def test_no_draft_tokens_where_a_prompt_is_cut_to_one_token(monkeypatch):
     """Such a chunk looks like a decode, and its next token is known."""
     scheduler, model = make(long_prefill_token_threshold=1), CacheModel(4)
     prompts = [list(range(n, n + 6)) for n in (10, 30)]
@@ -77,17 +77,17 @@ def test_no_guesses_where_a_prompt_is_cut_to_one_token(monkeypatch):
     for tokens in known:
         while len(tokens) < 14:
             tokens.append(next_token(tokens))
-    scheduler.speculation = Speculation(Hostile(known, random.Random(0)), 3, max_rows=100)
-    times = scheduler.speculation.times
+    speculation = Speculation(Hostile(known, random.Random(0)), 3, max_rows=100)
+    times = speculation.times
     monkeypatch.setattr(times, "plain", lambda num_rows: 1.0)
-    monkeypatch.setattr(times, "guessing", lambda: lambda num_rows: 1.0)
+    monkeypatch.setattr(times, "with_drafts", lambda: lambda num_rows: 1.0)
     monkeypatch.setattr(times, "num_rows_to_try", lambda num_rows: 100)
     seqs = [sequence(prompt, max_tokens=8) for prompt in prompts]
     for seq in seqs:
         scheduler.add(seq)
     outputs = []
     while scheduler.has_unfinished():
-        outputs.append(run(scheduler, model))
+        outputs.append(run(scheduler, model, speculation.propose(scheduler)))
     assert [seq.tokens for seq in seqs] == known
     assert not any(chunk.draft_token_ids for output in outputs[:5] for chunk in output.chunks)
     assert any(chunk.draft_token_ids for output in outputs[5:] for chunk in output.chunks)
@@ -163,9 +163,9 @@ def assert_same_logprobs(found: list | None, expected: list | None, tolerance: f
 
 
 def hostile(llm: LLM, outputs: list[RequestOutput], seed: int) -> None:
-    """Guess for this engine, knowing what it will say."""
+    """Draft for this engine, knowing what it will say."""
     continuations = [o.prompt_token_ids + sample.token_ids for o in outputs for sample in o.outputs]
-    let_guess(llm.engine.scheduler, Hostile(continuations, random.Random(seed)), random.Random(seed))
+    llm.engine.speculation = reckless(Hostile(continuations, random.Random(seed)), random.Random(seed))
 
 
 SETTINGS = [  # pools and budgets from roomy to as tight as can be
@@ -180,7 +180,7 @@ SETTINGS = [  # pools and budgets from roomy to as tight as can be
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options):
+def test_300_random_requests_are_answered_as_without_draft_tokens(checkpoint, options):
     """25 requests for each of six engines, cold and again warm: a hostile proposer, then n-grams."""
     rng, tolerance = random.Random(str(options)), 1e-5 if "optimizations" in options else 0
     requests, options = random_requests(rng, 25), OPTIONS | options
@@ -200,7 +200,7 @@ def test_300_random_requests_are_answered_as_without_guesses(checkpoint, options
     assert 0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_draft_tokens for m in metrics)
 
     llm = LLM(str(checkpoint()), speculative_config=NGRAM, **options)
-    let_guess(llm.engine.scheduler, llm.engine.scheduler.speculation.proposer, rng)
+    llm.engine.speculation = reckless(llm.engine.speculation.proposer, rng)
     assert_same(generate(llm, requests), expected, tolerance)
     assert llm.stats()["num_draft_tokens"] > 0
 
@@ -226,7 +226,7 @@ def test_three_ranks_give_the_same(tmp_path, processes):
 
 
 def test_streams_show_only_what_holds(checkpoint):
-    """Each output is a beginning of the answer; several tokens come at a time, and none behind a stop string."""
+    """Each output is a beginning of the answer; several tokens come at a time, and none after a stop string."""
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
     [whole] = generate(LLM(str(checkpoint()), **OPTIONS), [([5, 6, 7], params)])
     text = whole.outputs[0].text
@@ -245,7 +245,7 @@ def test_streams_show_only_what_holds(checkpoint):
 
 
 @pytest.mark.compiler
-def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypatch):
+def test_failing_steps_and_aborts_leave_nothing_of_a_draft(checkpoint, monkeypatch):
     requests = random_requests(random.Random(7), 25)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), requests)
     llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(7)
@@ -272,7 +272,7 @@ def test_failing_steps_and_aborts_leave_nothing_of_a_guess(checkpoint, monkeypat
 
 
 def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
-    """What a request says of its guesses is what the engine counted of steps that succeeded."""
+    """What a request says of its draft tokens is what the engine counted of steps that succeeded."""
     prompt, params = [5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     expected = generate(LLM(str(checkpoint()), **OPTIONS), [(prompt, params)])
     llm, rng = LLM(str(checkpoint()), **OPTIONS), random.Random(3)
@@ -290,7 +290,7 @@ def test_a_failed_step_is_not_counted(checkpoint, monkeypatch):
 
 
 def seeds_mixed(monkeypatch):
-    """The noise of a guess's row is that of the sequence's next token."""
+    """The noise of a draft token's row is that of the sequence's next token."""
     noise, first = sampler.uniform_noise, {}
 
     def same_for_all_rows(seq):
@@ -305,8 +305,8 @@ def seeds_mixed(monkeypatch):
     monkeypatch.setattr(sampler, "uniform_noise", same_for_all_rows)
 
 
-def guesses_not_in_penalties(monkeypatch):
-    """Penalties, bad words, min_tokens and grammars see the sequence without its guesses."""
+def drafts_not_in_penalties(monkeypatch):
+    """Penalties, bad words, min_tokens and grammars see the sequence without its draft tokens."""
     monkeypatch.setattr(ScheduledChunk, "sampled_seqs", lambda chunk: [chunk.seq] * chunk.num_logits)
 
 
@@ -321,54 +321,55 @@ def wrong_row(monkeypatch):
 
 
 def one_too_many_taken(monkeypatch):
-    """The token behind the first wrong guess is kept."""
+    """The token after the first wrong draft token is kept."""
     take = Scheduler.accept_tokens
 
     def late(self, chunk, token_ids):
-        guesses = [*chunk.draft_token_ids]
-        for i, guess in enumerate(guesses):
-            if token_ids[i] != guess:
-                guesses[i] = token_ids[i]
+        draft = [*chunk.draft_token_ids]
+        for i, token_id in enumerate(draft):
+            if token_ids[i] != token_id:
+                draft[i] = token_ids[i]
                 break
-        return take(self, replace(chunk, guesses=guesses), token_ids)
+        take(self, replace(chunk, draft_token_ids=draft), token_ids)
 
     monkeypatch.setattr(Scheduler, "accept_tokens", late)
 
 
-def refused_kv_counts(monkeypatch):
-    """Positions of refused guesses count as computed: their K/V stays."""
+def rejected_kv_counts(monkeypatch):
+    """Positions of rejected draft tokens count as computed: their K/V stays."""
     take = Scheduler.accept_tokens
 
     def kept(self, chunk, token_ids):
-        ended = take(self, chunk, token_ids)
-        if chunk.draft_token_ids and not ended:
+        take(self, chunk, token_ids)
+        if chunk.draft_token_ids and chunk.seq.finish_reason is None:
             chunk.seq.num_computed_tokens = min(chunk.end, len(chunk.seq.tokens)) - 1 + bool(chunk.draft_token_ids)
-        return ended
 
     monkeypatch.setattr(Scheduler, "accept_tokens", kept)
 
 
-def named_too_early(monkeypatch):
-    monkeypatch.setattr(Speculation, "add_guesses", naming_too_early)
+def registered_too_early(monkeypatch):
+    monkeypatch.setattr(Scheduler, "add_drafts", register_too_early)
 
 
-def shown_behind_the_stop(monkeypatch):
-    """Tokens behind a stop string stay in the output."""
-    from nanovllm.request import Request
+def kept_after_the_stop(monkeypatch):
+    """Draft tokens after a stop string stay in the output: the text is read when the whole run has been appended."""
+    take = Scheduler.accept_tokens
 
-    take = Request.add_tokens
+    def late(self, chunk, token_ids):
+        seq = chunk.seq
+        checker, seq.stop_checker, known = seq.stop_checker, None, len(seq.tokens)
+        take(self, chunk, token_ids)
+        seq.stop_checker = checker
+        if checker is not None and seq.finish_reason is None:
+            found = checker.append(seq.tokens[known:])
+            if found is not None:
+                self.finish(seq, "stop", found)
 
-    def kept(self, chunk, logprobs, now):
-        tokens = list(chunk.seq.tokens)
-        stop = take(self, chunk, logprobs, now)
-        chunk.seq.tokens[:] = tokens
-        return stop
-
-    monkeypatch.setattr(Request, "add_tokens", kept)
+    monkeypatch.setattr(Scheduler, "accept_tokens", late)
 
 
-MISTAKES = [seeds_mixed, guesses_not_in_penalties, wrong_row, one_too_many_taken, refused_kv_counts, named_too_early]
-MISTAKES += [shown_behind_the_stop]
+MISTAKES = [seeds_mixed, drafts_not_in_penalties, wrong_row, one_too_many_taken, rejected_kv_counts, registered_too_early]
+MISTAKES += [kept_after_the_stop]
 
 
 @pytest.mark.compiler
@@ -407,9 +408,9 @@ class SometimesRight:
 
     def propose(self, wanted):
         found = []
-        for seq, num_guesses in wanted:
+        for seq, num_draft_tokens in wanted:
             tokens = list(seq.tokens)
-            for _ in range(num_guesses):
+            for _ in range(num_draft_tokens):
                 tokens.append(next_token(tokens) if self.rng.random() < self.acceptance else 10_000)
             found.append(tokens[len(seq.tokens) :])
         return found
@@ -426,13 +427,12 @@ class SometimesRight:
 def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, max_num_seqs, budget):
     """Tiny pools, budgets and block sizes, failing steps and aborts: every slot read holds what it should.
 
-    acceptance: the share of guesses that hold; None: nobody guesses.
+    acceptance: the share of draft tokens that are right; None: there are none.
     """
     rng = random.Random(seed)
     num_blocks = -(-40 // block_size) + rng.randrange(4)
     scheduler = make(num_blocks, block_size, max_model_len=40, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
-    if acceptance is not None:
-        let_guess(scheduler, SometimesRight(rng, acceptance), rng)
+    speculation = None if acceptance is None else reckless(SometimesRight(rng, acceptance), rng)
     model, everything = CacheModel(block_size), []
     for _ in range(20):
         start = rng.randrange(3)
@@ -442,16 +442,21 @@ def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, m
     for _ in range(3000):
         if not scheduler.has_unfinished():
             break
-        output = scheduler.schedule()
+        drafts = {} if speculation is None else speculation.propose(scheduler)
+        output = scheduler.schedule(drafts)
         scheduler.check_integrity()
         assert output.num_tokens == sum(c.end - c.start for c in output.chunks) <= budget
         what = rng.random()
+        seqs = dict(scheduler.seqs)
         if what < 0.05:
-            scheduler.roll_back(output)
+            scheduler.restart(seqs.values())
         else:
             scheduler.update(output, model.execute(output))
             if what < 0.1:  # the step fails when the tokens are in already
-                scheduler.roll_back(output)
+                for chunk in output.chunks:
+                    if chunk.reaches_end:
+                        chunk.seq.truncate(chunk.known_end)
+                scheduler.restart(seqs.values())
         if 0.1 < what < 0.13:
             scheduler.abort(rng.choice(everything).seq_id)
         scheduler.check_integrity()
@@ -464,39 +469,39 @@ def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, m
         )
 
 
-def test_guesses_yield_to_those_who_wait():
-    """Neither the budget nor a block that somebody else may need goes to a guess; slots that are there anyway may."""
+def test_draft_tokens_yield_to_those_who_wait():
+    """Neither the budget nor a block that somebody else may need goes to a draft token; slots that are there anyway may."""
     scheduler = make(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
-    let_guess(scheduler, SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
+    speculation = reckless(SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
     rng.randrange = lambda n: n - 1  # always the most
     model = CacheModel(4)
     first, second = sequence(range(5), max_tokens=20), sequence(range(50, 70), max_tokens=4)
     scheduler.add(first)
-    scheduler.update(output := scheduler.schedule(), model.execute(output))
+    output = run(scheduler, model, speculation.propose(scheduler))
     assert len(output.chunks[0].draft_token_ids) == 3 and len(first.tokens) == 9, "as many as the budget has room for"
     scheduler.add(second)  # its 20 tokens need all of the blocks that are left
-    scheduler.update(output := scheduler.schedule(), model.execute(output))
+    output = run(scheduler, model, speculation.propose(scheduler))
     counts = [(c.end - c.start, c.draft_token_ids) for c in output.chunks]
     assert counts == [(1, []), (7, [])], "the prompt gets the budget"
     third = sequence(range(80, 84))
     scheduler.add(third)
     while second in scheduler.running and third in scheduler.waiting:
-        scheduler.update(output := scheduler.schedule(), model.execute(output))
+        output = run(scheduler, model, speculation.propose(scheduler))
         for chunk in output.chunks:
             assert not chunk.draft_token_ids or chunk.end <= scheduler.block_manager.num_blocks_for(chunk.known_end) * 4
         scheduler.check_integrity()
 
 
-# -- n-grams, and how many guesses -------------------------------------------------------------------------------------
+# -- n-grams, and how many draft tokens----------------------------------------------------------------------------------
 
 
-def search(tokens: list[int], longest: int, shortest: int, num_guesses: int) -> list[int]:
+def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int) -> list[int]:
     """The slow twin: look for the last n tokens everywhere, from the end on; then read on, into what was read."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(tokens) - n - 1, -1, -1):
             if tokens[start : start + n] == tokens[-n:]:
                 text = list(tokens)
-                for i in range(num_guesses):
+                for i in range(num_draft_tokens):
                     text.append(text[start + n + i])
                 return text[len(tokens) :]
     return []
@@ -506,14 +511,14 @@ def search(tokens: list[int], longest: int, shortest: int, num_guesses: int) -> 
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     lengths=st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda x: x[0] >= x[1]),
-    num_guesses=st.integers(1, 8),
+    num_draft_tokens=st.integers(1, 8),
     step=st.integers(1, 5),
 )
-def test_the_index_finds_what_a_search_finds(tokens, lengths, num_guesses, step):
+def test_the_index_finds_what_a_search_finds(tokens, lengths, num_draft_tokens, step):
     longest, shortest = lengths
     index = NgramIndex(range(longest, shortest - 1, -1))
     for end in [*range(1, len(tokens), step), len(tokens), len(tokens) // 2 + 1]:  # at last: a step has failed
-        assert index.guess(tokens[:end], num_guesses) == search(tokens[:end], longest, shortest, num_guesses)
+        assert index.propose(tokens[:end], num_draft_tokens) == search(tokens[:end], longest, shortest, num_draft_tokens)
 
 
 def test_the_index_reads_each_token_once():
@@ -525,12 +530,12 @@ def test_the_index_reads_each_token_once():
             return super().__getitem__(key)
 
     tokens, index = Counted(random.Random(0).choices(range(9), k=5000)), NgramIndex(range(4, 1, -1))
-    index.guess(tokens, 5)
+    index.propose(tokens, 5)
     Counted.num_read = 0
     for _ in range(100):
         tokens.append(3)
-        index.guess(tokens, 5)
-    assert Counted.num_read < 100 * 30, "a step reads the new token's n-grams and the guesses, not the text"
+        index.propose(tokens, 5)
+    assert Counted.num_read < 100 * 30, "a step reads the new token's n-grams and the draft, not the text"
 
 
 @settings(max_examples=200, deadline=None)
@@ -539,47 +544,48 @@ def test_the_index_reads_each_token_once():
     base=st.floats(0.1, 2.0),
     slope=st.floats(0.0, 1.0),
     draft_s=st.floats(0.0, 0.5),
-    max_guesses=st.integers(1, 6),
+    max_draft_tokens=st.integers(1, 6),
 )
-def test_chosen_numbers_make_the_most_tokens_a_second(sequences, base, slope, draft_s, max_guesses):
+def test_chosen_numbers_make_the_most_tokens_a_second(sequences, base, slope, draft_s, max_draft_tokens):
     acceptances, limits = map(list, zip(*sequences, strict=True))
 
-    step_s = [base + slope * (len(sequences) + n) for n in range(max_guesses + 1)]
+    step_s = [base + slope * (len(sequences) + n) for n in range(max_draft_tokens + 1)]
 
     def rate(counts) -> float:
         expected = [(1 - a ** (k + 1)) / (1 - a) for a, k in zip(acceptances, counts, strict=True)]
         seconds = step_s[sum(counts)] + max(counts) * draft_s
         return sum(expected) / seconds * (1 if any(counts) else MIN_GAIN)
 
-    found = choose_num_guesses(acceptances, limits, step_s, draft_s)
-    all_counts = [c for c in product(*(range(n + 1) for n in limits)) if sum(c) <= max_guesses]
+    found = choose_num_draft_tokens(acceptances, limits, step_s, draft_s)
+    all_counts = [c for c in product(*(range(n + 1) for n in limits)) if sum(c) <= max_draft_tokens]
     assert tuple(found) in all_counts and rate(found) == pytest.approx(max(map(rate, all_counts)))
 
 
 def test_step_times_are_learned_and_forgotten():
     times = StepTimes()
     assert times.plain(1) is None
-    times.add(30, 0.5, guesses=False)  # a prompt
+    times.add(30, 0.5, has_drafts=False)  # a prompt
     assert times.plain(1) is None and times.plain(40) == 0.5, "what is smaller than all that was measured is not known"
     for seconds in (0.9, 0.1, 0.1, 0.12, 0.1):  # one slow step does not count
-        times.add(1, seconds, guesses=False)
+        times.add(1, seconds, has_drafts=False)
     assert times.plain(1) == 0.1 and times.plain(11) == pytest.approx(0.1 + 0.4 * 10 / 29)
-    assert times.guessing()(11) == times.plain(11), "as without guesses, while nothing else is known"
-    times.add(5, 0.4, guesses=True)
-    assert times.guessing()(5) == 0.4 and times.guessing()(3) == pytest.approx(0.25)
-    assert times.plain(5) == pytest.approx(0.1 + 0.4 * 4 / 29), "guesses count apart"
+    assert times.with_drafts()(11) == times.plain(11), "as without draft tokens, while nothing else is known"
+    times.add(5, 0.4, has_drafts=True)
+    assert times.with_drafts()(5) == 0.4 and times.with_drafts()(3) == pytest.approx(0.25)
+    assert times.plain(5) == pytest.approx(0.1 + 0.4 * 4 / 29), "steps with draft tokens count apart"
     for _ in range(200):
-        times.add(1, 0.1, guesses=False)
-    assert times.guessing()(5) == 0.1, "what is old is forgotten"
+        times.add(1, 0.1, has_drafts=False)
+    assert times.with_drafts()(5) == 0.1, "what is old is forgotten"
 
 
 def decide(speculation: Speculation, num_seqs: int, seconds, hold) -> list[int]:
-    """Guesses in each of 300 steps of a machine on which a step of n rows takes seconds(n)."""
+    """Draft tokens in each of 300 steps of a machine on which a step of n rows takes seconds(n)."""
     scheduler = make(num_blocks=10**4, block_size=16, max_model_len=4000, max_num_batched_tokens=4000, max_num_seqs=64)
     seqs, counts = [sequence([i], max_tokens=3000) for i in range(num_seqs)], []
+    scheduler.running = seqs
     for _ in range(300):
-        chunks = [ScheduledChunk(seq, len(seq.tokens) - 1, len(seq.tokens), len(seq.tokens) - 1) for seq in seqs]
-        chosen = speculation.choose(scheduler, chunks, 4000)
+        counted = speculation.choose(scheduler)
+        chosen = [counted.get(seq, 0) for seq in seqs]
         speculation.times.add(num_seqs + sum(chosen), seconds(num_seqs + sum(chosen)), any(chosen))
         for seq, n in zip(seqs, chosen, strict=True):
             if seq in speculation._asked:
@@ -589,7 +595,7 @@ def decide(speculation: Speculation, num_seqs: int, seconds, hold) -> list[int]:
     return counts
 
 
-def test_guesses_are_made_where_they_pay():
+def test_draft_tokens_are_checked_where_they_pay():
     def of(num_seqs, seconds, hold):
         return decide(Speculation(Hostile([], random.Random(0)), 5, 1000), num_seqs, seconds, hold)
 
@@ -603,7 +609,7 @@ def test_guesses_are_made_where_they_pay():
     counts = of(1, bytes_bound, hold=lambda n: n)
     assert counts.count(5) > 290, "all hold and a row costs little: the most, and at times none, to measure that"
     assert 5 < sum(of(1, bytes_bound, hold=lambda n: 0)) < 120, "they fail: it backs off, and tries again at times"
-    assert 1 < sum(of(1, lambda n: 10 + 2 * n, hold=lambda n: 0)) < 25, "the more a guess costs, the less often"
+    assert 1 < sum(of(1, lambda n: 10 + 2 * n, hold=lambda n: 0)) < 25, "the more a draft token costs, the less often"
     most_hold = of(32, arithmetic_bound, hold=lambda n: next((i for i in range(n) if rng.random() > 0.6), n))
     assert sum(n > 0 for n in most_hold) < 10, "a row costs as much as it brings"
     assert sum(of(32, bytes_bound, hold=lambda n: n)[-100:]) > 100 * 32, "many rows, but the step waits for bytes"
@@ -615,21 +621,18 @@ def test_guesses_are_made_where_they_pay():
         ([NO_TOKEN, 7, 8], [], "error"),
         ([7, NO_TOKEN, 9], [7], "error"),
         ([7, 8, NO_TOKEN], [7, 8], "error"),
-        ([6, NO_TOKEN, NO_TOKEN], [6], None),  # behind a guess that does not hold
+        ([6, NO_TOKEN, NO_TOKEN], [6], None),  # after a draft token that is rejected
     ],
 )
 def test_a_row_without_a_token(sampled, kept, reason):
-    """It ends its sequence, with the tokens before it, if its guesses hold."""
+    """It ends its sequence, with the tokens before it, if the draft tokens before it are accepted."""
     limits = dict(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=16)
     scheduler, seqs = Scheduler(BlockManager(8, 4), **limits), [Sequence([1, 2, 3]), Sequence([4])]
     for seq in seqs:
         scheduler.add(seq)
-    scheduler.update(scheduler.schedule(), [5, 5])
-    output = scheduler.schedule()
-    first = output.chunks[0]
-    assert scheduler.block_manager.append_slots(first.seq, 2)
-    output = replace(output, chunks=[replace(first, end=first.end + 2, guesses=[7, 8]), output.chunks[1]])
-    ended = scheduler.update(output, [*sampled, 5])
+    scheduler.update(scheduler.schedule(), [[5], [5]])
+    output = scheduler.schedule({seqs[0].seq_id: [7, 8]})
+    ended = scheduler.update(output, [sampled, [5]])
     assert seqs[0].generated_token_ids == [5, *kept] and seqs[0].finish_reason == reason
     assert ended == [seqs[0]] * (reason is not None) and seqs[1].generated_token_ids == [5, 5]
     scheduler.check_integrity()

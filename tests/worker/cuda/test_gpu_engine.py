@@ -180,7 +180,7 @@ def test_adapters(checkpoint, tmp_path, optimizations):
 @pytest.mark.parametrize("method", ["ngram", pytest.param("draft model", marks=pytest.mark.ci)])
 def test_draft_tokens(checkpoint, tmp_path, monkeypatch, method):
     monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "guessing", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
     monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
     monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
     params = SamplingParams(temperature=0.7, max_tokens=12, seed=1, ignore_eos=True)
