@@ -200,19 +200,19 @@ class Seams:
             del self.clients[client.seq.seq_id]
 
     def _sort_free_blocks(self, released: list[int], worths: list[float]) -> None:
-        """The named part of the free queue, the least worth first. A block is worth what one behind it is, at least:
+        """The cached part of the free queue, the least worth first. A block is worth what one behind it is, at least:
         no block may lose its name before those behind it do."""
         manager = self.manager
         free = [manager.blocks[block_id] for block_id in manager.free_blocks]
-        named = [block for block in free if block.block_hash is not None]
+        cached = [block for block in free if block.block_hash is not None]
         for block_id, worth in zip(released, worths, strict=True):
             self._worth[manager.blocks[block_id].block_hash] = worth  # type: ignore[index]
-        worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in named}  # type: ignore[arg-type]
+        worth_of = {block.block_hash: self._worth.get(block.block_hash, -math.inf) for block in cached}  # type: ignore[arg-type]
         self._worth = dict(worth_of)  # type: ignore[arg-type]
-        for block in sorted(named, key=lambda block: -self._depths[block.block_hash]):  # type: ignore[index]
+        for block in sorted(cached, key=lambda block: -self._depths[block.block_hash]):  # type: ignore[index]
             parent = block.parent_hash
             if parent in worth_of:
                 worth_of[parent] = max(worth_of[parent], worth_of[block.block_hash])
-        for block in sorted(named, key=lambda block: worth_of[block.block_hash]):  # stable: the rest is as released
+        for block in sorted(cached, key=lambda block: worth_of[block.block_hash]):  # stable: the rest is as released
             manager.free_blocks.remove(block)
             manager.free_blocks.append(block)

@@ -229,7 +229,7 @@ def frees_a_sequence(free: Any, bench: Bench) -> None:
 
 
 def frees_the_last_first(free: Any, bench: Bench) -> None:
-    """named blocks at the tail of the queue, the last of the table first; an unnamed one at its head"""
+    """cached blocks at the tail of the queue, the last of the table first; an uncached one at its head"""
     manager = pool(6, first=2, caching=True)
     free(manager, running(manager, 12))  # blocks 2 3 4, all full
     expect([5, 0, 1, 4, 3, 2], list(manager.free_blocks), "the queue must be what it was (5 0 1), then 4, 3, 2")

@@ -265,7 +265,7 @@ def registers_chunks(register: Any, bench: Bench) -> None:
     hint = "now 13 are computed: blocks 1 and 2 are new. Block 0 is registered: begin at seq.num_registered_blocks"
     expect_asked(manager, [1, 2], lambda: register(manager, seq), hint)
     expect([0, 1, 2], cached(manager), hint)
-    hint = "nothing new is computed, so nothing must be named: is num_registered_blocks kept up to date?"
+    hint = "nothing new is computed, so nothing must be registered: is num_registered_blocks kept up to date?"
     expect_asked(manager, [], lambda: register(manager, seq), hint)
     expect_sane(manager)
 

@@ -17,7 +17,7 @@ POLICIES = ("released longest ago", "fewest uses so far", "next use farthest awa
 
 
 class ByRank(FreeBlockQueue):
-    """A free queue that gives the block of lowest rank instead of its head, unnamed ones before all others.
+    """A free queue that gives the block of lowest rank instead of its head, uncached ones before all others.
 
     Only blocks without a cached child are given, so that a cached block's parent stays cached.
     """

@@ -103,11 +103,11 @@ def worked_example(function: Any, bench: Bench) -> None:
     manager = pool(10, free_order="release")
     first = list(range(100, 115))
 
-    def see(when: str, seq: Sequence, table: list[int], num_cached: int, queue: list[int], named: list[int]) -> None:
+    def see(when: str, seq: Sequence, table: list[int], num_cached: int, queue: list[int], in_cache: list[int]) -> None:
         expect(table, seq.block_table, f"worked example, {when}: the block table is wrong")
         expect(num_cached, seq.num_cached_tokens, f"worked example, {when}: num_cached_tokens is wrong")
         expect(queue, list(manager.free_blocks), f"worked example, {when}: the free queue is wrong")
-        expect(named, cached(manager), f"worked example, {when}: other blocks should be cached")
+        expect(in_cache, cached(manager), f"worked example, {when}: other blocks should be cached")
         expect_sane(manager, f"worked example, {when}: ")
 
     r0 = admit(manager, first)

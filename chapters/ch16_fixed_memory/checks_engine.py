@@ -111,7 +111,7 @@ def answer_with_snapshots(policy: Policy) -> None:
     """Prompts that part after their first 30 tokens, one after another; the last one continues another."""
     expected = [output.outputs[0] for output in hybrid_engine().generate(FORKED, PARAMS, use_tqdm=False)]
     llm = LLM(hybrid_checkpoint().name, **CACHED)
-    with replaced(llm.engine.block_manager, "policy", policy):
+    with replaced(llm.engine.block_manager.snapshots, "policy", policy):
         outputs = [llm.generate([prompt], PARAMS, use_tqdm=False)[0] for prompt in FORKED]
     for number, (answer, output, least) in enumerate(zip(expected, outputs, STARTS, strict=True), 1):
         hint = f"the hybrid model computes prompt {number} of {len(FORKED)}, which share 30 tokens, blocks of 4, from"

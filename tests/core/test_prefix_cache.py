@@ -65,7 +65,7 @@ def test_worked_example_with_unnamed_blocks_first():
 
 
 def test_no_name_is_lost_while_an_unnamed_block_is_free():
-    """An abort leaves reserved blocks that were never computed, a collision blocks that may not be named."""
+    """An abort leaves reserved blocks that were never computed, a collision blocks that may not be cached."""
     manager = BlockManager(8, 2)
     manager.free(admit(manager, [1, 2, 3, 4]))
     aborted = Sequence([5, 6, 7, 8, 9])

@@ -281,8 +281,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             return
         self.manager.check_integrity()
         assert list(self.manager.free_blocks) == self.queue
-        named = {block.block_id for block in self.manager.blocks if block.block_hash is not None}
-        assert named == set(self.content)
+        cached = {block.block_id for block in self.manager.blocks if block.block_hash is not None}
+        assert cached == set(self.content)
         names = [
             {self.manager.blocks[b].block_hash for b, c in self.content.items() if c == x}
             for x in self.content.values()

@@ -138,7 +138,9 @@ def test_with_room_below_the_pool_nothing_is_computed_twice():
         assert alone["computed"] > below["computed"]
         disk = beyond.played(order, memory=0, disk=20).disk
         assert len(disk.kept) == 20
-        assert all(kept.record.parent is None or kept.record.parent in disk.kept for kept in disk.kept.values())
+        assert all(
+            kept.record.parent_hash is None or kept.record.parent_hash in disk.kept for kept in disk.kept.values()
+        )
 
 
 def test_a_slider_plays_all_again():

@@ -98,7 +98,7 @@ def the_last_token_again(draw: Draw) -> Question:
         (
             (2, "(a) logits need the vector of the last token"),
             (1, "(b) `write_start`, or slot -1"),
-            (1, "(c) a named or shared block is never written, with what may come of it"),
+            (1, "(c) a cached or shared block is never written, with what may come of it"),
         ),
     )
 
