@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nanovllm.compat.command_line import AsyncEngineArgs, EngineArgs
     from nanovllm.compat.inputs import PromptType, TextPrompt, TokensPrompt
     from nanovllm.engine import LLMEngine
-    from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -44,7 +44,7 @@ _MODULES = {  # a module -> what `from nanovllm import ...` takes from it
     "nanovllm.serving.async_llm": ["AsyncLLM", "AsyncLLMEngine"],
     "nanovllm.compat.command_line": ["EngineArgs", "AsyncEngineArgs"],
     "nanovllm.compat.inputs": ["PromptType", "TextPrompt", "TokensPrompt"],
-    "nanovllm.features.lora.request": ["LoRARequest"],
+    "nanovllm.features.lora.lora_request": ["LoRARequest"],
     "nanovllm.features.pooling.params": ["PoolingParams"],
     "nanovllm.features.pooling.outputs": [
         "PoolingOutput",

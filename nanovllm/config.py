@@ -24,9 +24,13 @@ CHOICES = {  # option -> what may be said -> what is meant
     | {"sha256_cbor": "sha256", "xxhash": "xxh64", "xxhash_cbor": "xxh64"},
 }
 CONFIGS = {  # option -> its class, imported when a value is given, and what a person may give
-    "speculative_config": ("nanovllm.features.speculation.config", "SpeculativeConfig", "a dict"),
+    "speculative_config": ("nanovllm.features.speculation.speculative_config", "SpeculativeConfig", "a dict"),
     "profiler_config": ("nanovllm.features.callers.profile", "ProfilerConfig", "a dict"),
-    "kv_events_config": ("nanovllm.features.cache_reports.config", "KVEventsConfig", "a dict or a KVEventsConfig"),
+    "kv_events_config": (
+        "nanovllm.features.cache_reports.kv_events_config",
+        "KVEventsConfig",
+        "a dict or a KVEventsConfig",
+    ),
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")

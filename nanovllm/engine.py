@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.grammar.grammar import GrammarCompiler
     from nanovllm.features.lora.adapter import Adapter
+    from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.lora.registry import KnownAdapters
-    from nanovllm.features.lora.request import LoRARequest
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
 __path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here

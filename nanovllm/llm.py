@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.chat_template.render import ChatPrompt
-    from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,

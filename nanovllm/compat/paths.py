@@ -25,7 +25,7 @@ PATHS = {  # vLLM's module, under our package's name -> ours
     "nanovllm.logger": HELPERS,
     "nanovllm.logprobs": "nanovllm.outputs",
     "nanovllm.lora": "nanovllm.features.lora",
-    "nanovllm.lora.request": "nanovllm.features.lora.request",
+    "nanovllm.lora.request": "nanovllm.features.lora.lora_request",
     "nanovllm.distributed.kv_events": "nanovllm.features.cache_reports.events",
     **dict.fromkeys(("nanovllm.distributed", "nanovllm.distributed.parallel_state", "nanovllm.platforms"), HELPERS),
     **dict.fromkeys(("nanovllm.tokenizers", "nanovllm.transformers_utils.tokenizer"), HELPERS),
@@ -69,7 +69,7 @@ PoolingRequestOutput EmbeddingRequestOutput ClassificationRequestOutput ScoringR
 CLASSES = {  # classes that vLLM has in a module of ours -> where they live here
     "nanovllm.config": {
         "Config": "nanovllm.config.EngineConfig",  # nano-vllm's name
-        "KVEventsConfig": "nanovllm.features.cache_reports.config.KVEventsConfig",
+        "KVEventsConfig": "nanovllm.features.cache_reports.kv_events_config.KVEventsConfig",
         "PoolerConfig": "nanovllm.features.pooling.params.PoolerConfig",
         "ProfilerConfig": "nanovllm.features.callers.profile.ProfilerConfig",
         "VllmConfig": "nanovllm.features.logits_processors.classes.VllmConfig",

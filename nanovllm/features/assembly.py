@@ -30,7 +30,7 @@ def check_cache_options(config: EngineConfig, directory: Path) -> dict[Path, str
     Returns a stamp of each of the checkpoint's files, if a tier on the disk will have to know what they held.
     """
     if has_kv_events(config):
-        from nanovllm.features.cache_reports.config import check_kv_events
+        from nanovllm.features.cache_reports.kv_events_config import check_kv_events
 
         check_kv_events(config)
     if not has_tiers(config):

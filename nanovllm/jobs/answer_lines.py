@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch format, and their way through the engine. Their bodies: serving/openai/request.py.
+"""Lines of OpenAI's batch format, and their way through the engine. Their bodies: serving/openai/openai_request.py.
 
 answer_lines() is the whole of a batch job apart from files: lines in, answers out, as they finish. `nanovllm run-batch`
 runs it over a file, examples/ray_data_batch.py in the actors of a cluster.
@@ -17,11 +17,11 @@ from nanovllm.request import Request
 from nanovllm.serving.openai.answer import Answer, response_body
 from nanovllm.serving.openai.fields import warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import explain, parse_json
+from nanovllm.serving.openai.openai_request import KNOWN_BY_URL, check_answers, translate
 from nanovllm.serving.openai.pooling import BODY
 from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
 from nanovllm.serving.openai.pooling import URLS as POOLING_URLS
 from nanovllm.serving.openai.pooling import translate as translate_pooling
-from nanovllm.serving.openai.request import KNOWN_BY_URL, check_answers, translate
 from nanovllm.serving.openai.shown import Shown
 
 Respond = Callable[[str, list[Any]], dict[str, Any]]

@@ -10,7 +10,7 @@ import xxhash
 
 from nanovllm.config import EngineConfig
 from nanovllm.features.lora.adapter import adapter_folder
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.system import lock_file
 from nanovllm.jobs.answer_lines import Answer
 from nanovllm.serving.openai.json_lines import read_lines, to_json

@@ -23,7 +23,7 @@ from nanovllm.compat.refused import refused_method
 from nanovllm.config import EngineConfig
 from nanovllm.features.callers.output_kind import OutputFilter
 from nanovllm.features.callers.snapshot import snapshot
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.llm import LLM

@@ -12,14 +12,14 @@ from nanovllm.checks.values import size_of
 from nanovllm.compat import names as vllm_names
 from nanovllm.compat import refused as vllm_refused
 from nanovllm.features.pooling.params import PoolerConfig, PoolingParams
-from nanovllm.features.speculation.config import SpeculativeConfig
+from nanovllm.features.speculation.speculative_config import SpeculativeConfig
 from nanovllm.llm import CHAT_OPTIONS
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.serving.async_llm import AsyncLLM
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from nanovllm.serving.openai.pooling import KNOWN_BY_URL as KNOWN_OF_POOLING
-from nanovllm.serving.openai.request import KNOWN_BY_URL
-from nanovllm.serving.openai.responses.request import READ_HERE
+from nanovllm.serving.openai.responses.responses_request import READ_HERE
 from nanovllm.serving.openai.shown import CHAT
 from tests.compat.recorded import RECORDED
 

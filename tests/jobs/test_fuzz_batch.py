@@ -11,9 +11,9 @@ from nanovllm import LLM
 from nanovllm.compat.names import BODY
 from nanovllm.config import EngineConfig
 from nanovllm.jobs import run_batch
-from nanovllm.serving.openai import request as openai_request
+from nanovllm.serving.openai import openai_request as request as openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
-from nanovllm.serving.openai.request import KNOWN_BY_URL
+from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from tests.jobs.lines import FOX, USER
 
 HUGE = [10**k for k in (18, 19, 25, 39, 400, 4299)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanovllm.checks.names import check_options, names_checked, option
 from nanovllm.checks.values import MAX_INT32
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.outputs import Logprob
 
 

@@ -17,7 +17,7 @@ from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.sandbox import Sandbox, TooMuch
 from nanovllm.checks.values import check_number, shorten, typed
 from nanovllm.config import EngineConfig
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.files.config_json import read_json
 from nanovllm.files.hub import resolve_checkpoint
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.checks.values import shorten
 from nanovllm.config import EngineConfig
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.features.lora.registry import KnownAdapters
-from nanovllm.features.lora.request import LoRARequest
 from nanovllm.files.hub import resolve_checkpoint
 
 

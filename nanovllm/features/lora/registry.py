@@ -14,7 +14,7 @@ from nanovllm.checks.values import MAX_INT32, shorten
 from nanovllm.config import EngineConfig
 from nanovllm.core.sequence import Sequence
 from nanovllm.features.lora.adapter import Adapter
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 
 logger = logging.getLogger("nanovllm")
 

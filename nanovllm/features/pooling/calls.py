@@ -20,7 +20,7 @@ from nanovllm.features.pooling.params import TASKS, PoolingParams, check_task
 from nanovllm.prompts import for_each, prompts_in
 
 if TYPE_CHECKING:
-    from nanovllm.features.lora.request import LoRARequest
+    from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.pooling.requests import PoolingRequest
     from nanovllm.prompts import Prompt
 

@@ -21,8 +21,8 @@ from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.features.assembly import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
-from nanovllm.features.speculation.config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.ngrams import NgramProposer
+from nanovllm.features.speculation.speculative_config import SpeculativeConfig, max_num_logits
 from nanovllm.features.speculation.step_times import NUM_TIMES
 from nanovllm.files.hub import resolve_checkpoint
 from nanovllm.files.tokenizer import load_tokenizer

@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. What a body asks for: serving/openai/request.py."""
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. What a body asks for: serving/openai/openai_request.py."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Events, Put, error_of, json_response, read_body, unless_gone
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS, Chunks
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.request import UnknownModel, check_answers
+from nanovllm.serving.openai.openai_request import UnknownModel, check_answers
 
 logger = logging.getLogger("nanovllm")
 

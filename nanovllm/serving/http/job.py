@@ -16,7 +16,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import event
 from nanovllm.serving.openai.answer import response_body
 from nanovllm.serving.openai.fields import STREAM_OPTIONS, warning_headers, warning_of, without_unknown
-from nanovllm.serving.openai.request import MAX_SAMPLES, translate
+from nanovllm.serving.openai.openai_request import MAX_SAMPLES, translate
 from nanovllm.serving.openai.shown import Shown
 
 Steps = AsyncGenerator[list[RequestOutput], None]

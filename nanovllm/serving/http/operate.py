@@ -20,7 +20,7 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import Refused, json_response, read_body
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
-from nanovllm.serving.openai.request import chat_options, check_model
+from nanovllm.serving.openai.openai_request import chat_options, check_model
 
 OF_TEXTS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 OF_CHATS = ("model", "messages", "add_generation_prompt", "add_special_tokens", "return_token_strs", *CHAT_OPTIONS)

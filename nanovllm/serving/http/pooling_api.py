@@ -18,8 +18,8 @@ from nanovllm.serving.http.options import ServeOptions
 from nanovllm.serving.http.responses import json_response, read_body, unless_gone
 from nanovllm.serving.openai.fields import warning_headers, warning_of, without_unknown
 from nanovllm.serving.openai.json_lines import parse_json
+from nanovllm.serving.openai.openai_request import check_answers
 from nanovllm.serving.openai.pooling import BODY, KNOWN_BY_URL, MAX_TEXTS, URLS, PoolingJob, translate
-from nanovllm.serving.openai.request import check_answers
 
 RETRY_S = 0.05  # until a portion that found no room tries again
 

@@ -18,7 +18,7 @@ from nanovllm.compat.names import PATHS
 from nanovllm.serving.async_llm import Overloaded
 from nanovllm.serving.engine_thread import EngineDied, StepFailed
 from nanovllm.serving.openai.json_lines import MAX_MESSAGE_CHARS, to_json
-from nanovllm.serving.openai.request import SampleFailed, UnknownModel
+from nanovllm.serving.openai.openai_request import SampleFailed, UnknownModel
 
 Result = TypeVar("Result")
 Put = Callable[[str], Awaitable[None]]

@@ -19,7 +19,7 @@ from nanovllm.serving.openai.answer import Chunks
 from nanovllm.serving.openai.json_lines import parse_json
 from nanovllm.serving.openai.responses.events import Event, GrowingResponse
 from nanovllm.serving.openai.responses.items import add_items, input_items, page
-from nanovllm.serving.openai.responses.request import Kept, translate
+from nanovllm.serving.openai.responses.responses_request import Kept, translate
 from nanovllm.serving.openai.responses.store import ResponseStore, Stored
 from nanovllm.serving.openai.shown import CHAT
 

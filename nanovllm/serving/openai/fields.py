@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from nanovllm.compat.names import TABLES
-from nanovllm.serving.openai.request import KNOWN_BY_URL
+from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 
 logger = logging.getLogger("nanovllm")
 

@@ -18,7 +18,7 @@ from nanovllm.features.pooling.outputs import PoolingRequestOutput
 from nanovllm.features.pooling.params import PoolingParams
 from nanovllm.features.pooling.requests import PoolingRequest, Truncation, make_request, pooling_of
 from nanovllm.features.pooling.scoring import Pairs
-from nanovllm.serving.openai.request import check_model
+from nanovllm.serving.openai.openai_request import check_model
 
 EMBEDDINGS, POOLING = "/v1/embeddings", "/pooling"
 RERANK, SCORE = ("/rerank", "/v1/rerank", "/v2/rerank"), ("/score", "/v1/score")

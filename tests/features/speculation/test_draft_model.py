@@ -9,8 +9,8 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.features.speculation.choose import Speculation
-from nanovllm.features.speculation.config import SpeculativeConfig
 from nanovllm.features.speculation.draft_model import DraftModel
+from nanovllm.features.speculation.speculative_config import SpeculativeConfig
 from nanovllm.features.speculation.step_times import StepTimes
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.checkpoints import edit, make_checkpoint

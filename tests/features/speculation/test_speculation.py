@@ -368,7 +368,14 @@ def kept_after_the_stop(monkeypatch):
     monkeypatch.setattr(Scheduler, "accept_tokens", late)
 
 
-MISTAKES = [seeds_mixed, drafts_not_in_penalties, wrong_row, one_too_many_taken, rejected_kv_counts, registered_too_early]
+MISTAKES = [
+    seeds_mixed,
+    drafts_not_in_penalties,
+    wrong_row,
+    one_too_many_taken,
+    rejected_kv_counts,
+    registered_too_early,
+]
 MISTAKES += [kept_after_the_stop]
 
 
@@ -518,7 +525,9 @@ def test_the_index_finds_what_a_search_finds(tokens, lengths, num_draft_tokens, 
     longest, shortest = lengths
     index = NgramIndex(range(longest, shortest - 1, -1))
     for end in [*range(1, len(tokens), step), len(tokens), len(tokens) // 2 + 1]:  # at last: a step has failed
-        assert index.propose(tokens[:end], num_draft_tokens) == search(tokens[:end], longest, shortest, num_draft_tokens)
+        assert index.propose(tokens[:end], num_draft_tokens) == search(
+            tokens[:end], longest, shortest, num_draft_tokens
+        )
 
 
 def test_the_index_reads_each_token_once():

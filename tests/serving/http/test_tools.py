@@ -9,8 +9,8 @@ import pytest
 
 from nanovllm.features.reasoning.think import TAGS
 from nanovllm.serving.http.options import ServeOptions
+from nanovllm.serving.openai.openai_request import translate
 from nanovllm.serving.openai.reading import Parsers
-from nanovllm.serving.openai.request import translate
 from nanovllm.serving.openai.shown import CHAT
 from tests.checkpoints import CHAT_TEMPLATE, make_checkpoint
 from tests.errors import expect

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nanovllm.serving.openai.json_lines import to_json
 from nanovllm.serving.openai.responses.items import add_items, read_input
-from nanovllm.serving.openai.responses.request import READ_HERE, Kept, translate
+from nanovllm.serving.openai.responses.responses_request import READ_HERE, Kept, translate
 
 WEATHER = {"type": "function", "name": "weather", "description": "d", "parameters": {"type": "object"}, "strict": True}
 TIME = {"type": "function", "name": "time"}

@@ -10,7 +10,7 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.config import OPTIMIZATIONS
-from nanovllm.features.lora.request import LoRARequest
+from nanovllm.features.lora.lora_request import LoRARequest
 from nanovllm.worker.cpu.recorded_step import MAX_ROWS, NotRecordable, OnlyCalls
 from nanovllm.worker.kernels import TORCH_KERNELS
 from tests.features.lora.adapters import make_adapter

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanovllm.checks.values import shorten
-from nanovllm.serving.openai.request import MAX_ENTRIES
+from nanovllm.serving.openai.openai_request import MAX_ENTRIES
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part -> its key

@@ -8,7 +8,7 @@ from typing import Any
 from nanovllm.checks.values import check_number, shorten
 from nanovllm.compat.names import BODY, TABLES, accepted
 from nanovllm.serving.openai.fields import without_unknown
-from nanovllm.serving.openai.request import KNOWN_BY_URL
+from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from nanovllm.serving.openai.responses.items import add_items, is_open, read_input
 from nanovllm.serving.openai.shown import CHAT
 from nanovllm.serving.openai.tools import functions_of, is_other
