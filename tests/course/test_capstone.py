@@ -242,7 +242,7 @@ def test_a_case_shows_its_fault_and_no_other(number, tmp_path, capsys):
 
 def test_a_case_that_shows_another_fault(tmp_path):
     """Tenants and adapters at once; a leaving client that never ran; and what is no case."""
-    both = CASES[1] + "send c 1 lora=1: 1 2 3 4 5\nrun\n"
+    both = CASES[1] + "send c 1: 1 2 3 4 5\nrun\nsend d 1 lora=1: 1 2 3 4 5\nrun\n"
     assert any("which of the two" in problem for problem in problems(repair.grade_case(1, both)))
     for wrong in ("jump", "send a: 1", "send a 1 colour=red: 1", "leave a", "step many", "blocks 0"):
         [problem] = problems(repair.grade_case(4, wrong))

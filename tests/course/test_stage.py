@@ -23,7 +23,9 @@ def test_answers_as_planned_and_ends():
 def test_notices_kv_of_another_text():
     """Named without its parent, a block is found behind another beginning; the engine's own checks see nothing."""
     stage = Stage()
-    without_parent = replaced(BlockHasher, "name", lambda self, parent, token_ids, extra=(): repr(token_ids).encode())
+    without_parent = replaced(
+        BlockHasher, "hash_block", lambda self, parent_hash, token_ids, extra_keys=(): repr(token_ids).encode()
+    )
     with without_parent, replaced(Block, "holds", lambda self, content: True):
         stage.add([1, 2, 3, 4, 9, 9, 9, 9, 5])
         stage.step()

@@ -20,7 +20,11 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
     runner, rows, start = llm.engine.model_runner, [], 0
     with torch.inference_mode():
         for end in ends:
-            chunk = ScheduledChunk.advance(seq, end - start, llm.engine.block_manager)
+            is_cached = llm.engine.block_manager.is_cached(seq, start)
+            chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
+            seq.num_computed_tokens = end
+            if seq.state is not None:
+                seq.state.advance(end)
             output = SchedulerOutput([chunk], [], end - start)
             batch = Batch.from_scheduler_output(output, runner.block_size)
             batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)
