@@ -32,7 +32,9 @@ def read_draft_counts(found: dict[str, Any], setup: Setup, answered: Iterable[in
     pairs, known = _pairs(found.get("num_draft_tokens"), "num_draft_tokens"), set(answered)
     for index, num in pairs:
         if type(index) is not int or index not in known:
-            raise Refused(f"num_draft_tokens() names request {readable(index, 100)}, which does not run or has no token")
+            raise Refused(
+                f"num_draft_tokens() names request {readable(index, 100)}, which does not run or has no token"
+            )
         if type(num) is not int or not 0 <= num <= setup.max_draft_tokens:
             most = setup.max_draft_tokens
             raise Refused(f"num_draft_tokens() gives 0 to {most} draft tokens to a request, found {readable(num, 100)}")

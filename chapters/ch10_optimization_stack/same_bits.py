@@ -62,7 +62,9 @@ class OneQuestion:
         options: dict[str, Any] = {"dtype": "float32", "block_size": 16, "speculative_config": NGRAM}
         self.llm, rng = load(**sizes, **options, optimizations=optimizations), random.Random(10)
         vocabulary, self.scheduler = range(self.llm.engine.model_config.vocab_size), self.llm.engine.scheduler
-        self.question = 2 * rng.choices(vocabulary, k=NUM_PROMPT // 2)  # twice the same: there is something to draft from
+        self.question = 2 * rng.choices(
+            vocabulary, k=NUM_PROMPT // 2
+        )  # twice the same: there is something to draft from
         self.others = [rng.choices(vocabulary, k=NUM_OTHER) for _ in range(7)]
 
     def answers(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from chapters.ch13_guess_and_check import checks_resume
 from chapters.ch13_guess_and_check.again import BLOCK_SIZE, Cache
 from chapters.ch13_guess_and_check.float32_bench import REPEATING, Float32Bench, compare_answers, engine_of
 from chapters.ch13_guess_and_check.world import Always, Proposes, drafting, steps_watched
-from chapters.expect import cases, expect, expect_answer, expect_sane, read_again, unchanged
+from chapters.expect import cases, expect, expect_sane, read_again, unchanged
 from chapters.grading import Bench, Task, Wrong
 from chapters.patching import replaced
 from nanovllm import SamplingParams
@@ -322,7 +322,11 @@ ACCEPT_CHECKS = (
             "A draft token is wrong: what was sampled in its place is appended, and nothing after it": [
                 ([31], [21, 22], "what was sampled takes the place of the wrong draft token"),
                 ([21, 32, 23], [21, 22, 23, 24], "row 2 was computed with 32 before it: what it says does not count"),
-                ([21, 22, 23, 34, 35], [21, 22, 23, 24, 25, 26], "three are accepted, so the K/V of these three is right"),
+                (
+                    [21, 22, 23, 34, 35],
+                    [21, 22, 23, 24, 25, 26],
+                    "three are accepted, so the K/V of these three is right",
+                ),
             ],
         },
     ),
@@ -418,7 +422,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
 
 
 ALL = "do not stop at the first number that is no better: look at all"
-LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest of these first, whichever sequence they belong to"
+LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest first, of whichever sequence"
 EXPECTED = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
 SHARE_CHECKS = (
     *cases(

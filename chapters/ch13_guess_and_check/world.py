@@ -175,7 +175,9 @@ class World:
         return self.step(20)
 
     def next_number(self) -> str:
-        self.num_draft_tokens = NUMS_DRAFT_TOKENS[(NUMS_DRAFT_TOKENS.index(self.num_draft_tokens) + 1) % len(NUMS_DRAFT_TOKENS)]
+        self.num_draft_tokens = NUMS_DRAFT_TOKENS[
+            (NUMS_DRAFT_TOKENS.index(self.num_draft_tokens) + 1) % len(NUMS_DRAFT_TOKENS)
+        ]
         self.begin(self.prompt)
         return f"At most {self.num_draft_tokens} draft tokens a step. The text begins anew."
 

@@ -11,5 +11,5 @@ from chapters.grading import Task
 TASKS = [
     Task("delta_step", "The delta rule", nullcontext, checks_delta.CHECKS),
     Task("choose_snapshots", "Which snapshots to take", nullcontext, checks_snapshots.CHECKS),
-    Task("read_guesses", "What guesses do to a state", nullcontext, checks_guesses.CHECKS),
+    Task("read_guesses", "What draft tokens do to a state", nullcontext, checks_guesses.CHECKS),
 ]

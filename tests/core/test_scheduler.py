@@ -142,9 +142,7 @@ def test_restart_leaves_out_who_is_not_named():
     scheduler.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "broken", ["free", "append_slots", "allocate_with_prefix", "register_prefix", "is_cached"]
-)
+@pytest.mark.parametrize("broken", ["free", "append_slots", "allocate_with_prefix", "register_prefix", "is_cached"])
 @pytest.mark.parametrize("after", [False, True])
 def test_restart_after_an_exception_in_the_middle_of_schedule(monkeypatch, broken, after):
     """Wherever it comes from, nothing of the state in which it left queues and pool remains."""

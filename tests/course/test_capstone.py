@@ -50,7 +50,11 @@ CHEATS = {  # method, body -> what is said
     "nan": ("worth", "return float('nan')", "worth() is a finite number, found [nan"),
     "negative": ("token_budget", "return -1", "token_budget() is a whole number from 1 to 2,048, found -1"),
     "huge": ("token_budget", "return 10**9", "found 1000000000"),
-    "draft tokens": ("num_draft_tokens", "return {r.id: 9**9 for r in given[0].running if r.first_token_s}", "0 to 8 draft tokens"),
+    "draft tokens": (
+        "num_draft_tokens",
+        "return {r.id: 9**9 for r in given[0].running if r.first_token_s}",
+        "0 to 8 draft tokens",
+    ),
     "others": ("num_draft_tokens", "return {77: 1}", "num_draft_tokens() names request 77, which does not run"),
     "long": ("order", "return 'x' * (1 << 21)", "more than 1,048,576 bytes"),
 }

@@ -112,7 +112,9 @@ class HalfRight:
     answer: list[int]
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        return [[*self.answer[seq.num_generated_tokens :][:2], 7, 7][:num_draft_tokens] for seq, num_draft_tokens in wanted]
+        return [
+            [*self.answer[seq.num_generated_tokens :][:2], 7, 7][:num_draft_tokens] for seq, num_draft_tokens in wanted
+        ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -60,7 +60,10 @@ class Lesson(lessons.Lesson):
     def _counts(self) -> str:
         drafting = [step for step in self.steps if step.draft_token_ids]
         accepted, checked = sum(step.num_accepted for step in drafting), sum(step.num_checked for step in drafting)
-        rows = [("draft tokens", f"{sum(len(step.draft_token_ids) for step in drafting):,}"), ("accepted", f"{accepted:,}")]
+        rows = [
+            ("draft tokens", f"{sum(len(step.draft_token_ids) for step in drafting):,}"),
+            ("accepted", f"{accepted:,}"),
+        ]
         if drafting:
             share = accepted / checked
             a_step = sum(len(step.taken) for step in drafting) / len(drafting)

@@ -10,13 +10,27 @@ NEWEST = "engine.tokenizer.decode(output.outputs[0].token_ids[-1:]), text"
 WRONG = {
     "engine_step": [
         Edit("counts_idle_steps", COUNT, f"{COUNT}\nengine.stats.num_steps += not scheduled.chunks", "is not counted"),
-        Edit("never_finishes", "del engine.requests[request.request_id]", "pass", "delete every request that is finished"),
-        Edit("finishes_once_a_sample", "progressed[request.request_id] =", "progressed[str(chunk.seq.seq_id)] =", "each request is deleted once"),
+        Edit(
+            "never_finishes", "del engine.requests[request.request_id]", "pass", "delete every request that is finished"
+        ),
+        Edit(
+            "finishes_once_a_sample",
+            "progressed[request.request_id] =",
+            "progressed[str(chunk.seq.seq_id)] =",
+            "each request is deleted once",
+        ),
         Edit("shows_all_streams", EACH, EACH.replace("progressed", "engine.requests"), "only requests that got one"),
         Edit("takes_prompts_for_tokens", "if chunk.reaches_end:", "if True:", "whose reaches_end is True"),
-        Edit("lets_us_do_it", "engine.scheduler.update(", "engine.update(scheduled, result) or (", "you write yourself"),
+        Edit(
+            "lets_us_do_it", "engine.scheduler.update(", "engine.update(scheduled, result) or (", "you write yourself"
+        ),
         Edit("never_restarts", "engine.restart()", "pass", "after RuntimeError the sequences"),
-        Edit("keeps_the_tokens", "engine.restart()", f"engine.scheduler.restart({SEQS})", "that the failed step had ended"),
+        Edit(
+            "keeps_the_tokens",
+            "engine.restart()",
+            f"engine.scheduler.restart({SEQS})",
+            "that the failed step had ended",
+        ),
         Edit("swallows_the_error", "raise", "return []", "must reach its caller"),
         Edit("catches_exception_only", "BaseException:", "Exception:", "after KeyboardInterrupt the sequences"),
     ],

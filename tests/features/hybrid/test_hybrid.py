@@ -315,7 +315,7 @@ def test_a_draft_of_the_same_kind(checkpoint, monkeypatch):
         llm = LLM(str(folder), speculative_config=how | {"num_speculative_tokens": 4}, **SMALL)
         for _ in ("cold", "warm"):
             assert [output.outputs for output in llm.generate(prompts, params)] == expected
-        proposer = llm.engine.scheduler.speculation.proposer
+        proposer = llm.engine.speculation.proposer
         proposer.manager.check_integrity()
         assert llm.stats()["num_accepted_tokens"] > 20
 

@@ -34,7 +34,7 @@ OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=48, max_mo
 
 @dataclass
 class Hostile:
-    """Draft tokens right, wrong, and on and on: after EOS, after max_tokens. continuations: prompts and what followed."""
+    """Drafts right, wrong, and on and on: after EOS, after max_tokens. continuations: prompts and what followed."""
 
     continuations: list[list[int]]
     rng: random.Random
@@ -368,7 +368,14 @@ def kept_after_the_stop(monkeypatch):
     monkeypatch.setattr(Scheduler, "accept_tokens", late)
 
 
-MISTAKES = [seeds_mixed, drafts_not_in_penalties, wrong_row, one_too_many_taken, rejected_kv_counts, registered_too_early]
+MISTAKES = [
+    seeds_mixed,
+    drafts_not_in_penalties,
+    wrong_row,
+    one_too_many_taken,
+    rejected_kv_counts,
+    registered_too_early,
+]
 MISTAKES += [kept_after_the_stop]
 
 
@@ -470,7 +477,7 @@ def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, m
 
 
 def test_draft_tokens_yield_to_those_who_wait():
-    """Neither the budget nor a block that somebody else may need goes to a draft token; slots that are there anyway may."""
+    """Neither the budget nor a block that somebody else may need goes to a draft; slots that are there anyway may."""
     scheduler = make(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
     speculation = reckless(SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
     rng.randrange = lambda n: n - 1  # always the most
@@ -492,7 +499,7 @@ def test_draft_tokens_yield_to_those_who_wait():
         scheduler.check_integrity()
 
 
-# -- n-grams, and how many draft tokens----------------------------------------------------------------------------------
+# -- n-grams, and how many draft tokens --------------------------------------------------------------------------------
 
 
 def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int) -> list[int]:
@@ -518,7 +525,9 @@ def test_the_index_finds_what_a_search_finds(tokens, lengths, num_draft_tokens, 
     longest, shortest = lengths
     index = NgramIndex(range(longest, shortest - 1, -1))
     for end in [*range(1, len(tokens), step), len(tokens), len(tokens) // 2 + 1]:  # at last: a step has failed
-        assert index.propose(tokens[:end], num_draft_tokens) == search(tokens[:end], longest, shortest, num_draft_tokens)
+        assert index.propose(tokens[:end], num_draft_tokens) == search(
+            tokens[:end], longest, shortest, num_draft_tokens
+        )
 
 
 def test_the_index_reads_each_token_once():
