@@ -188,7 +188,7 @@ def test_bench(checkpoint, capsys):
     assert any("█" * 16 in row for row in rows)
     assert cli.main([*arguments, *options, "--speculative-config", '{"method": "ngram"}']) == 0
     shown = capsys.readouterr().out
-    assert "guesses" in shown and sum(row.count("│") == 9 for row in shown.splitlines()) == 2
+    assert "drafts" in shown and sum(row.count("│") == 9 for row in shown.splitlines()) == 2
     assert cli.main([*arguments, *options, "--speculative-config", '{"method": "telepathy"}']) == 2
     assert "method must be one of ngram, draft_model, self, found 'telepathy'" in capsys.readouterr().err
     assert cli.main(["bench", "--batch-sizes", "0", *options]) == 2

@@ -447,7 +447,7 @@ def test_options_that_do_not_fit(checkpoint, yes_no):
     expect("has no score head to classify by", make, folder, convert="classify")
     expect("has no score.weight", make, folder, hf_overrides={"architectures": ["Qwen3ForSequenceClassification"]})
     expect("convert='embed' needs runner='pooling'", make, folder, runner="generate", convert="embed")
-    expect("speculative_config guesses tokens that are sampled", make, folder, speculative_config={"method": "ngram"})
+    expect("speculative_config proposes tokens that are sampled", make, folder, speculative_config={"method": "ngram"})
     expect("only LAST is computed here", EngineConfig, model="x", pooler_config={"pooling_type": "MEAN"})
     expect("pooler_config must be a dict or a PoolerConfig", EngineConfig, model="x", pooler_config=3)
     expect("runner must be one of auto, generate, pooling", EngineConfig, model="x", runner="draft")
