@@ -1,7 +1,8 @@
 """Stage: the engine's Scheduler and BlockManager, with something that answers in the model's place (chapters 4 to 7).
 
-A scheduler is told the token ids that each chunk sampled, through update(), and that is all it ever sees of a model. So labs and checks choose the tokens themselves. The KV tensor is played, too: the stage remembers for each slot
-which text its K/V was computed for, and raises Wrong when a sequence attends to a slot of another text.
+A scheduler is told the token ids that each chunk sampled, through update(), and that is all it ever sees of a model. So
+labs and checks choose the tokens themselves. The KV tensor is played, too: the stage remembers for each slot which text
+its K/V was computed for, and raises Wrong when a sequence attends to a slot of another text.
 
 Actions only, no pictures: this file needs the standard library and nanovllm/core, so that a browser can run it.
 """

@@ -1,10 +1,10 @@
-"""What guesses bring: the same requests with and without them, on texts that repeat themselves and texts that do not.
+"""What draft tokens bring: the same requests with and without them, on texts that repeat themselves and others.
 
     python examples/bench_speculative.py [MODEL] [--dtypes bfloat16 int8] [--rounds 5] [--show]
     python examples/bench_speculative.py --speculative '{"method": "self", "quantization": "int4"}'
 
 Four workloads of one stream, greedy: quoting from a document, editing code, JSON records with fixed keys, open chat.
-And 32 requests of 64 random tokens, EOS ignored. Each round runs every workload without guesses and with them, one
+And 32 requests of 64 random tokens, EOS ignored. Each round runs every workload without draft tokens and with them, one
 right after the other; speed-up is the median of the rounds' ratios. Times are from the first token on. Prints a table
 for each dtype, and whether the outputs are the same (chapter 13).
 """
@@ -108,25 +108,25 @@ def measure(args: argparse.Namespace, dtype: str, console: Console) -> None:
     weights = {"quantization": dtype} if dtype.startswith("int") else {"dtype": dtype}
     options = dict(max_model_len=1024, max_num_seqs=32, **weights)
     model = model_or_demo(args.model)
-    plain, guessing = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
+    plain, drafting = LLM(model, **options), LLM(model, speculative_config=args.speculative, **options)
     loads = workloads(plain)
     table = Table(title=f"{dtype}, {json.dumps(args.speculative)}", title_justify="left")
-    names = "", "guesses\nthat hold", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"
+    names = "", "drafts\naccepted", "tokens\na step", "tokens/s\nwithout", "\nwith", "speed-\nup", "same\noutput"
     for name in names:
         table.add_column(name, justify="left" if not name else "right")
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(f"measuring {dtype}", total=len(loads) * (args.rounds + 1))
         for name, load in loads.items():
-            run(plain, name, *load), run(guessing, name, *load)  # they warm up
+            run(plain, name, *load), run(drafting, name, *load)  # they warm up
             progress.advance(task)
-            before, pairs = replace(guessing.engine.stats), list[Any]()
+            before, pairs = replace(drafting.engine.stats), list[Any]()
             for _ in range(args.rounds):
-                pairs.append((run(plain, name, *load), run(guessing, name, *load)))
+                pairs.append((run(plain, name, *load), run(drafting, name, *load)))
                 progress.advance(task)
             (_, expected), (_, found) = pairs[-1]
             num_tokens = sum(len(o.outputs[0].token_ids) for o in found)
             same = [a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, found, strict=True)]
-            gained = guessing.engine.stats - before
+            gained = drafting.engine.stats - before
             rates = [statistics.median(num_tokens / pair[i][0] for pair in pairs) for i in (0, 1)]
             speed_up = statistics.median(a / b for (a, _), (b, _) in pairs)
             rate = gained.acceptance_rate

@@ -2,7 +2,7 @@
 
     python examples/reproducible.py [MODEL] [--dtype float32] [--quantization int8] [--enforce-eager] [--compare]
 
-One question about a long text: alone, in company, in chunks, cached, preempted, guessed, and so on. A digest covers all
+One question about a long text: alone, in company, in chunks, cached, preempted, drafted, and so on. A digest covers all
 tokens of the answer and the log probabilities of the five best tokens at each of them, to the last bit. Prints a digest
 for each way. The exit code is 1 if one differs from the first.
 
@@ -76,7 +76,7 @@ def prompts_of(llm: Any) -> list[list[int]]:
 
 
 def ways(load: Callable[..., LLM], progress: Console) -> Iterator[Way]:
-    """Three engines: with room for all, with little room, and one that guesses."""
+    """Three engines: with room for all, with little room, and one that drafts."""
     with progress.status("an engine with room for everything"):
         llm = load()
         question, *others = prompts_of(llm)
@@ -111,11 +111,11 @@ def ways(load: Callable[..., LLM], progress: Console) -> Iterator[Way]:
         happened = f"preemptions: {llm.stats()['num_preemptions']}"
         yield "not enough memory", happened, [digest(preempted)]
         del llm
-    with progress.status("an engine that guesses"):
+    with progress.status("an engine that drafts"):
         llm = load(speculative_config=NGRAM)
-        [guessed], stats = ask(llm, [question]), llm.stats()
-        happened = f"{stats['num_accepted_tokens']} of {stats['num_draft_tokens']} guesses held"
-        yield "with guesses", happened, [digest(guessed)]
+        [drafted], stats = ask(llm, [question]), llm.stats()
+        happened = f"{stats['num_accepted_tokens']} of {stats['num_draft_tokens']} draft tokens accepted"
+        yield "with draft tokens", happened, [digest(drafted)]
 
 
 def ask(llm: Any, prompts: list[list[int]], params: Any = SamplingParams, empty: bool = True, n: int = 1) -> list[Any]:

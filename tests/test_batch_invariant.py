@@ -11,7 +11,7 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from tests.checkpoints import SIZES
-from tests.features.speculation.test_speculation import Hostile, let_guess
+from tests.features.speculation.test_speculation import Hostile, reckless
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=1)
 SEEDED = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, logprobs=1, seed=3)
@@ -29,8 +29,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "blocks of 5": dict(block_size=5, max_num_batched_tokens=100),
     "prompts of more than 11 tokens are cut": dict(long_prefill_token_threshold=11, max_num_batched_tokens=64),
     "tight pool": TIGHT,
-    "guesses": dict(),
-    "guesses, tight pool, small chunks": dict(max_num_batched_tokens=19) | TIGHT,
+    "draft tokens": dict(),
+    "draft tokens, tight pool, small chunks": dict(max_num_batched_tokens=19) | TIGHT,
 }
 KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": dict(dtype="bfloat16"),
@@ -75,16 +75,16 @@ def test_schedules(checkpoint, variant, kind):
     answers = [samples[0][0] for _, samples in expected]
     continuations = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     for name, options in SCHEDULES.items():
-        if "guesses" in name:  # so that there is a log of them
+        if "draft tokens" in name:  # so that there is a log of them
             options = options | dict(speculative_config={"method": "ngram", "num_speculative_tokens": 8})
         llm = LLM(folder, **KINDS[kind], **ROOMY | options)
-        if "guesses" in name:  # some of them right
-            let_guess(llm.engine.scheduler, Hostile(continuations, random.Random(0)), random.Random(0))
+        if "draft tokens" in name:  # some of them right
+            llm.engine.speculation = reckless(Hostile(continuations, random.Random(0)), random.Random(0))
         for temperature in ("cold", "warm"):
             assert bits(llm, prompts, params) == expected, f"{name}, {temperature}"
         stats = llm.stats()
         assert (stats["num_preemptions"] > 0) == ("tight pool" in name)
-        assert (stats["num_accepted_tokens"] > 0) == ("guesses" in name)
+        assert (stats["num_accepted_tokens"] > 0) == ("draft tokens" in name)
         assert stats["prefix_cache"]["hits"] > 0
 
 

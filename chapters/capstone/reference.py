@@ -2,8 +2,8 @@
 
 Five ideas, one for each method. A request that cannot be answered in time is sent away before it costs anything. The
 one with the least to compute comes first: more requests become good in the same time. A step is as long as the request
-that is closest to the limit of TPOT allows. Draft tokens are checked where enough of them have been accepted. A block that has been
-found again is worth more than one that is merely young.
+that is closest to the limit of TPOT allows. Draft tokens are checked where enough of them have been accepted. A
+block that has been found again is worth more than one that is merely young.
 """
 
 import math

@@ -47,7 +47,7 @@ class Client:
 
 
 class ChosenDrafts(Speculation):
-    """As many draft tokens as the policy wants. most: tokens of a step. max_rows: of these, the rows that give logits."""
+    """As many draft tokens as the policy wants. most: tokens of a step. max_rows: of these, rows that give logits."""
 
     def __init__(self, proposer: Proposer, setup: Setup, max_rows: int) -> None:
         super().__init__(proposer, setup.max_draft_tokens, max_rows)

@@ -1,7 +1,7 @@
 """Played time: the engine's Scheduler and BlockManager serve a trace, and a step takes what chapter 14's Cost says.
 
-No model and no torch. Whether a draft token is accepted is drawn beforehand: prompts of one prefix_id are of one kind, and
-each kind has a share of draft tokens that are accepted.
+No model and no torch. Whether a draft token is accepted is drawn beforehand: prompts of one prefix_id are of one kind,
+and each kind has a share of draft tokens that are accepted.
 """
 
 import random
@@ -37,8 +37,8 @@ def setup_for(memory_bytes: int = MEMORY_BYTES) -> Setup:
 
 
 class Drawn:
-    """A Proposer whose draft tokens are right or wrong as it was drawn. is_right: seq_id -> for each output token, would
-    a draft token in its place be accepted?"""
+    """A Proposer whose draft tokens are right or wrong as it was drawn. is_right: seq_id -> for each output token,
+    would a draft token in its place be accepted?"""
 
     first_acceptance, draft_s = 0.0, 0.0
 

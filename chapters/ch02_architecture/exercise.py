@@ -30,9 +30,9 @@ def engine_step(engine: LLMEngine) -> list[RequestOutput]:
 
     The last two are yours: write what engine.update and engine.make_outputs do, without calling them.
 
-    5. Update. engine.scheduler.update(scheduled, sampled_token_ids) appends the tokens to their sequences and ends those
-       that met EOS, a stop token, a stop string or their length. Then tell the requests: engine.requests[request id] is
-       a Request, chunk.seq.request_id says whose sequence a chunk is of, and
+    5. Update. engine.scheduler.update(scheduled, sampled_token_ids) appends the tokens to their sequences and ends
+       those that met EOS, a stop token, a stop string or their length. Then tell the requests:
+       engine.requests[request id] is a Request, chunk.seq.request_id says whose sequence a chunk is of, and
        request.add_tokens(chunk, its entry of logprobs, now) lets its text and its logprobs grow (now:
        time.perf_counter() after the update). Only for chunks that sampled: chunk.reaches_end.
     6. Make the outputs. Only for requests that got a token in this step, each once, in the order of their first such

@@ -229,8 +229,8 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     story.say(
         f"temperature is 0, so the sampler takes the highest. run() returns the token ids of each chunk: "
         f"{escape(str(step.sampled_token_ids))}."
-        "\n\n[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end. The detokenizer, "
-        "which looks for the stop string, is asked, too:"
+        "\n\n[bold]d. scheduler.update()[/] appends it to the sequence and asks whether that was the end. The "
+        "detokenizer, which looks for the stop string, is asked, too:"
     )
     story.say(f"  {escape(step.after_update[0])}")
     [sample] = request.samples
@@ -238,8 +238,8 @@ def show_first_step(story: Story, llm: LLM, request: Request) -> None:
     story.say(
         f"Sequences that ended: {escape(str(step.ended))}. {len(seq.tokens)} tokens are known now and "
         f"{seq.num_computed_tokens} are computed: one behind. As text the token is "
-        f"{escape(repr(sample.detokenizer.text))}.\n\n[bold]e. request.add_tokens()[/] takes what the client may see of it, "
-        "and the request's counters grow."
+        f"{escape(repr(sample.detokenizer.text))}.\n\n[bold]e. request.add_tokens()[/] takes what the client may see "
+        "of it, and the request's counters grow."
     )
     [output] = step.outputs
     story.say("[bold]f.[/] The request is streamed, so the step returns an output for it, with this CompletionOutput:")

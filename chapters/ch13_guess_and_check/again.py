@@ -1,7 +1,7 @@
 """Sequences that lose their K/V and are computed again, with a model that is played (chapter 13).
 
-The scheduler, the block manager and the check of draft tokens are the engine's. In the model's place stands a rule: which token comes
-depends on the tokens before it and on a number, which is drawn as the engine's sampler draws it.
+The scheduler, the block manager and the check of draft tokens are the engine's. In the model's place stands a rule:
+which token comes depends on the tokens before it and on a number, which is drawn as the engine's sampler draws it.
 """
 
 import hashlib
@@ -63,8 +63,9 @@ class Cache:
                 held = self.slots.get(self.slot(chunk.seq, position))
                 if held != tuple(tokens[: position + 1]):
                     hint = (
-                        f"at position {position} a step reads K/V that belongs to different tokens: a rejected draft token "
-                        "does not count as computed, and a block is registered when all its tokens are known to hold"
+                        f"at position {position} a step reads K/V that belongs to different tokens: a rejected draft "
+                        "token does not count as computed, and a block is registered when all its tokens are known "
+                        "to hold"
                     )
                     raise Wrong(hint, expected=f"... {list(tokens[: position + 1][-4:])}", got=f"... {held}"[-60:])
         return [[self.sample(seq) for seq in chunk.sampled_seqs()] for chunk in output.chunks]

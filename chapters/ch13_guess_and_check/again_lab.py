@@ -24,9 +24,9 @@ def tell_again(story: Story) -> None:
         f"The scheduler and the block manager are the engine's, and the model is a rule: which token comes depends on "
         f"the tokens before it and on a number. {len(played.seqs)} sequences, two samples each of "
         f"{len(played.seqs) // 2} requests, get 20 tokens each. The pool has {pools}. One in three draft tokens is "
-        "wrong. After a step that fails all sequences wait, and the pool is forgotten. The last two columns: how many answers are those "
-        "of the first line, if the number is a hash of seed, sample index and position in the output, and if each draw "
-        "takes the next number of one generator, the hat."
+        "wrong. After a step that fails all sequences wait, and the pool is forgotten. The last two columns: how "
+        "many answers are those of the first line, if the number is a hash of seed, sample index and position in the "
+        "output, and if each draw takes the next number of one generator, the hat."
     )
     table = make_table("", "preempted", "failed", "tokens computed", "hash", "hat", width=10, first=24)
     expected: dict[str, list[list[int]]] = {}

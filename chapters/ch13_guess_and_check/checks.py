@@ -422,7 +422,7 @@ def check_share_generates(function: ShareGuesses, bench: Bench) -> None:
 
 
 ALL = "do not stop at the first number that is no better: look at all"
-LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest of these first, whichever sequence they belong to"
+LARGEST = "the j-th draft token of a sequence adds a**j tokens; take the largest first, of whichever sequence"
 EXPECTED = "expected tokens: 1 + a + a**2 + ..., and the seconds of that step"
 SHARE_CHECKS = (
     *cases(

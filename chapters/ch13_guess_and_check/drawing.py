@@ -42,7 +42,7 @@ def draw_counts(steps: list[Step]) -> Table:
 
 
 def counts_of(steps: list[Step]) -> tuple[str, ...]:
-    """Steps, draft tokens, those accepted, their share of those checked, tokens a step, and what the formula expects."""
+    """Steps, draft tokens, accepted ones, their share of those checked, tokens a step, and what the formula expects."""
     num_accepted, num_checked = sum(step.num_accepted for step in steps), sum(step.num_checked for step in steps)
     a, num_tokens = num_accepted / max(num_checked, 1), sum(len(step.taken) for step in steps)
     expected = sum(expected_run(a, len(step.draft_token_ids)) for step in steps) / len(steps)

@@ -75,8 +75,8 @@ def panels(world: World) -> list[tuple[str, RenderableType]]:
 
 
 ACTIONS = actions(
-    "n|step|step, e|20 steps|many_steps, g|draft tokens|next_number, w|from where|next_source, h|heat|next_temperature, "
-    "x|text|next_text, r|reset|reset"
+    "n|step|step, e|20 steps|many_steps, g|draft tokens|next_number, w|from where|next_source, "
+    "h|heat|next_temperature, x|text|next_text, r|reset|reset"
 )
 
 
@@ -116,8 +116,8 @@ def tell_rows(story: Story) -> list[float]:
     best = {num_rows: min(found) for num_rows, found in times.items()}
     story.say(
         "One sequence in bf16, on one core. A step with n rows computes its newest token and n - 1 draft tokens, which "
-        "are all wrong. Milliseconds of a step, the best of four; as a multiple of a step without draft tokens; and the "
-        "milliseconds a token if all draft tokens had been accepted."
+        "are all wrong. Milliseconds of a step, the best of four; as a multiple of a step without draft tokens; and "
+        "the milliseconds a token if all draft tokens had been accepted."
     )
     table = make_table("rows", "ms", "times", "ms a row", "", width=10, first=10)
     for num_rows, s in best.items():
@@ -141,8 +141,8 @@ def tell_drafts(story: Story, world: World) -> None:
     story.say(f"The prompt, {world.seq.num_prompt_tokens} tokens:")
     story.show(Text(world.prompt))
     story.say(
-        f"Greedy, at most 4 draft tokens a step, from n-grams of {LONGEST} to {SHORTEST} tokens. A bar stands between two "
-        "tokens, a dot for a space. The first step is the prompt's."
+        f"Greedy, at most 4 draft tokens a step, from n-grams of {LONGEST} to {SHORTEST} tokens. A bar stands "
+        "between two tokens, a dot for a space. The first step is the prompt's."
     )
     story.show(draw_steps(world, world.steps))
     num_steps = len(world.steps)
@@ -154,9 +154,9 @@ def tell_drafts(story: Story, world: World) -> None:
 def tell_runs(story: Story, world: World) -> None:
     story.part("How long a run is")
     story.say(
-        "Steps with at least one draft token; the share of those checked that were accepted, a; tokens that such a step "
-        "gave; and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of draft tokens k. 48 tokens "
-        "each."
+        "Steps with at least one draft token; the share of those checked that were accepted, a; tokens that such a "
+        "step gave; and what a run has by (1 - a^(k+1)) / (1 - a), averaged over the steps' numbers of draft tokens "
+        "k. 48 tokens each."
     )
     table = make_table(
         "draft tokens from", "T", "k", "steps", "drafted", "accepted", "a", "tokens a step", "expected", first=24
@@ -285,8 +285,8 @@ def tell_engine(story: Story) -> None:
     plain, speculative = story.load(**sizes), story.load(speculative_config=SPECULATIVE, **sizes)
     story.say(
         "bf16, greedy, with draft tokens from n-grams, at most 5, and with none: one stream of 100 tokens, then "
-        f"{NUM_SEQS} streams of 12 at once, twice each. The draft tokens are those of the second time, the milliseconds a "
-        "token those of the faster one."
+        f"{NUM_SEQS} streams of 12 at once, twice each. The draft tokens are those of the second time, the "
+        "milliseconds a token those of the faster one."
     )
     table = make_table("", "drafted", "accepted", "ms without", "ms with", "same tokens", "", first=26, width=7)
     for name, prompts, num_tokens in (

@@ -39,7 +39,7 @@ def tell(story: Story) -> None:
         tell_bits(story)
         tell_by_hand(story)
         tell_policies(story)
-        tell_guesses(story)
+        tell_drafts(story)
 
 
 def tell_growth(story: Story) -> None:
@@ -243,10 +243,10 @@ def tell_policies(story: Story) -> None:
     story.show(table)
 
 
-# -- guesses ----------------------------------------------------------------------------------------------------------
+# -- draft tokens-------------------------------------------------------------------------------------------------------
 
 
-def tell_guesses(story: Story) -> None:
+def tell_drafts(story: Story) -> None:
     from chapters.ch13_guess_and_check.lab import Fixed
     from chapters.ch13_guess_and_check.world import drafting
     from chapters.patching import replaced
@@ -260,15 +260,15 @@ def tell_guesses(story: Story) -> None:
     )
 
     def kept(chunks: Any) -> list[list[int]]:
-        """A mistake: what a step leaves of guesses is kept in the sequence's own slot."""
+        """A mistake: what a step leaves of draft tokens is kept in the sequence's own slot."""
         return [[row[0], row[2] if row[1] == DISCARDED else row[1], *row[2:]] for row in step_segments(chunks)]
 
-    guesses = {"method": "ngram", "num_speculative_tokens": 3}
+    speculative = {"method": "ngram", "num_speculative_tokens": 3}
     whole, _ = answer(load_tiny(), PROMPT)
     table = make_table("draft tokens are", "tokens and logprobs", width=20, first=24)
     table.columns[1].justify = "left"
     for name, segments in (("logged", step_segments), ("kept in the state", kept)):
-        llm = load_tiny(speculative_config=guesses)
+        llm = load_tiny(speculative_config=speculative)
         with replaced(batch, "step_segments", segments), drafting(llm, Fixed([3, 3, 3]), 3):
             found, _ = answer(llm, PROMPT)
         num_same = next((i for i, (a, b) in enumerate(zip(found[1], whole[1], strict=True)) if a != b), 12)

@@ -35,7 +35,8 @@ class Step(NamedTuple):
 class PageEngine:
     """One text at a time, whose next step is computed, and taken when its tokens are known.
 
-    layout: of an image (image.py); speculation: proposes draft tokens, if a lesson sets it; pending: a step that is computed and not taken.
+    layout: of an image (image.py); speculation: proposes draft tokens, if a lesson sets it; pending: a step that is
+    computed and not taken.
     """
 
     def __init__(self, layout: dict[str, Any], kernels: Kernels) -> None:

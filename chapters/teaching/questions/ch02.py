@@ -58,9 +58,9 @@ def after_a_failure(draw: Draw) -> Question:
     return Question(
         text(f"""
         Two requests, A and B, with the same prompt of {num_prompt} tokens have come in together and have generated the
-        same {num_done} tokens so far. Blocks hold {size} tokens, prefix caching is on, and a step may compute 64 tokens.
-        Their next step raises an exception while the model computes, and the engine begins anew. How many tokens does
-        the step that follows compute for A, and how many for B?
+        same {num_done} tokens so far. Blocks hold {size} tokens, prefix caching is on, and a step may compute 64
+        tokens. Their next step raises an exception while the model computes, and the engine begins anew. How many
+        tokens does the step that follows compute for A, and how many for B?
         """),
         f"{step.num_tokens['A']} tokens for A, {computed} for B.",
         (

@@ -55,8 +55,8 @@ def what_the_check_keeps(draw: Draw) -> Question:
         (
             (
                 2,
-                f"(a) {num_accepted} {'draft token is' if num_accepted == 1 else 'draft tokens are'} accepted, and the row "
-                "after gives one more",
+                f"(a) {num_accepted} {'draft token is' if num_accepted == 1 else 'draft tokens are'} accepted, and "
+                "the row after gives one more",
             ),
             (1, f"(b) {start} + 1 + {num_accepted}"),
             (1, "(c) they are overwritten"),

@@ -56,8 +56,8 @@ def experts_met_by_chance(draw: Draw) -> Question:
         text(f"""
         A layer has {num_experts} experts of {megabytes} MB each, and a row goes to {num_chosen} of them, at random.
         (a) With which probability does a given expert meet none of {num_rows} rows? (b) How many different experts do
-        {num_rows} rows meet, expected (as a decimal number), and how many MB is that? (c) A guess of chapter 13 is
-        one row more in a step. Why does it cost more here than in a model without experts?
+        {num_rows} rows meet, expected (as a decimal number), and how many MB is that? (c) A draft token of chapter 13
+        is one row more in a step. Why does it cost more here than in a model without experts?
         """),
         f"(a) {left**num_rows} (b) {met:g}, {met * megabytes:g} MB (c) It brings experts of its own, whose "
         "weights must be read; without experts it meets weights that are read anyway.",

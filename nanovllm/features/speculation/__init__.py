@@ -1,1 +1,1 @@
-"""Guesses that a step checks beside the tokens that it has to compute (chapter 13)."""
+"""Draft tokens that a step checks beside the tokens that it has to compute (chapter 13)."""

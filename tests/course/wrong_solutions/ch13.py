@@ -38,7 +38,7 @@ share_guesses
         + if num_tokens / step_s[num] <= best_rate:
         +     break
         + if True:
-    one_after_another: take the largest of these first
+    one_after_another: take the largest first
         ~ chances.sort(reverse=True)  # those of one sequence stay in order: each is at most the one before =>
     counts_draft_tokens_alone: expected tokens
         ~ num_tokens = float(len(acceptances)) => num_tokens = 0.0

@@ -110,7 +110,7 @@ def test_progress_bar(monkeypatch, capsys):
         cache.record(4, 3, 0)
         advance(3)
     shown = capsys.readouterr().err
-    assert "3/4" in shown and "prefill 300 tok/s, decode 10 tok/s, prefix hits 75%" in shown and "guesses" not in shown
+    assert "3/4" in shown and "prefill 300 tok/s, decode 10 tok/s, prefix hits 75%" in shown and "drafts" not in shown
     with progress_bar(stats, cache, 4, True) as advance:
         stats.num_draft_tokens, stats.num_accepted_tokens = 8, 6
         advance(3)

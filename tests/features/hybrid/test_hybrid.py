@@ -118,8 +118,8 @@ def test_a_chunk_may_end_anywhere(how, dtype):
 
 
 @pytest.mark.parametrize("how", ["torch", "C"])
-def test_guesses_are_replayed_from_the_log(how):
-    """Three known rows and four guesses; two hold. The next step takes them in, and passes a snapshot's place."""
+def test_drafts_are_replayed_from_the_log(how):
+    """Three known rows, four draft tokens; two are accepted. The next step takes them in and passes a snapshot."""
     net, function = make_net(), functions()[how].delta_net
     x = torch.randn(12, sum(net.in_proj.out_sizes))
     pool = pool_of(net, 3)
@@ -167,7 +167,7 @@ def test_the_text_part_of_a_model_that_sees_images(checkpoint, tmp_path, caplog)
     llm = LLM(str(as_on_the_hub(checkpoint("qwen3.5"), tmp_path / "hub")), **SMALL)
     expected = reference_logits(checkpoint("qwen3.5"), TOKENS)
     torch.testing.assert_close(logits_of(llm, TOKENS, [60]), expected, atol=1e-3, rtol=0)
-    for what in ("the vision tower", "heads that guess several tokens at once"):
+    for what in ("the vision tower", "heads that predict several tokens at once"):
         assert caplog.text.count(f"has tensors of {what}") == 1
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     with pytest.raises(ValueError, match="parts of type text"):
@@ -299,11 +299,11 @@ def test_adapters(checkpoint, tmp_path, variant, projections):
 
 @pytest.mark.compiler
 def test_a_draft_of_the_same_kind(checkpoint, monkeypatch):
-    """Its own states go back to a snapshot where guesses have failed."""
+    """Its own states go back to a snapshot where draft tokens have failed."""
     from tests.features.speculation.test_draft_model import DraftModel, StepTimes
 
     monkeypatch.setattr(StepTimes, "plain", lambda self, num_rows: 1.0)
-    monkeypatch.setattr(StepTimes, "guessing", lambda self: lambda num_rows: 1.0)
+    monkeypatch.setattr(StepTimes, "with_drafts", lambda self: lambda num_rows: 1.0)
     monkeypatch.setattr(StepTimes, "num_rows_to_try", lambda self, num_rows: 10**6)
     monkeypatch.setattr(DraftModel, "draft_s", property(lambda self: 0.0, lambda self, value: None), raising=False)
     folder, prompts = checkpoint("qwen3.5"), [TOKENS[:n] for n in (5, 21, 40)]
@@ -317,7 +317,7 @@ def test_a_draft_of_the_same_kind(checkpoint, monkeypatch):
         llm = LLM(str(folder), speculative_config=how | {"num_speculative_tokens": 4}, **SMALL)
         for _ in ("cold", "warm"):
             assert [output.outputs for output in llm.generate(prompts, params)] == expected
-        proposer = llm.engine.scheduler.speculation.proposer
+        proposer = llm.engine.speculation.proposer
         proposer.manager.check_integrity()
         assert llm.stats()["num_accepted_tokens"] > 20
 

@@ -14,7 +14,7 @@ from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.worker.sampler import SamplingBatch, sample
 from tests.checkpoints import SMALL
 from tests.errors import expect
-from tests.features.speculation.test_speculation import Hostile, let_guess
+from tests.features.speculation.test_speculation import Hostile, reckless
 
 PROMPT = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -123,12 +123,12 @@ def test_what_is_no_failure_of_a_function_undoes_the_step(llm):
     assert request.output().outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-def test_with_guesses_and_preemption(checkpoint):
-    """Functions that look at what came before; guesses for which one fails cost nothing if they do not hold."""
+def test_with_drafts_and_preemption(checkpoint):
+    """Functions that look at what came before; draft tokens for which one fails cost nothing if they are rejected."""
 
     def moody(generated: list[int], row: torch.Tensor) -> torch.Tensor:
-        if generated[-1:] == [300]:  # which is never chosen, and often guessed
-            raise RuntimeError("a guess")
+        if generated[-1:] == [300]:  # which is never chosen, and often drafted
+            raise RuntimeError("a draft token")
         row[300] = -torch.inf
         return row.roll(len(generated) + sum(generated[-2:]))
 
@@ -142,7 +142,7 @@ def test_with_guesses_and_preemption(checkpoint):
     llm = LLM(folder, **SMALL | dict(num_gpu_blocks_override=24, max_model_len=64), speculative_config=speculative)
     known = [prompt + output.token_ids for prompt, output in zip(prompts, expected, strict=True)]
     known += [prompt + output.token_ids[:7] + [300, 4, 5] for prompt, output in zip(prompts, expected, strict=True)]
-    let_guess(llm.engine.scheduler, Hostile(known, random.Random(0)), random.Random(0))
+    llm.engine.speculation = reckless(Hostile(known, random.Random(0)), random.Random(0))
     assert [o.outputs[0] for o in llm.generate(prompts, params)] == expected
     assert llm.stats()["num_accepted_tokens"] > 0 and llm.stats()["num_preemptions"] > 0
 

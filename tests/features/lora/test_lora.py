@@ -87,7 +87,7 @@ SCHEDULES = {
     "plain PyTorch": dict(enforce_eager=True),
     "chunks, and adapters that leave": dict(max_num_batched_tokens=7, max_loras=2, block_size=4),
     "preemption": dict(num_gpu_blocks_override=24, block_size=4, max_model_len=64),
-    "guesses": dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}),
+    "draft tokens": dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}),
 }
 
 

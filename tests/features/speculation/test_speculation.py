@@ -34,7 +34,7 @@ OPTIONS = dict(dtype="float32", block_size=4, num_gpu_blocks_override=48, max_mo
 
 @dataclass
 class Hostile:
-    """Draft tokens right, wrong, and on and on: after EOS, after max_tokens. continuations: prompts and what followed."""
+    """Drafts right, wrong, and on and on: after EOS, after max_tokens. continuations: prompts and what followed."""
 
     continuations: list[list[int]]
     rng: random.Random
@@ -477,7 +477,7 @@ def test_any_acceptance_any_pool_the_same_tokens(seed, block_size, acceptance, m
 
 
 def test_draft_tokens_yield_to_those_who_wait():
-    """Neither the budget nor a block that somebody else may need goes to a draft token; slots that are there anyway may."""
+    """Neither the budget nor a block that somebody else may need goes to a draft; slots that are there anyway may."""
     scheduler = make(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
     speculation = reckless(SometimesRight(random.Random(0), 1.0), rng := random.Random(0))
     rng.randrange = lambda n: n - 1  # always the most
@@ -499,7 +499,7 @@ def test_draft_tokens_yield_to_those_who_wait():
         scheduler.check_integrity()
 
 
-# -- n-grams, and how many draft tokens----------------------------------------------------------------------------------
+# -- n-grams, and how many draft tokens --------------------------------------------------------------------------------
 
 
 def search(tokens: list[int], longest: int, shortest: int, num_draft_tokens: int) -> list[int]:

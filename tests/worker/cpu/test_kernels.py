@@ -169,7 +169,7 @@ def test_attention_with_a_window(dtype, block_size, num_heads, num_kv_heads, hea
     [(6, 2, 64, 16), (2, 2, 24, 12), (7, 1, 64, 1), (9, 1, 32, 64)],
 )
 def test_a_row_has_the_same_bits_however_its_step_is_cut(dtype, num_heads, num_kv_heads, head_dim, block_size):
-    """Alone, beside guesses, in a prompt's tile, in parts side by side or one after another; with a window, too."""
+    """Alone, beside drafts, in a prompt's tile, in parts side by side or one after another; with a window, too."""
     torch.manual_seed(0)
     found, num_keys = kernels(dtype, num_heads, num_kv_heads, head_dim), 600
     plain = torch.randn(2, -(-num_keys // block_size), block_size, num_kv_heads, head_dim).to(dtype)

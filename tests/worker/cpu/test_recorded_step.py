@@ -99,7 +99,7 @@ def test_a_recorded_step_has_the_same_bits(checkpoint, variant, options):
     assert scheduler.num_preemptions > 0 and scheduler.block_manager.stats.hits > 0
 
 
-def test_guesses_are_replayed(checkpoint):
+def test_drafts_are_replayed(checkpoint):
     requests, options = random_requests(random.Random(4), 8), OPTIONS | {"dtype": "float32"}
     expected = generate(load(checkpoint(), optimizations=AS_IT_IS, **options), requests)
     recorded = load(checkpoint(), **options)

@@ -56,7 +56,7 @@ def test_masks_and_prompt_logprobs(checkpoint, optimizations):
 
 
 @pytest.mark.parametrize("optimizations", [TRITON, PYTORCH], ids=["triton", "pytorch"])
-def test_guesses_change_nothing(checkpoint, optimizations):
+def test_drafts_change_nothing(checkpoint, optimizations):
     """On a CPU: test_speculation.py."""
     options, requests = OPTIONS | dict(optimizations=optimizations), random_requests(random.Random(4), 12)
     expected = generate(LLM(str(checkpoint()), **options), requests)
