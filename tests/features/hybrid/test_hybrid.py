@@ -361,5 +361,5 @@ def test_memory(checkpoint, caplog, monkeypatch):
     assert 0 < stats["num_snapshots"] <= stats["max_snapshots"] and stats["num_running"] == 0
     expect("state_cache_bytes must be a whole number", LLM, folder, state_cache_bytes=-1)
     llm = LLM(folder, state_cache_bytes=0, **SMALL)
-    assert llm.engine.block_manager.max_snapshots == 0
+    assert llm.engine.block_manager.snapshots.max_snapshots == 0
     assert [o.num_cached_tokens for o in llm.generate([TOKENS] * 2, GREEDY)] == [0, 0]

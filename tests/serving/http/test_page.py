@@ -230,7 +230,7 @@ def test_calls_of_tools_and_snapshots(tmp_path, browser):
         assert "found in the cache" in answer(tab)[1]
         assert tab.locator(".call input").count() == 0
         assert tab.text_content("#messages > .tool .content") == "a red boat"
-        taken = len(server.engine.block_manager.snapshots)
+        taken = len(server.engine.block_manager.snapshots.by_hash)
         tab.wait_for_function("(taken) => document.querySelectorAll('#pool .snapshot').length === taken", arg=taken)
         assert tab.locator("#counters").get_by_text("snapshots").is_visible() and tab.is_visible("#of-snapshots")
         tab.close()
