@@ -45,7 +45,7 @@ def see(lines: list[list[str]]) -> list[str]:
 
 def _do(line: list[str], session: Session, names: dict[str, Any]) -> None:
     what, *words = line
-    if what == "send" and ":" in words and len(words) >= 3:
+    if what == "send" and ":" in words[2:]:
         (name, count, *options), prompt = words[: words.index(":")], words[words.index(":") + 1 :]
         keys = dict(option.split("=", 1) for option in options if "=" in option)
         if len(keys) != len(options) or keys.keys() - {"salt", "lora"} or name in names:

@@ -29,7 +29,9 @@ FAULTS = {
 DECOYS = {
     1: Fault("(cache_salt, lora_id) != (None, None)", "cache_salt is not None"),
     2: Fault("min(len(hits) * self.block_size, len(seq.tokens) - 1)", "len(hits) * self.block_size"),
-    3: Fault("preempted or len(self.running) == self.max_num_seqs", "preempted or len(self.running) == self.max_num_seqs - 1"),
+    3: Fault(
+        "preempted or len(self.running) == self.max_num_seqs", "preempted or len(self.running) >= self.max_num_seqs - 1"
+    ),
     4: Fault(
         "        self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)\n", ""
     ),

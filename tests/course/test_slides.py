@@ -39,6 +39,7 @@ def made(chapter) -> tuple[Lesson, list[Slide]]:
 def plain(text: str) -> str:
     """The letters and digits of Markdown or HTML, without marks, tags and targets of links."""
     text = re.sub(r"\]\([^)]*\)", "", text)
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)  # code has other uses for < and >
     return "".join(re.findall(r"\w", unescape(re.sub(r"<(/?\w[^<>]*)>", "", text))))
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. What a body asks for: serving/openai/openai_request.py."""
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. What a body asks for: openai_request.py."""
 
 import logging
 import time
