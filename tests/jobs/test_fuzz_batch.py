@@ -11,7 +11,7 @@ from nanovllm import LLM
 from nanovllm.compat.names import BODY
 from nanovllm.config import EngineConfig
 from nanovllm.jobs import run_batch
-from nanovllm.serving.openai import openai_request as request as openai_request
+from nanovllm.serving.openai import openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.openai_request import KNOWN_BY_URL
 from tests.jobs.lines import FOX, USER
