@@ -14,8 +14,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.compat import names as vllm_names
 from nanovllm.jobs import answer_lines as openai_batch
 from nanovllm.jobs.answer_lines import Answer, CustomIds, answer_lines
-from nanovllm.serving.openai import fields
-from nanovllm.serving.openai import openai_request
+from nanovllm.serving.openai import fields, openai_request
 from nanovllm.serving.openai.answer import CHAT, COMPLETIONS
 from nanovllm.serving.openai.json_lines import to_json
 from nanovllm.serving.openai.pooling import EMBEDDINGS
