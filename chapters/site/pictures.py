@@ -6,11 +6,12 @@ from html import escape
 from nanovllm.core.block_manager import Block, BlockEvent, BlockManager
 from nanovllm.serving.http.html_pictures import draw_block, label, marks
 
-VERBS = {"hit": "hit", "allocate": "taken", "register": "named", "evict": "evicted", "free": "freed"}
+VERBS = {"hit": "hit", "allocate": "taken", "register": "cached", "evict": "evicted", "free": "freed"}
 
 
 def draw_events(events: list[BlockEvent], names: Mapping[int, str]) -> str:
     """What has happened to blocks in the last action, in order."""
+    events = [event for event in events if event.kind in VERBS]
     if not events:
         return '<p class="none">No block was touched.</p>'
     items = [

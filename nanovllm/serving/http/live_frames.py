@@ -105,6 +105,8 @@ class Drawing:
             states[block_id] += ", a snapshot"
         happened: dict[int, list[BlockEvent]] = {}
         for each in self._events:
+            if each.block_id < 0:
+                continue  # of the whole pool: the states say it
             happened.setdefault(each.block_id, []).append(each)
         self._events = []
         changed = {i for i, (now, before) in enumerate(zip(states, self._drawn, strict=False)) if now != before}
