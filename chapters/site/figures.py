@@ -1,8 +1,8 @@
 """Pictures in a text: ![what it shows](drawn/name.svg) becomes what name() in the chapter's pictures.py draws.
 
 A terminal shows the words, and GitHub the file, which `python -m chapters pictures` has made of the same function.
-Where a number can be moved, the page has a picture for each of its values; all are drawn when the site is built, with the
-engine's own functions. A text that belongs to no chapter shows the file.
+Where a number can be moved, the page has a picture for each of its values; all are drawn when the site is built, with
+the engine's own functions. A text that belongs to no chapter shows the file.
 """
 
 import base64
