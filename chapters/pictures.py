@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -53,7 +54,7 @@ def wanted() -> dict[Path, Callable[[], str]]:
     for chapter in all_chapters():
         for name in IMAGE.findall((chapter.folder / "README.md").read_text("utf-8")):
             draw = getattr(chapter.module("pictures"), name)
-            files[chapter.folder / FOLDER / f"{name}.svg"] = lambda draw=draw: of_nobody(draw)
+            files[chapter.folder / FOLDER / f"{name}.svg"] = partial(of_nobody, draw)
     return files
 
 
@@ -63,7 +64,7 @@ def of_nobody(draw: Callable[[], str | Moved]) -> str:
         drawn = draw()
     if isinstance(drawn, str):
         return standalone(drawn)
-    frame = drawn.frames[drawn.first]
+    frame = drawn.frames[drawn.first or -1]  # what begins with its first picture is a story: its end shows the most
     return standalone(frame.picture, f"{drawn.what}: {frame.setting}")
 
 

@@ -28,10 +28,10 @@ def write_then_read() -> str:
     parts.append(f'<path class="wire" d="M159,42V66H{middle}V92"/>')
     parts.append(f'<path class="tip" d="M{middle},{top - 2}l-3.5,-6h7z"/>')
     parts.append(words(166, 61, f"slot_mapping: {written}", "tick"))
-    for slot, x in across.items():
+    for slot, left in across.items():
         kind = "two strong" if slot == written else "one" if slot in held else "empty"
         position = str(held.index(slot)) if slot in held else ""
-        parts.append(box(x, top, CELL, 22, position, kind))
+        parts.append(box(left, top, CELL, 22, position, kind))
     for block in range(NUM_BLOCKS):
         x = across[block * BLOCK_SIZE] + CELL * BLOCK_SIZE / 2
         parts.append(words(x, top + 36, f"block {block}", "tick", "middle"))

@@ -33,8 +33,8 @@ def rows_of_a_step() -> str:
         middle = 53 + 106 * number
         for x in places[adapter]:
             parts.append(f'<path class="wire" d="M{x:.1f},92L{middle},128"/>')
-        count = len(places[adapter])
-        rows_said = "1 row" if count == 1 else f"{count} rows"
+        num_rows = len(places[adapter])
+        rows_said = "1 row" if num_rows == 1 else f"{num_rows} rows"
         parts.append(box(middle - 46, 128, 92, 36, f"{adapter}\n{rows_said}", KINDS[adapter]))
     parts.append(words(160, 180, "an adapter adds B (A x) to its rows", "name", "middle"))
     text = "; ".join(f"{adapter}: {len(places[adapter])}" for adapter in adapters)

@@ -71,7 +71,7 @@ def minutes_to_read(text: str) -> float:
     for block in FENCE.finditer(text):
         is_table = block["info"] not in ("python", "c", "text output", "bash")
         seconds += sum((5 if is_table else 6) for line in block["text"].splitlines() if line.strip("━╇ "))
-    text = FENCE.sub("", text)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", FENCE.sub("", text))
     seconds += 5 * len(re.findall(r"^\|", text, re.MULTILINE))
     words = re.sub(r"^\|.*$", "", re.sub(r"\]\([^)]*\)", "]", text), flags=re.MULTILINE).split()
     return (seconds + 60 * len(words) / 200) / 60
