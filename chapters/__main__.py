@@ -24,6 +24,7 @@ from nanovllm.tools.demo_model import DemoModelError, demo_model_path
 
 OTHERS = {  # commands that are not about one chapter: a module with add_arguments(parser) and run(args, console)
     "site": ("site.command", "build the course as web pages"),
+    "pictures": ("pictures", "draw the pictures that the texts show"),
     "capstone": ("capstone.command", "serve a trace within a memory, with your own policies; repair broken engines"),
     "student": ("teaching.student", "write the course without solutions, or assignments to hand out"),
     "grade": ("teaching.grade", "grade a class: a folder with a submission of each student"),

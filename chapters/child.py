@@ -127,9 +127,11 @@ class StudentsEnd(Checked):
         self.patched: list[Any] = []
 
     def new_patches(self, function: Any) -> list[Any]:
-        """What has been put into the engine's classes since the last call."""
+        """What has been put into the engine's classes since the last call, and what is ours again: stored as ""."""
         now = [(name_of(owner), name, *_stored(value)) for owner, name, value in patches()]
         new = [each for each in now if each not in self.patched]
+        replaced = {each[:2] for each in now}
+        new += [(*each[:2], "", None) for each in self.patched if each[:2] not in replaced]
         self.patched = now
         return [(*names, None if value is function else value) for *names, value in new]
 

@@ -1,10 +1,11 @@
-"""The picture of chapter 16: the memory of one sequence by its length, from the sizes that the text quotes."""
+"""The pictures of chapter 16: the memory of one sequence by its length, and a notebook's state as a heat map."""
 
 import re
 from pathlib import Path
 
+from chapters.ch16_fixed_memory.notebook import SIZE, Notebook
 from chapters.recording import quotes
-from chapters.svg import Axis, Chart, Frame, Moved
+from chapters.svg import Axis, Chart, Frame, Moved, svg, words
 
 LENGTHS = (50, 100, 200, 300, 400, 500, 530, 600, 700, 800, 900, 1000, 1200, 1400, 1600)
 
@@ -31,3 +32,28 @@ def memory() -> Moved:
         said = f"{both}: {hybrid / attention:.2f} times as much."
         frames.append(Frame(f"{length:,}", chart.draw(f"Memory of a sequence of {length:,} tokens", said), said))
     return Moved("tokens in the sequence", frames, LENGTHS.index(100))
+
+
+def state() -> str:
+    """The same squares after more and more lines: the darker, the larger the number; two colours for the two signs."""
+    book, parts, cell = Notebook(), list[str](), 12
+    for panel, num_lines in enumerate((1, 4, 12)):
+        while len(book.lines) < num_lines:
+            book.come_in()
+        left, numbers = 1 + 110 * panel, [x for row in book.state for x in row]
+        largest = max(map(abs, numbers))
+        right = sum(answer.is_right for answer in book.answers)
+        parts.append(f'<rect class="empty" x="{left - 1}" y="19" width="97" height="97"/>')
+        for at, number in enumerate(numbers):
+            x, y = left + cell * (at % SIZE), 20 + cell * (at // SIZE)
+            kind, share = "one" if number > 0 else "two", abs(number) / 1.6
+            size = f'x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}"'
+            parts.append(f'<rect class="{kind}" {size} style="fill-opacity:{min(share, 1):.2f}"/>')
+        parts.append(words(left, 12, f"{num_lines} line{'s' * (num_lines > 1)}", "name"))
+        parts.append(words(left, 132, f"{right} of {num_lines} right", "name"))
+        parts.append(words(left, 147, f"largest {largest:.2f}", "tick"))
+    text = (
+        "An 8 by 8 state after 1, 4 and 12 lines. Every line changes every square, so the pattern of the first line is "
+        "soon no longer to be seen."
+    )
+    return svg("A state as a heat map", text, parts, 152)

@@ -1,10 +1,14 @@
-"""The picture of chapter 17: experts met against rows, by chance and in the lab's batches."""
+"""The pictures of chapter 17: rows sorted by expert, and experts met against rows."""
 
+import random
 from pathlib import Path
+
+import torch
 
 from chapters.ch17_experts.chance import expected_met
 from chapters.recording import quoted_sheet
-from chapters.svg import Axis, Chart, Frame, Moved
+from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
+from nanovllm.features.experts.rows import route, sort_by_expert
 
 NUM_EXPERTS, NUM_CHOSEN = 128, 8
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -29,3 +33,33 @@ def met() -> Moved:
         )
         frames.append(Frame(str(num_rows), chart.draw(f"Experts met by {num_rows} rows", text), text))
     return Moved("rows, 8 experts each at random", frames, ROWS.index(8))
+
+
+def sorted_rows() -> str:
+    """The engine's router and its sorting, for six rows that each choose two of four experts."""
+    rng, kinds = random.Random(17), ("one", "two", "three", "four")
+    scores = torch.tensor([[rng.gauss(0, 1) for _ in kinds] for _ in range(6)])
+    chosen = route(scores, 2, True)[1]
+    pairs = sort_by_expert(chosen, len(kinds))
+    parts = [
+        words(1, 12, "pairs in the order of the rows", "name"),
+        words(1, 188, "the same pairs, sorted by expert", "name"),
+    ]
+    size, places = 318 / chosen.numel(), pairs.places.flatten().tolist()
+    experts, rows = chosen.flatten().tolist(), [at // 2 for at in range(chosen.numel())]
+    for at, (expert, row, place) in enumerate(zip(experts, rows, places, strict=True)):
+        x, to = 1 + size * at, 1 + size * place
+        middle, to_middle = x + size / 2 - 1, to + size / 2 - 1
+        parts.append(f'<polyline class="{kinds[expert]} thin" points="{middle:.1f},44 {to_middle:.1f},122"/>')
+        parts.append(box(x, 20, size - 2, 24, str(row), kinds[expert]))
+        parts.append(box(to, 122, size - 2, 24, str(row), kinds[expert]))
+    left = 1.0
+    for expert, count in enumerate(pairs.num_rows):
+        wide = size * count
+        if count:
+            parts.append(f'<path class="wire" d="M{left:.1f},152v5h{wide - 2:.1f}v-5"/>')
+            middle = min(left + wide / 2 - 1, 296)
+            parts.append(words(middle, 171, f"expert {expert}", "name", "middle"))
+        left += wide
+    said = ", ".join(f"expert {expert} gets {count} rows" for expert, count in enumerate(pairs.num_rows))
+    return svg("Rows sorted by expert", f"Each of six rows meets two experts; sorted, {said}.", parts, 194)

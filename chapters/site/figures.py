@@ -1,9 +1,11 @@
-"""Pictures in a chapter's text: [Picture: what it shows](pictures.py "name") becomes what name() in pictures.py draws.
+"""Pictures in a text: ![what it shows](drawn/name.svg) becomes what name() in the chapter's pictures.py draws.
 
-In a terminal and on GitHub it is a link to what draws it. Where a number can be moved, the page has a picture for each
-of its values; all are drawn when the site is built, with the engine's own functions.
+A terminal shows the words, and GitHub the file, which `python -m chapters pictures` has made of the same function.
+Where a number can be moved, the page has a picture for each of its values; all are drawn when the site is built, with
+the engine's own functions. A text that belongs to no chapter shows the file.
 """
 
+import base64
 import html
 from pathlib import Path
 
@@ -12,17 +14,36 @@ from markdown_it.token import Token
 from chapters.course import all_chapters
 from chapters.svg import Moved
 
-BEGINNING = "Picture: "
+FOLDER = "drawn/"
 
 
 def picture_of(inline: Token, folder: Path) -> str:
-    """A figure, or "" where the paragraph is no link to a picture. Raises AttributeError where nothing draws it."""
-    children = inline.children or []
-    if len(children) < 3 or children[0].attrs.get("href") != "pictures.py":
+    """A figure, or "" where the paragraph is no picture. Raises AttributeError where nothing draws it."""
+    if (image := drawn_image(inline)) is None:
         return ""
-    caption = "".join(child.content or " " * (child.type == "softbreak") for child in children).removeprefix(BEGINNING)
-    chapter = next(chapter for chapter in all_chapters() if chapter.folder == folder)
-    return figure(getattr(chapter.module("pictures"), str(children[0].attrs["title"]))(), caption)
+    path, caption = Path(str(image.attrs["src"])), caption_of(image)
+    chapter = next((chapter for chapter in all_chapters() if chapter.folder == folder), None)
+    if chapter is None:
+        return embedded(folder / path, caption)
+    return figure(getattr(chapter.module("pictures"), path.stem)(), caption)
+
+
+def drawn_image(inline: Token) -> Token | None:
+    """The image of a paragraph that has nothing else."""
+    children = inline.children or []
+    is_image = len(children) == 1 and children[0].type == "image" and FOLDER in str(children[0].attrs["src"])
+    return children[0] if is_image else None
+
+
+def caption_of(image: Token) -> str:
+    return "".join(child.content or " " * (child.type == "softbreak") for child in image.children or [])
+
+
+def embedded(path: Path, caption: str) -> str:
+    """The file itself in the page: it moves, and its styles stay its own."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    source = f"data:image/svg+xml;base64,{data}"
+    return f'<figure class="file"><img src="{source}" alt="{html.escape(caption)}"></figure>\n'
 
 
 def figure(drawn: str | Moved, caption: str) -> str:

@@ -10,7 +10,7 @@ from markdown_it.token import Token
 from chapters.course import Chapter
 from chapters.recording import Recording
 from chapters.site.expectations import asks
-from chapters.site.figures import BEGINNING
+from chapters.site.figures import drawn_image
 from chapters.site.scenes import NAMES_A_SCENE, Scenes
 from chapters.site.text import MARKDOWN
 from chapters.words import ENGLISH, Captions
@@ -137,7 +137,7 @@ def kind_of(tokens: list[Token], at: int) -> str:
     kind = tokens[at].type.removesuffix("_open")
     if kind == "paragraph":
         words = tokens[at + 1].content
-        if words.startswith(f"[{BEGINNING}") and "(pictures.py" in words:
+        if drawn_image(tokens[at + 1]) is not None:
             return "picture"
         if words.startswith("**[`"):
             return "code_of"

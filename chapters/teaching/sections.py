@@ -4,8 +4,9 @@ import html
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from chapters.site.figures import BEGINNING
+from chapters.site.figures import caption_of, drawn_image
 from chapters.site.text import MARKDOWN
 from chapters.svg import Moved
 from chapters.teaching.lesson import ASKS, Block, Lesson, Section, question_of, sentences, shown
@@ -149,10 +150,11 @@ class SectionSlides:
 
 
 def picture(block: Block, lesson: Lesson) -> tuple[str | Moved, str]:
-    """What pictures.py draws, and what the text says below it."""
-    link = next(child for child in block.tokens[1].children or [] if child.type == "link_open")
-    caption = re.sub(r"^\[|\]\(.*$", "", block.text).removeprefix(BEGINNING)
-    return getattr(lesson.chapter.module("pictures"), str(link.attrs["title"]))(), caption[:1].upper() + caption[1:]
+    """What pictures.py draws, and what the text says of it."""
+    image = drawn_image(block.tokens[1])
+    assert image is not None
+    caption, name = caption_of(image), Path(str(image.attrs["src"])).stem
+    return getattr(lesson.chapter.module("pictures"), name)(), caption[:1].upper() + caption[1:]
 
 
 def beside(drawing: str) -> str:

@@ -1,0 +1,53 @@
+"""The picture of chapter 3: a step writes its K/V into slots, then attention reads slots."""
+
+from chapters.svg import arrow, box, svg, words
+from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.sequence import Sequence
+from nanovllm.worker.batch import Batch
+
+NUM_BLOCKS, BLOCK_SIZE, BLOCK_TABLE, NUM_TOKENS = 5, 4, [3, 1], 6
+CELL, GAP = 14, 8
+
+
+def write_then_read() -> str:
+    """A decode of the sequence's last token, with the slots that the engine's Batch gives."""
+    seq = Sequence(list(range(NUM_TOKENS)))
+    seq.block_table = list(BLOCK_TABLE)
+
+    def slots_of(start: int) -> list[int]:
+        output = SchedulerOutput([ScheduledChunk(seq, start, NUM_TOKENS, start)], [], NUM_TOKENS - start)
+        return Batch.from_scheduler_output(output, BLOCK_SIZE).slot_mapping.tolist()
+
+    [written], held = slots_of(NUM_TOKENS - 1), slots_of(0)
+    across = {slot: CELL * slot + GAP * (slot // BLOCK_SIZE) for slot in range(NUM_BLOCKS * BLOCK_SIZE)}
+    parts = [box(0, 16, 116, 26, f"token at position {NUM_TOKENS - 1}"), words(2, 11, "1  write", "name strong")]
+    parts.append(box(136, 16, 46, 26, "k, v", "two"))
+    parts.append(box(274, 16, 46, 26, "q", "one"))
+    parts.append(arrow(116, 29, 135, 29))
+    top, middle = 98, across[written] + CELL / 2
+    parts.append(f'<path class="wire" d="M159,42V66H{middle}V92"/>')
+    parts.append(f'<path class="tip" d="M{middle},{top - 2}l-3.5,-6h7z"/>')
+    parts.append(words(166, 61, f"slot_mapping: {written}", "tick"))
+    for slot, left in across.items():
+        kind = "two strong" if slot == written else "one" if slot in held else "empty"
+        position = str(held.index(slot)) if slot in held else ""
+        parts.append(box(left, top, CELL, 22, position, kind))
+    for block in range(NUM_BLOCKS):
+        x = across[block * BLOCK_SIZE] + CELL * BLOCK_SIZE / 2
+        parts.append(words(x, top + 36, f"block {block}", "tick", "middle"))
+    below = top + 42
+    for block in BLOCK_TABLE:
+        x = across[block * BLOCK_SIZE] + CELL * BLOCK_SIZE / 2
+        parts.append(f'<path class="wire" d="M{x},{below}V{below + 16}H160V{below + 30}"/>')
+    parts.append(f'<path class="tip" d="M160,{below + 36}l-3.5,-6h7z"/>')
+    parts.append(words(2, below + 54, "2  read", "name strong"))
+    parts.append(box(90, below + 37, 140, 26, "paged_attention", "one"))
+    parts.append(
+        f'<path class="wire" d="M312,42V{below + 50}H237"/><path class="tip" d="M231,{below + 50}l6,-3.5v7z"/>'
+    )
+    parts.append(words(160, below + 82, "the same slots in every layer; q is not kept", "name", "middle"))
+    text = (
+        f"The k and v of the token at position {NUM_TOKENS - 1} are written to slot {written}. Then attention takes "
+        f"its q and reads positions 0 to {NUM_TOKENS - 1} from blocks {BLOCK_TABLE[0]} and {BLOCK_TABLE[1]}."
+    )
+    return svg("Write, then read, in each layer", text, parts, below + 88)

@@ -1,0 +1,60 @@
+"""The pictures in the texts: the files are what `python -m chapters pictures` draws."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from chapters import pictures
+from chapters.course import ROOT
+from tests.course.course_text import CHAPTERS
+
+SVG = "{http://www.w3.org/2000/svg}"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+FILES = pictures.wanted()
+
+
+def place(path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_file_is_what_the_script_draws(path):
+    """Processors may round the last digit of a coordinate differently; everything else is the same."""
+    kept, drawn = path.read_text("utf-8"), FILES[path]()
+    changed = f"{place(path)} has changed: python -m chapters pictures"
+    without_ids = [re.sub(r'\b(id|aria-labelledby)="[^"]*"', "", text) for text in (kept, drawn)]
+    words = [NUMBER.sub("#", text) for text in without_ids]
+    assert words[0] == words[1], changed
+    numbers = [[float(number) for number in NUMBER.findall(text)] for text in without_ids]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.11), changed
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_file_is_small_and_says_what_it_shows(path):
+    """No scripts, nothing from elsewhere, both schemes, and words for those who do not see it."""
+    text = path.read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    assert path.stat().st_size < 60_000
+    assert "prefers-color-scheme: dark" in text and "<script" not in text and "href" not in text
+    title, what = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert title is not None and what is not None and title.text and what.text
+    assert root.get("role") == "img" and root.get("aria-labelledby", "").split() == [title.get("id"), what.get("id")]
+
+
+def test_every_file_is_shown_somewhere():
+    there = {*ROOT.glob(f"{pictures.FOLDER}/*.svg"), *ROOT.glob(f"ch*/{pictures.FOLDER}/*.svg")}
+    assert there == set(FILES)
+    readme = (ROOT.parent / "README.md").read_text("utf-8")
+    assert set(pictures.IMAGE.findall(readme)) == {path.stem for path in FILES if path.parent.parent == ROOT}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.folder.name)
+def test_every_chapter_has_a_picture(chapter):
+    assert pictures.IMAGE.search((chapter.folder / "README.md").read_text("utf-8"))
+
+
+def test_a_picture_that_has_changed_is_noticed():
+    path = next(iter(FILES))
+    drawn = FILES[path]()
+    assert NUMBER.sub("#", drawn) != NUMBER.sub("#", drawn.replace("scheduler", "planner"))
