@@ -1,6 +1,6 @@
 """LLMEngine: requests in, one step at a time, outputs out (chapter 2).
 
-A step is six lines, each of which needs only what the lines above it made: poll, draft, schedule, run, update, outputs.
+A step is six lines: poll, draft, schedule, run, update, outputs. What a failed step must undo is kept in `_in_flight`.
 `requests` is what the engine has promised; everything else, queues and KV pool included, can be made anew from it, and
 that is what happens when an exception comes out of the middle of a step.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nanovllm.features.lora.registry import KnownAdapters
     from nanovllm.worker.model_runner import ModelRunnerOutput
 
-__path__: list[str] = []  # vLLM has modules below this one: compat/paths.py knows where they are here
+__path__: list[str] = []  # so that `import nanovllm.engine.arg_utils` works as in vLLM: compat/paths.py finds it
 
 WAIT_S = 0.02  # for blocks from a lower tier, at a time: then the engine hears of other requests
 
@@ -50,7 +50,8 @@ class LLMEngine:
 
     requests    {request id: Request} of those queued or running
     scheduled   the newest step's work; None before schedule() has returned
-    on_step     is told of every step that succeeds: (its SchedulerOutput, requests that got tokens). What it raises is
+    on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
+                an exception takes that step back afterwards, its chunks are computed and told again. What it raises is
                 logged.
     """
 
@@ -71,10 +72,11 @@ class LLMEngine:
         self.block_manager = assembly.make_block_manager(
             self.kv_pool, enable_prefix_caching=config.enable_prefix_caching, hash_algo=config.prefix_caching_hash_algo
         )
+        # These read config, model_config, model_runner and block_manager of the engine, which are set by now.
         self.kv_events = assembly.make_kv_events(self)
         self.block_times = assembly.make_block_times(config)
         self.tiers = assembly.make_tiers(self, directory, weight_stamps)
-        # The last one tells others of all that has happened.
+        # kv_events comes last: its followers may look at what the other two have recorded.
         listeners = [each for each in (self.tiers, self.block_times, self.kv_events) if each is not None]
         self.block_manager.on_event = broadcast(*(listener.on_event for listener in listeners))
         self.scheduler = Scheduler(
@@ -92,8 +94,8 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput, list[Request]], None] | None = None
         self.scheduled: SchedulerOutput | None = None
         self._num_requests = 0
-        self._is_changing = False
-        self._is_broken = False  # an exception has interrupted a change: restart() comes before the next one
+        self._is_changing = False  # a change is on the stack now: callbacks may not begin another
+        self._is_broken = False  # a change has begun and not ended: restart() comes before the next one
         self._in_flight: list[tuple[ScheduledChunk, Request]] = []  # of the step that is being made
         self._to_abort: dict[str, Request] = {}  # what a callback has asked for in the middle of a step
 
@@ -184,14 +186,19 @@ class LLMEngine:
         return [request.request_id for request in requests]
 
     def _assign_ids(self, requests: list[Request]) -> None:
+        """Give each request its id and its samples their seed. Raises ValueError before any is given."""
+        chosen: set[str] = set()
         for request in requests:
-            while str(self._num_requests) in self.requests:  # somebody chose such an id
+            if request.request_id in self.requests or request.request_id in chosen:
+                raise ValueError(f"request id {request.request_id!r} is already in use")
+            if request.request_id:
+                chosen.add(request.request_id)
+        for request in requests:
+            while str(self._num_requests) in self.requests or str(self._num_requests) in chosen:
                 self._num_requests += 1
             index = self._num_requests
             self._num_requests += 1
             request.request_id = request.request_id or str(index)
-            if request.request_id in self.requests:
-                raise ValueError(f"request id {request.request_id!r} is already in use")
             for sample in request.samples:
                 sample.seq.request_id = request.request_id
                 if request.params.seed is None:
@@ -216,9 +223,10 @@ class LLMEngine:
         return self.enqueue([request])[0]
 
     def abort_request(self, request_ids: str | list[str]) -> RequestOutput | None:
-        """End one request now, or several. Returns the last output of one; None for several or if there is none.
+        """End one request, or several.
 
-        In the middle of a step, from a callback: at the step's end, which returns the last outputs.
+        Returns the last output if one id is given and its request ends now. Otherwise None: for several ids, for an
+        unknown id, and for a callback in the middle of a step. That step ends the request and returns its last output.
         """
         if not isinstance(request_ids, str):
             self.abort_requests([self.requests[i] for i in request_ids if i in self.requests])
@@ -226,7 +234,7 @@ class LLMEngine:
         if (request := self.requests.get(request_ids)) is None:
             return None
         self.abort_requests([request])
-        return request.output()
+        return request.output() if request.finished else None
 
     def abort_requests(self, requests: list[Request]) -> None:
         """End requests now, queued or not, or at the step's end (abort_request). Ended ones stay as they are."""
@@ -265,7 +273,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns outputs of requests that have ended, and of streamed ones that got a token.
 
-        If anything raises, the engine begins anew: all sequences wait with the tokens from before the step.
+        If anything raises, all sequences wait again with the tokens from before the step. Requests that a callback has
+        aborted stay aborted; no later step returns their last output.
         """
         forks.check_process()
         self._begin_change()
@@ -300,17 +309,17 @@ class LLMEngine:
         """{seq_id: tokens that may come next}, which the step checks beside the tokens that it has to compute."""
         return {} if self.speculation is None else self.speculation.propose(self.scheduler)
 
-    def schedule(self, drafts: dict[int, list[int]], now: float) -> SchedulerOutput:
-        """Choose the step's work. now: when the step began, for the metrics of requests that are first worked on."""
+    def schedule(self, drafts: dict[int, list[int]], started: float) -> SchedulerOutput:
+        """Choose the step's work. started: the step's time, for the metrics of requests that are first worked on."""
         scheduled = self.scheduler.schedule(drafts)
-        assert scheduled.chunks or self._all_await_blocks(), "requests wait and none can be scheduled"
+        assert scheduled.chunks or self._all_await_blocks(), "no chunk, although a waiting sequence awaits no blocks"
         if self.tiers is not None:
             self.tiers.save_evicted()  # before the step overwrites them
         self._in_flight = [(chunk, self.requests[chunk.seq.request_id]) for chunk in scheduled.chunks]
         self.scheduled = scheduled
         self.stats.count_scheduled(scheduled)
         for chunk, request in self._in_flight:
-            request.mark_scheduled(chunk.seq, now)
+            request.mark_scheduled(chunk.seq, started)
         return scheduled
 
     def update(self, scheduled: SchedulerOutput, result: "ModelRunnerOutput") -> list[Request]:
@@ -318,8 +327,9 @@ class LLMEngine:
         self.scheduler.update(scheduled, result.sampled_token_ids)
         now = time.perf_counter()
         progressed = {}
-        results = zip(self._in_flight, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
-        for (chunk, request), logprobs, pooled, prompt_logprobs in results:
+        results = zip(scheduled.chunks, result.logprobs, result.pooled, result.prompt_logprobs, strict=True)
+        for chunk, logprobs, pooled, prompt_logprobs in results:
+            request = self.requests[chunk.seq.request_id]
             for position, found in prompt_logprobs:
                 request.add_logprobs(request.prompt_logprobs, request.prompt_token_ids, position, found)
             if chunk.reaches_end:
@@ -346,8 +356,14 @@ class LLMEngine:
         self._is_broken = False  # the step is made: nothing takes it back any more
 
         filters = {request.request_id: request.output_filter for request in progressed + aborted}
-        asked = (output if (f := filters[output.request_id]) is None else f.take(output) for output in outputs)
-        return [output for output in asked if output is not None]
+        shown = []
+        for output in outputs:
+            output_filter = filters[output.request_id]
+            if output_filter is not None:
+                output = output_filter.take(output)
+            if output is not None:
+                shown.append(output)
+        return shown
 
     def _abort_what_callbacks_asked(self) -> list[Request]:
         """End the requests that a callback has asked to end in the middle of a step. Returns those that had not."""
@@ -458,6 +474,8 @@ class LLMEngine:
 
     def __getattr__(self, name: str) -> Any:
         """Raises an AttributeError that says what to use instead of a method that vLLM's LLMEngine has."""
+        if hasattr(type(self), name):  # one of our properties has raised an AttributeError: show that one
+            return object.__getattribute__(self, name)
         from nanovllm.compat.refused import refused_method
 
         raise refused_method(type(self), name)

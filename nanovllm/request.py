@@ -45,9 +45,11 @@ class Sample:
     def ended_by_token(self) -> bool:
         """Its last token is the EOS or stop token that ended it."""
         seq = self.seq
-        if seq.finish_reason != "stop" or seq.stop_reason is not None:
-            return isinstance(seq.stop_reason, int)
-        return seq.grammar is None or seq.tokens[-1] in seq.grammar.eos_token_ids
+        if seq.finish_reason != "stop" or isinstance(seq.stop_reason, str):  # a str: a stop string
+            return False
+        if isinstance(seq.stop_reason, int):  # a stop token
+            return True
+        return seq.grammar is None or seq.tokens[-1] in seq.grammar.eos_token_ids  # EOS, or a complete grammar
 
     @property
     def error(self) -> str:
@@ -104,7 +106,7 @@ class Request:
 
     def mark_scheduled(self, seq: Sequence, now: float) -> None:
         """A step is about to work on this sequence. now: seconds of time.perf_counter()."""
-        if seq.sample_index == 0 and self.num_cached_tokens is None:
+        if seq.sample_index == 0 and self.metrics.first_scheduled_time is None:
             self.num_cached_tokens = seq.num_cached_tokens
             self.metrics.first_scheduled_time = now
 
@@ -116,7 +118,8 @@ class Request:
         seq = chunk.seq
         sample = self.samples[seq.sample_index]
         new_token_ids = seq.tokens[chunk.known_end :]
-        if self.text_grows and seq.stop_checker is None:  # the scheduler gives the tokens to a stop_checker
+        # With stop strings, the scheduler has given the tokens to this detokenizer: it is the seq.stop_checker.
+        if self.text_grows and seq.stop_checker is None:
             sample.detokenizer.append(new_token_ids[: -1 if sample.ended_by_token else None])
         for found in filter(None, logprobs[: len(new_token_ids)]):
             self.add_logprobs(sample.logprobs, seq.generated_token_ids, len(sample.logprobs), found)
@@ -132,7 +135,7 @@ class Request:
         from nanovllm.features.logprobs.entries import make_entries
 
         tokenizer = self.samples[0].detokenizer.tokenizer if self.params.detokenize else None
-        del entries[position:]  # of a prompt that is computed once more
+        del entries[position:]  # a prompt that is computed again, after a preemption or a failed step, has some
         entries.append(make_entries(tokenizer, found, token_ids, position))
 
     def take_back(self, chunk: ScheduledChunk) -> None:
@@ -141,11 +144,12 @@ class Request:
         sample = self.samples[seq.sample_index]
         if chunk.reaches_end:
             seq.truncate(chunk.known_end)
-        num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
-        if seq.sample_index == 0 and num_lost > 0:
-            self.metrics.count(len(chunk.draft_token_ids), num_lost, sign=-1)
-        if seq.sample_index == 0 and seq.num_generated_tokens == 0:
-            self.metrics.first_token_time = None
+        if seq.sample_index == 0:
+            num_lost = self.metrics.num_output_tokens - seq.num_generated_tokens
+            if num_lost > 0:
+                self.metrics.count(len(chunk.draft_token_ids), num_lost, sign=-1)
+            if seq.num_generated_tokens == 0:
+                self.metrics.first_token_time = None
         del sample.logprobs[seq.num_generated_tokens :]
         if self.text_grows or seq.stop_checker is not None:
             sample.detokenizer.restart(seq.generated_token_ids)

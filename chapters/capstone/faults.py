@@ -17,7 +17,10 @@ class Fault(NamedTuple):
 FAULTS = {
     1: Fault("(cache_salt, lora_id) != (None, None)", "lora_id is not None"),
     2: Fault("            block.ref_count += 1\n", "            block.ref_count = 1\n"),
-    3: Fault("if budget == 0 or seq in preempted:", "if budget <= 1 or seq in preempted:"),
+    3: Fault(
+        "            if budget == 0:\n                break\n            if seq in preempted:",
+        "            if budget <= 1:\n                break\n            if seq in preempted:",
+    ),
     4: Fault(
         "        for seq in dropped:\n            self.block_manager.free(seq)\n",
         "        for seq in dropped:\n            if seq in self.running:\n"
@@ -30,7 +33,8 @@ DECOYS = {
     1: Fault("(cache_salt, lora_id) != (None, None)", "cache_salt is not None"),
     2: Fault("min(len(hits) * self.block_size, len(seq.tokens) - 1)", "len(hits) * self.block_size"),
     3: Fault(
-        "preempted or len(self.running) == self.max_num_seqs", "preempted or len(self.running) >= self.max_num_seqs - 1"
+        "if budget == 0 or len(self.running) == self.max_num_seqs",
+        "if budget == 0 or len(self.running) >= self.max_num_seqs - 1",
     ),
     4: Fault(
         "        self.waiting = deque(seq for seq in self.waiting if seq.status is not SequenceStatus.FINISHED)\n", ""

@@ -13,10 +13,11 @@ a cached one to the tail:
     head: taken next                                                                       tail
     [ free: nothing is lost | unreferenced: released longest ago            ...  released last ]
 
-So no cached block is evicted while a free one is left, and of blocks released together the deepest is evicted first. A
-radix tree that takes unused memory first and then evicts the leaf released longest ago (SGLang's, RadixAttention,
-arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with the same content: that is
-one node there and two blocks here (tests/core/test_prefix_properties.py compares the two, operation by operation).
+So no cached block is evicted while a free one is left (with the default free_order), and of blocks released together
+the deepest is evicted first. A radix tree that takes unused memory first and then evicts the leaf released longest ago
+(SGLang's, RadixAttention, arXiv:2312.07104) evicts the same blocks, except where two running sequences fill blocks with
+the same content: that is one node there and two blocks here (tests/core/test_prefix_properties.py compares the two,
+operation by operation).
 
 Invariants, asserted by check_integrity():
 - a block is in the free queue if and only if its ref_count is 0;
@@ -165,7 +166,7 @@ class ComputedBlocks(NamedTuple):
     """What get_computed_blocks has found.
 
     blocks            the cached blocks at the beginning of a sequence, in order
-    hash_collision    the first block that is not among them has a hash that stands for other content
+    hash_collision    the search ended at a block whose hash stands for other content, not at one that is not cached
     """
 
     blocks: list[Block]
@@ -304,7 +305,10 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def hash_block(self, seq: Sequence, index: int) -> tuple[bytes, Content]:
-        """Hash and content of the sequence's full block `index`, after those before it. Each is hashed only once."""
+        """(hash, content) of full block `index`. Blocks 0 to index - 1 must have been asked for before.
+
+        seq.block_hashes keeps each hash, so a block is hashed once.
+        """
         start = index * self.block_size
         parent_hash = seq.block_hashes[index - 1] if index > 0 else None
         token_ids = seq.tokens[start : start + self.block_size]

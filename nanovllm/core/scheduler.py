@@ -7,10 +7,10 @@ only (chunked prefill: Sarathi-Serve, arXiv:2403.02310; continuous batching: Orc
 
 Invariants:
 - a sequence in `waiting` holds no blocks and has computed nothing;
-- both queues are in order of priority (the lowest number first); who has the same waits in order of arrival and runs in
-  order of admission. Without priorities all have 0;
-- at most one running sequence is mid-prompt, the last of its priority: admission stops as soon as the budget cuts a
-  prompt. Those with more than long_prefill_token_threshold tokens to compute are cut before that, in any number;
+- both queues are sorted by priority, the lowest number first. Within one priority, `waiting` is in order of arrival and
+  `running` in order of admission. Without priorities every number is 0;
+- at most one running sequence has been cut by the budget inside its prompt: admission stops there. It is the last of
+  its priority. long_prefill_token_threshold may cut any number of others;
 - the pool can hold one sequence of max_model_len tokens, so the first running sequence always makes progress.
 """
 
@@ -55,7 +55,7 @@ class ScheduledChunk:
     reaches_end: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed once: the chunk is asked again after update(), which has made seq.tokens longer.
+        # Fixed here, where seq.tokens still ends with the last known token. update() makes it longer.
         object.__setattr__(self, "reaches_end", self.known_end == len(self.seq.tokens))
 
     @property
@@ -69,11 +69,11 @@ class ScheduledChunk:
     @property
     def num_logits(self) -> int:
         """Rows, the chunk's last ones, whose logits are needed."""
-        return self.reaches_end + len(self.draft_token_ids)
+        return 1 + len(self.draft_token_ids) if self.reaches_end else 0
 
     def sampled_seqs(self) -> list[Sequence]:
         """What each of those rows samples for: the sequence, then copies of it, each with one draft token more."""
-        seqs = [self.seq] * self.reaches_end
+        seqs = [self.seq] if self.reaches_end else []
         for n in range(1, self.num_logits):
             seqs.append(copy(self.seq))
             seqs[n].tokens = self.seq.tokens + self.draft_token_ids[:n]
@@ -82,7 +82,11 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: all that the data plane is told."""
+    """One step's work. Its chunks refer to the scheduler's own sequences, so it is packed before update() changes them.
+
+    preempted    sequences that lost their blocks in this step
+    num_tokens   rows of all chunks, draft tokens included (vLLM: total_num_scheduled_tokens)
+    """
 
     chunks: list[ScheduledChunk]
     preempted: list[Sequence]
@@ -140,9 +144,10 @@ class Scheduler:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Put a sequence in the queue, after all of its priority. ValueError when no step could ever sample for it."""
-        if not 0 < len(seq.tokens) < self.max_model_len + seq.pools:
-            bounds = f"1 to {self.max_model_len - 1} tokens (max_model_len={self.max_model_len}, prompt and output)"
+        """Put a sequence in the queue, after all of its priority. ValueError if it is too long, or empty."""
+        max_tokens = self.max_model_len if seq.pools else self.max_model_len - 1  # one place is for the first token
+        if not 1 <= len(seq.tokens) <= max_tokens:
+            bounds = f"1 to {max_tokens} tokens (max_model_len={self.max_model_len}, prompt and output)"
             raise ValueError(f"a prompt must have {bounds}, found {len(seq.tokens)}")
         self.seqs[seq.seq_id] = seq
         insort_right(self.waiting, seq, key=by_priority)
@@ -161,7 +166,7 @@ class Scheduler:
             self.block_manager.free(seq)
 
     def restart(self, seqs: Iterable[Sequence]) -> None:
-        """Begin anew with these sequences, in the order of their arrival; the pool is forgotten.
+        """Begin anew with these sequences, in the order given within a priority; the pool is forgotten.
 
         For a step that has failed: the queues, the pool and the sequences' blocks may be in any state.
         """
@@ -173,7 +178,7 @@ class Scheduler:
         self.waiting = deque(sorted(self.seqs.values(), key=by_priority))
 
     def can_admit(self) -> bool:
-        """Would the next step admit a sequence, if the running ones took no more blocks? Changes nothing."""
+        """Are there a place, an adapter and blocks for the first in the queue? The token budget is not asked."""
         if len(self.running) == self.max_num_seqs:
             return False
         seq = next((seq for seq in self.waiting if not seq.awaits_blocks), None)
@@ -196,17 +201,19 @@ class Scheduler:
         budget = self.max_num_batched_tokens
 
         for seq in tuple(self.running):
-            if budget == 0 or seq in preempted:
-                break  # preempted for one before it, and so were all after it
+            if budget == 0:
+                break
+            if seq in preempted:  # an earlier sequence took its blocks, and those of all after it
+                break
             num_tokens = self.num_new_tokens(seq, budget)
             if not self.make_room(seq, num_tokens, preempted):
                 break
             chunks.append(self.make_chunk(seq, num_tokens))
             budget -= num_tokens
 
-        for seq in tuple(self.waiting):
-            # A step that preempted admits nobody: the preempted sequence comes next, and wants that room.
-            if budget == 0 or preempted or len(self.running) == self.max_num_seqs:
+        # After a preemption nobody is admitted: the preempted sequence is the next one, and that room is for it.
+        for seq in () if preempted else tuple(self.waiting):
+            if budget == 0 or len(self.running) == self.max_num_seqs:
                 break
             if seq.awaits_blocks:
                 continue
@@ -274,6 +281,8 @@ class Scheduler:
     def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """Give a running sequence its next num_tokens tokens, and register the blocks that they fill.
 
+        They count as computed from here on.
+
         Registered *before* they are computed, so that a sequence admitted later in the same step shares them. It reads
         nothing that is not there: in every layer all K/V of the step is written before any attention reads.
 
@@ -297,13 +306,17 @@ class Scheduler:
             if draft and chunk.reaches_end:
                 draft = draft[: min(budget, self.num_tokens_left(chunk.seq) - 1)]
                 draft = draft[: self.num_draft_slots(chunk.seq, len(draft))]
+                # num_computed_tokens is the end of the known tokens by now (make_chunk): these slots come after it.
                 self.block_manager.append_slots(chunk.seq, len(draft))
                 chunks[i] = replace(chunk, end=chunk.end + len(draft), draft_token_ids=draft)
                 budget -= len(draft)
         return budget
 
     def num_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
-        """For how many of num_tokens draft tokens there is room: fresh blocks only if nobody else may need them."""
+        """How many of num_tokens draft tokens may have a slot. Always those left in its last block.
+
+        Fresh blocks only if nobody waits and each running sequence could have one more after that.
+        """
         manager = self.block_manager
         num_slots = len(seq.block_table) * manager.block_size - seq.num_computed_tokens
         num_spare_blocks = 0 if self.waiting else len(manager.free_blocks) - len(self.running)
@@ -312,9 +325,10 @@ class Scheduler:
         return num_tokens
 
     def preempt_last(self) -> Sequence:
-        """Of the least important running sequences the youngest. It waits before all of its priority, who came later.
+        """Preempt the last running sequence: of those of the lowest importance, the one admitted last. Returns it.
 
-        Its blocks stay cached until they are taken; admitted again, it starts from what is left of them.
+        It waits before all others of its priority, for it was admitted before them. Its blocks stay cached until
+        they are taken; admitted again, it starts from what is left of them.
         """
         seq = self.running.pop()
         self.block_manager.free(seq)
@@ -346,7 +360,10 @@ class Scheduler:
             self.finish(seq, reason, stop_reason)
 
     def finish_reason_of(self, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
-        """(finish_reason, stop_reason) of a sequence whose newest token is token_id; (None, None): it goes on."""
+        """(finish_reason, stop_reason) after token_id; (None, None): it goes on. Called once for each new token.
+
+        The stop checker takes the token in, and the grammar moves on, unless EOS or a stop token has ended it before.
+        """
         params = seq.sampling_params
         if token_id == NO_TOKEN:
             return "error", None

@@ -13,8 +13,8 @@ from nanovllm.sampling_params import SamplingParams
 
 class SequenceStatus(Enum):
     WAITING = auto()  # in the queue: holds no blocks
-    PREFILL = auto()  # running: tokens that were known before this step are being computed
-    DECODE = auto()  # running: computes the token it sampled last
+    PREFILL = auto()  # running: it has not sampled since its last admission
+    DECODE = auto()  # running: it has
     FINISHED = auto()
 
 
@@ -26,8 +26,8 @@ class Sequence:
     """One sample of one request.
 
     tokens                  prompt and generated token ids
-    num_computed_tokens     tokens whose K/V is in the cache when the running step ends
-    num_cached_tokens       of those, found in the prefix cache at the last admission
+    num_computed_tokens     tokens from the beginning whose K/V is in its blocks; the running step's count already
+    num_cached_tokens       how many of them the last admission found in the prefix cache
     block_table             ids of the blocks that hold its K/V, in the order of its tokens; append-only while it runs
     block_hashes            hashes of its full blocks, computed when they are needed and kept (see block_hash.py)
     num_registered_blocks   blocks at its beginning that are registered
@@ -74,7 +74,7 @@ class Sequence:
         # What the engine adds, most of it for some requests only.
         self.request_id = ""  # of the request that it is a sample of
         self.priority = 0  # the lowest number comes first
-        self.stop_checker: Any = None  # finds stop strings in its text (detokenizer.py)
+        self.stop_checker: Any = None  # its sample's Detokenizer, if it has stop strings: gets each token it accepts
         self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.bad_words: Any = None  # texts not to generate (features/logits_processors/bad_words.py)
@@ -99,7 +99,7 @@ class Sequence:
         self.tokens.append(token_id)
 
     def reset(self) -> None:
-        """Nothing is computed any more: it waits. Its blocks have been freed already."""
+        """Wait, with nothing computed. Its blocks have been freed already; an admission sets the rest anew."""
         self.status = SequenceStatus.WAITING
         self.block_table = []
         self.state = None

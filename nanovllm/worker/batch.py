@@ -31,7 +31,8 @@ class Batch:
     cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
     block_tables           [B, max_blocks]   padded with 0; what is found there is masked
-    logits_rows            [R]       rows whose logits are needed: the last ones of each sequence that samples
+    logits_rows            [R]       rows whose hidden state is needed: those that sample, in the order of the chunks,
+                                     then the prompt rows whose logprobs are wanted (SamplingBatch.prompt_rows)
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
                                      say which slots the host takes, and stay in its memory

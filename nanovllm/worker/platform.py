@@ -1,10 +1,12 @@
 """Platform: what a CPU and a GPU do differently (chapters 3 and 10). Implemented by cpu/ and cuda/platform.py.
 
-A ModelRunner asks its platform in this order, and a platform never asks back: it takes values and returns values.
+A ModelRunner calls its platform in this order:
 
-    before the weights   choose_kernels, kv_format, free_bytes, kv_cache_allocated
-    the weights are in   prepare_weights, step_context, profile_free_bytes (unless free_bytes knew), record_steps,
-                         batch_invariant
+    __init__()   choose_kernels, kv_format, free_bytes; kv_cache_allocated if free_bytes knew
+    load()       prepare_weights, step_context
+    prepare()    profile_free_bytes and kv_cache_allocated if free_bytes did not; record_steps, batch_invariant
+
+Only profile_free_bytes() calls back: it runs whole steps, to see how much memory they take.
 """
 
 from abc import ABC, abstractmethod

@@ -37,9 +37,9 @@ def uniform_noise(seq: Sequence) -> float:
 class SamplingBatch:
     """What the sampler needs to know of R sequences, without the sequences: it may run in another process.
 
-    num_logprobs        for each row, how many of the top tokens' logprobs are wanted, or which; None: not even its own
+    num_logprobs        of each row: a number of top tokens, or a list of tokens, whose logprobs are wanted, or None
     processors          what happens to the logits before a token is chosen; None: nothing
-    random_rows         rows that are sampled; the others take the most likely token
+    random_rows         rows with a temperature: their token is drawn. The other rows take the most likely token
     temperature, top_k, top_p, min_p, noise      [len(random_rows)] each; top_k 0 means all
     has_filters         does any of them set top_k, top_p or min_p?
     prompt_rows         PromptRows: prompt tokens whose logprobs are wanted, too (features/logprobs/scores.py)
@@ -146,7 +146,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list["Token
     if batch.processors is not None:
         batch.processors.apply(logits)
     chosen = argmax(logits)
-    best = logits.gather(1, chosen[:, None]).squeeze(1)  # PyTorch takes NaN for the largest number of all
+    best = logits.gather(1, chosen[:, None]).squeeze(1)  # NaN if the row holds one: argmax takes NaN for the largest
     if len(batch.random_rows):
         chosen[batch.random_rows] = sample_randomly(logits[batch.random_rows], batch)
     chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
@@ -173,5 +173,5 @@ def sample_randomly(logits: Tensor, batch: SamplingBatch) -> Tensor:
     target = batch.noise * cumulative[:, -1]
     # The first token whose cumulative probability exceeds the target; tokens of probability 0 never do.
     token_ids = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-    # The total is NaN if a logit that was divided by the temperature is too large for float32.
+    # A finite logit may overflow float32 when it is divided by the temperature. Then the total is NaN: no token.
     return token_ids.clamp(max=logits.shape[1] - 1).masked_fill(target.isnan(), NO_TOKEN)
