@@ -97,6 +97,21 @@ def test_request_id_in_use(llm):
     llm.abort("x")
 
 
+def test_ids_of_one_call_differ(llm):
+    """Chosen twice, or chosen as the number that would come next: nothing is queued, or another number is taken."""
+
+    def make(request_id=None):
+        return llm.engine.make_request([5, 6, 7], sampled(max_tokens=1), request_id=request_id)
+
+    expect("request id 'a' is already in use", llm.engine.enqueue, [make("a"), make("a")])
+    assert not llm.engine.requests and not llm.engine.scheduler.waiting
+    coming = str(llm.engine._num_requests + 1)
+    ids = llm.engine.enqueue([make(), make(coming), make()])
+    assert len(set(ids)) == 3 and ids[1] == coming
+    while llm.engine.requests:
+        llm.engine.step()
+
+
 def test_a_token_that_was_taken_back_was_not_the_first(llm, monkeypatch):
     [request_id] = llm.engine.enqueue([request := llm.engine.make_request([5, 6, 7], sampled(max_tokens=2))])
     plant(monkeypatch, llm.engine, "update", [1], after=True)

@@ -32,7 +32,7 @@ def bodies(number: int, num_requests: int, num_tokens: int = NUM_TOKENS) -> list
 
 def gauges(url: str) -> dict[str, float]:
     with urlopen(f"{url}/metrics") as answer:
-        found = re.findall(r"^nanovllm_(\w+) (\S+)$", answer.read().decode(), re.MULTILINE)
+        found = re.findall(r"^vllm:(\w+)\S* (\S+)$", answer.read().decode(), re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
