@@ -36,7 +36,7 @@ class Gauge(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counters in a row. vLLM has one, of guesses that held by their place in a row of guesses."""
+    """Counters in a row. vLLM has one: accepted draft tokens by their place in the draft."""
 
     values: list[int]
 
