@@ -52,7 +52,7 @@ class Policy:
         """What this cached block is worth, whose last user has just gone. The lowest is evicted first.
 
         Asked when it is released, not again until it is used and released once more. Of blocks of the same worth the
-        one released first is evicted first; a block stays as long as one behind it in its chain.
+        one released first is evicted first; a block stays as long as any later block of its chain.
         """
         return state.now
 

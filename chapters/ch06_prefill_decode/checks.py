@@ -118,7 +118,7 @@ CHUNK: Hints = {
     ("attention_flops", 72 * 240): "attention is causal: the first row, position 6, meets 7 keys",
     ("weight_bytes", 11_600): "nobody samples in this step, so the output matrix is not read",
     ("kv_bytes", 6 * 80): "the K and V of the 6 tokens before it are read, too",
-    ("kv_bytes", 20 * 80): "the tokens behind the chunk have no K and V yet",
+    ("kv_bytes", 20 * 80): "the tokens after the chunk have no K and V yet",
 }
 BATCH: Hints = {
     ("linear_flops", 2 * (8 * 4600 + 1200)): "two rows sample, and each meets the output matrix",
@@ -166,7 +166,7 @@ def compare_pack(function: Pack, *sizes: Size) -> None:
         ("cu_seqlens_q", (0, *lens)): "these are lengths; cu_seqlens is their running sum, from 0 on",
         ("cu_seqlens_q", tuple(sums[1:])): "it lacks the leading 0: row 0 is where the first chunk begins",
         ("seqlens_k", tuple(lens)): "the last row attends to all tokens so far, also to those of earlier steps",
-        ("seqlens_k", tuple(len(c.seq.tokens) for c in chunks)): "tokens behind the chunk are not there yet",
+        ("seqlens_k", tuple(len(c.seq.tokens) for c in chunks)): "tokens after the chunk are not there yet",
         ("seqlens_k", tuple(end - 1 for end in ends)): "a token attends to itself, too",
         ("logits_rows", tuple(row - 1 for row in sums[1:])): "a chunk that ends inside a prompt does not sample",
         ("logits_rows", tuple(row + 1 for row in rows)): "that row is the next chunk's first",

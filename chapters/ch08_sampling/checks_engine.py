@@ -125,8 +125,8 @@ def generate_in_company(bench: Bench) -> None:
     alone: list[int] = []
     for company, prompts in {
         "alone": [watched],
-        "behind another request": [PROMPTS[1], watched],
-        "behind three others, in a pool that is too small,": [PROMPTS[1], PROMPTS[2], "I", watched],
+        "after another request": [PROMPTS[1], watched],
+        "after three others, in a pool that is too small,": [PROMPTS[1], PROMPTS[2], "I", watched],
     }.items():
         seeds = [5 if prompt == watched else None for prompt in prompts]
         params = [SamplingParams(seed=seed, max_tokens=20, ignore_eos=True) for seed in seeds]

@@ -322,7 +322,7 @@ def _why_attend(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
     rows, num_keys = len(q), len(k)
     variants = {
         "no scaling: scores are q·k * head_dim ** -0.5": partial(dense, scale=q.shape[2] ** 0.5),
-        "rows see keys behind their own: causal masking is missing": partial(dense, ahead=None),
+        "rows see keys later than their own: causal masking is missing": partial(dense, ahead=None),
         "every row sees one key too many": partial(dense, ahead=1),
         "every row sees one key too few; a token attends to itself, too": partial(dense, ahead=-1),
         "row i stands at position num_keys - rows + i, not at position i": partial(dense, ahead=rows - num_keys),

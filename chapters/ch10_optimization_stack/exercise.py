@@ -52,7 +52,7 @@ def attend(q: Tensor, block_table: list[int], num_keys: int, reader: KeyReader) 
 
     The reader is the only way to K and V. slots is a list of at most TILE slot numbers: token i lies in slot
     block_table[i // block_size] * block_size + i % block_size, with block_size = reader.block_size. Read each of the
-    num_keys tokens exactly once and nothing else: slots behind the last token hold rubbish. reader.num_kv_heads may be
+    num_keys tokens exactly once and nothing else: slots after the last token hold garbage. reader.num_kv_heads may be
     smaller than num_heads: query heads 0 to group - 1 use KV head 0, the next `group` ones KV head 1 and so on, with
     group = num_heads // num_kv_heads.
 

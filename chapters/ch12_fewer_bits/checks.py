@@ -138,7 +138,7 @@ def compare_restore(function: Restore, row: Row, hint: str) -> None:
     with unchanged("the row, which you were given, has been changed", row):
         got: Any = function(row)
     if not is_list_of((int, float), got, row.k):
-        hint = "return a list of row.k numbers: the groups one after another, without the places behind k"
+        hint = "return a list of row.k numbers: the groups one after another, without the places after k"
         raise Wrong(hint, expected=f"{row.k} numbers", got=repr(got)[:80] if not isinstance(got, list) else len(got))
     expected = solution.restore(row)
     largest = max(map(abs, expected))
@@ -177,7 +177,7 @@ RESTORE_CHECKS = (
                 (row, "each group has its own scale and its own minimum") for row in random_rows("Q4_1", 5, 96)
             ],
             "Rows whose last group is not full": [
-                (row, "leave out the places behind k") for name in FORMATS for row in random_rows(name, 5, 72)
+                (row, "leave out the places after k") for name in FORMATS for row in random_rows(name, 5, 72)
             ],
         },
     ),

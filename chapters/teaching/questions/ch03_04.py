@@ -63,7 +63,7 @@ def drop_the_beginning(draw: Draw) -> Question:
         (
             (1, "(a) the first layer"),
             (1, "(a) embeddings know nothing of other tokens, and distances have not changed"),
-            (2, "(b) vectors behind the first attention contain what was read from the dropped tokens"),
+            (2, "(b) vectors after the first attention contain what was read from the dropped tokens"),
         ),
     )
 

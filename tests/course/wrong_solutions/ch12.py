@@ -31,7 +31,7 @@ restore
         + codes = [half for byte in codes for half in (byte & 15, byte >> 4)]
     no_minimum: its own scale and its own minimum
         ~ (code - row.zero) + minimum => (code - row.zero)
-    keeps_the_places_behind_k: without the places behind k
+    keeps_the_places_behind_k: without the places after k
         ~ return numbers[: row.k] => return numbers
 group_dot
     forgets_zero: sum(a * (c - zero)) is sum(a * c) - zero * sum(a)
