@@ -102,6 +102,7 @@ class StudentsCode:
         self.chapter, self.file = find_chapter(chapter_number), file
         self.module: ModuleType | None = None
         self.function: Any = None
+        self.replaced: list[tuple[Any, str, Any]] = []  # (class, name, what was there) of the checks' patches
         with suppress(Exception):  # all that it may import: not on the student's time
             self.chapter.module("exercise")
 
@@ -121,11 +122,16 @@ class StudentsCode:
             return str(error)
         return ""
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], patches: list[Any]) -> Any:
-        """patches: what the checks have put into the engine's classes: (class, name, how it is stored, function or
-        None: the student's)."""
-        for owner, name, stored, function in patches:
-            setattr(_class(owner), name, self._method(stored, function))
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], patches: list[Any] | None) -> Any:
+        """patches: what the checks have put into the engine's classes, if that has changed: (class, name, how it is
+        stored, function or None: the student's)."""
+        if patches is not None:
+            for owner, name, ours in self.replaced:
+                setattr(owner, name, ours)
+            classes = [(_class(owner), *others) for owner, *others in patches]
+            self.replaced = [(owner, name, vars(owner)[name]) for owner, name, _, _ in classes]
+            for owner, name, stored, function in classes:
+                setattr(owner, name, self._method(stored, function))
         if "torch" in sys.modules:
             import torch
 

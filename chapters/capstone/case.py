@@ -30,7 +30,9 @@ def see(lines: list[list[str]]) -> list[str]:
     while lines and lines[0][0] in sizes:
         sizes[lines[0][0]] = _number(lines[0][1:], 1, 1000)
         lines = lines[1:]
-    session, names, seen = Session(sizes["blocks"], 4, sizes["seats"], sizes["budget"]), dict[str, Any](), []
+    session = Session(sizes["blocks"], 4, sizes["seats"], sizes["budget"])
+    names: dict[str, Any] = {}
+    seen: list[str] = []
     for line in lines:
         try:
             _do(line, session, names)

@@ -48,7 +48,8 @@ FORGERIES = {
     ),
     "a_thread_writes": (
         "import os, threading, time\n"
-        "def write():\n    for fd in range(3, 64):\n        try: os.write(fd, b'x' * 100)\n        except OSError: pass\n",
+        "def write():\n    for fd in range(3, 64):\n"
+        "        try: os.write(fd, b'x' * 100)\n        except OSError: pass\n",
         "threading.Thread(target=write).start(); time.sleep(0.1)",
     ),
     "patches_expect": (
@@ -60,7 +61,8 @@ FORGERIES = {
     "a_callable_attribute": ("", "seq.append = print\n    return True"),
     "objects_of_the_collector": (
         "import gc",
-        "for each in gc.get_objects():\n        if type(each).__name__ == 'Task': each.__dict__['checks'] = ()\n    return 1",
+        "for each in gc.get_objects():\n"
+        "        if type(each).__name__ == 'Task': each.__dict__['checks'] = ()\n    return 1",
     ),
     "traces": ("import sys\nsys.settrace(lambda *given: None)", "return None"),
     "has_side_effects": (
