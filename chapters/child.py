@@ -124,16 +124,15 @@ class StudentsEnd(Checked):
 
     def forget(self) -> None:
         super().forget()
-        self.patched: list[Any] = []
+        self.patched: list[Any] | None = None  # not told yet
 
-    def new_patches(self, function: Any) -> list[Any]:
-        """What has been put into the engine's classes since the last call, and what is ours again: stored as ""."""
+    def new_patches(self, function: Any) -> list[Any] | None:
+        """What has been put into the engine's classes; None if it is what it was at the last call."""
         now = [(name_of(owner), name, *_stored(value)) for owner, name, value in patches()]
-        new = [each for each in now if each not in self.patched]
-        replaced = {each[:2] for each in now}
-        new += [(*each[:2], "", None) for each in self.patched if each[:2] not in replaced]
+        if now == self.patched:
+            return None
         self.patched = now
-        return [(*names, None if value is function else value) for *names, value in new]
+        return [(*names, None if value is function else value) for *names, value in now]
 
     def error_to_send(self, error: BaseException) -> Any:
         number = len(self.errors)

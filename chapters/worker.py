@@ -43,7 +43,6 @@ class StudentsWire(Wire):
 
     def serve(self, what: str, *arguments: Any) -> Any:
         if what == "forget":
-            self.code.restore()
             return self.forget()
         if what == "load":
             return self.code.load()
@@ -103,7 +102,7 @@ class StudentsCode:
         self.chapter, self.file = find_chapter(chapter_number), file
         self.module: ModuleType | None = None
         self.function: Any = None
-        self.ours: dict[tuple[str, str], Any] = {}  # (class, name) -> what the engine has there
+        self.replaced: list[tuple[Any, str, Any]] = []  # (class, name, what was there) of the checks' patches
         with suppress(Exception):  # all that it may import: not on the student's time
             self.chapter.module("exercise")
 
@@ -123,24 +122,22 @@ class StudentsCode:
             return str(error)
         return ""
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], patches: list[Any]) -> Any:
-        """patches: what the checks have put into the engine's classes: (class, name, how it is stored, function or
-        None: the student's). Stored as "": the engine's own again."""
-        for owner, name, stored, function in patches:
-            cls = _class(owner)
-            ours = self.ours.setdefault((owner, name), vars(cls)[name])
-            setattr(cls, name, self._method(stored, function) if stored else ours)
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], patches: list[Any] | None) -> Any:
+        """patches: what the checks have put into the engine's classes, if that has changed: (class, name, how it is
+        stored, function or None: the student's)."""
+        if patches is not None:
+            for owner, name, ours in self.replaced:
+                setattr(owner, name, ours)
+            classes = [(_class(owner), *others) for owner, *others in patches]
+            self.replaced = [(owner, name, vars(owner)[name]) for owner, name, _, _ in classes]
+            for owner, name, stored, function in classes:
+                setattr(owner, name, self._method(stored, function))
         if "torch" in sys.modules:
             import torch
 
             with torch.no_grad():
                 return self.function(*args, **kwargs)
         return self.function(*args, **kwargs)
-
-    def restore(self) -> None:
-        """The engine's classes have their own methods again."""
-        for (owner, name), ours in self.ours.items():
-            setattr(_class(owner), name, ours)
 
     def measure(self, args: tuple[Any, ...]) -> int:
         """The most bytes of tensors that were alive at once while the function ran."""

@@ -16,11 +16,16 @@ def handout_page(lesson: Lesson) -> str:
     chapter = lesson.chapter
     name = html.escape(f"Chapter {chapter.number}: {chapter.title}")
     head = f'<p class="number">Chapter {chapter.number}</p><h1>{html.escape(chapter.title)}</h1>'
-    front = f"{head}<p>{shown(lesson.aim)}</p>{main_picture(lesson)}<h2>In short</h2>{bullets(lesson.summary)}"
-    front += "".join(f'<pre class="printed">{html.escape(text)}</pre>' for text in formulas(lesson))
-    asked = "".join(f'<li>{shown(question)}<span class="line"></span></li>' for question in lesson.questions)
+    asked = "".join(
+        f'<li><b>{shown(title)}</b>: {shown(question)}<span class="line"></span></li>'
+        for title, question in lesson.asked
+    )
     tasks = "".join(f"<li><code>{task}</code> {shown(said)}</li>" for task, said in lesson.exercises().items())
-    back = f"<h2>What do you expect?</h2><ol>{asked}</ol>" if asked else ""
+    # The answers are in the summary: it is on the other side of the sheet.
+    front = f"{head}<p>{shown(lesson.aim)}</p>{main_picture(lesson)}"
+    front += f"<h2>What do you expect?</h2><ol>{asked}</ol>" if asked else ""
+    back = f"<h2>In short</h2>{bullets(lesson.summary)}"
+    back += "".join(f'<pre class="printed">{html.escape(text)}</pre>' for text in formulas(lesson))
     back += f"<h2>Marked in the text</h2>{bullets(marked)}" if (marked := words(lesson)) else ""
     back += f"<h2>What you write</h2><ul>{tasks}</ul><h2>Notes</h2><div class='room'></div>"
     sheets = "".join(

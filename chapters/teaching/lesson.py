@@ -109,7 +109,12 @@ class Lesson:
     @property
     def questions(self) -> list[str]:
         """That a reader is to guess before the text answers them."""
-        return [question_of(block) for section in self.sections for block in section.of("question")]
+        return [question for _, question in self.asked]
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """The same, each with the title of its section."""
+        return [(section.title, question_of(block)) for section in self.sections for block in section.of("question")]
 
     def exercises(self) -> dict[str, str]:
         """Name of each function to write -> the first sentence of its docstring."""
