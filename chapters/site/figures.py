@@ -2,7 +2,8 @@
 
 A terminal shows the words, and GitHub the file, which `python -m chapters pictures` has made of the same function.
 Where a number can be moved, the page has a picture for each of its values; all are drawn when the site is built, with
-the engine's own functions. A text that belongs to no chapter shows the file.
+the engine's own functions. A text that belongs to no chapter shows the file, and so does a picture that takes torch
+where there is none.
 """
 
 import base64
@@ -25,7 +26,11 @@ def picture_of(inline: Token, folder: Path) -> str:
     chapter = next((chapter for chapter in all_chapters() if chapter.folder == folder), None)
     if chapter is None:
         return embedded(folder / path, caption)
-    return figure(getattr(chapter.module("pictures"), path.stem)(), caption)
+    try:
+        drawn = getattr(chapter.module("pictures"), path.stem)()
+    except ImportError:  # it is drawn with torch, and pages are made without: the file is the same picture
+        return embedded(folder / path, caption)
+    return figure(drawn, caption)
 
 
 def drawn_image(inline: Token) -> Token | None:
