@@ -3,12 +3,9 @@
 import random
 from pathlib import Path
 
-import torch
-
 from chapters.ch17_experts.chance import expected_met
 from chapters.recording import quoted_sheet
 from chapters.svg import Axis, Chart, Frame, Moved, box, svg, words
-from nanovllm.features.experts.rows import route, sort_by_expert
 
 NUM_EXPERTS, NUM_CHOSEN = 128, 8
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -37,6 +34,10 @@ def met() -> Moved:
 
 def sorted_rows() -> str:
     """The engine's router and its sorting, for six rows that each choose two of four experts."""
+    import torch  # the other picture of this chapter takes none
+
+    from nanovllm.features.experts.rows import route, sort_by_expert
+
     rng, kinds = random.Random(17), ("one", "two", "three", "four")
     scores = torch.tensor([[rng.gauss(0, 1) for _ in kinds] for _ in range(6)])
     chosen = route(scores, 2, True)[1]
