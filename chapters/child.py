@@ -144,7 +144,7 @@ class StudentsEnd(Checked):
         kind, what, *text = value
         if kind == "back" and type(what) is int and what in self.errors:
             return self.errors[what]
-        return StudentError.like(str(what), readable(text[0]) if text else "")
+        return StudentError.like(str(what), readable(text[0], 4000) if text else "")
 
 
 class StudentsFunction:

@@ -105,8 +105,8 @@ async def tell_leaving(story: Story, url: str) -> None:
     noticed = time.perf_counter()
     story.say(
         f"A client asks for 400 tokens, reads for {left - started:.1f} s, and closes its connection. Before: "
-        f"{before['num_requests_running']:.0f} running, {before['kv_cache_usage']:.1%} of the pool held. "
-        f"{1e3 * (noticed - left):.0f} ms after: 0 running, {after['kv_cache_usage']:.1%} held.",
+        f"{before['num_requests_running']:.0f} running, {before['kv_cache_usage_perc']:.1%} of the pool held. "
+        f"{1e3 * (noticed - left):.0f} ms after: 0 running, {after['kv_cache_usage_perc']:.1%} held.",
         measured=True,
     )
     [again] = await run_load(url, [body | {"max_tokens": 1}], float("inf"))

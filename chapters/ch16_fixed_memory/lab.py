@@ -250,8 +250,8 @@ def tell_drafts(story: Story) -> None:
     from chapters.ch13_guess_and_check.lab import Fixed
     from chapters.ch13_guess_and_check.world import drafting
     from chapters.patching import replaced
+    from nanovllm.core.snapshots import segments as of_steps
     from nanovllm.core.snapshots.segments import DISCARDED, step_segments
-    from nanovllm.worker import batch
 
     story.part("What a draft token must not leave behind")
     story.say(
@@ -269,7 +269,7 @@ def tell_drafts(story: Story) -> None:
     table.columns[1].justify = "left"
     for name, segments in (("logged", step_segments), ("kept in the state", kept)):
         llm = load_tiny(speculative_config=speculative)
-        with replaced(batch, "step_segments", segments), drafting(llm, Fixed([3, 3, 3]), 3):
+        with replaced(of_steps, "step_segments", segments), drafting(llm, Fixed([3, 3, 3]), 3):
             found, _ = answer(llm, PROMPT)
         num_same = next((i for i, (a, b) in enumerate(zip(found[1], whole[1], strict=True)) if a != b), 12)
         table.add_row(name, "the same bits" if found == whole else f"different from token {num_same + 1} on")
