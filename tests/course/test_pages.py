@@ -54,6 +54,7 @@ def test_from_nano_vllm_runs():
     run_code(FROM_NANO_VLLM)
 
 
+@pytest.mark.ci
 def test_add_a_wing_runs(demo_checkpoint):
     run_code(ADD_A_WING)
 
@@ -111,6 +112,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.ci
 def test_the_wing_can_be_added(repository, processes):
     def run(*arguments: str) -> tuple[int, str]:
         code, out, err = processes.run(*arguments, cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)})
