@@ -517,7 +517,7 @@ def test_search(site, phone):
     phone.wait_for_selector(".found a")
     assert phone.inner_text(".found a >> nth=0") == "Why nothing is ever copied"
     assert "write" in phone.locator(".found mark").all_inner_texts()
-    for words, first in (("delta rule", "The delta rule"), ("num_computed", "A step: running first, then newcomers")):
+    for words, first in (("delta rule", "The delta rule"), ("num_computed", "Two calls around prefill")):
         phone.fill("main input", words)
         assert phone.inner_text(".found a >> nth=0") == first
     for nothing in ("xyzzy", "(c++ [", " "):
