@@ -98,24 +98,28 @@ class Tiers:
     def poll(self, waiting: Iterable[Sequence]) -> None:
         """Take in what has arrived, and ask for what is missing, for the sequences that may be admitted next.
 
-        waiting: in the order of the queue. Sets awaits_blocks of each: then others are admitted before it. It is True,
-        too, of those that are not looked at, because the pool has no room for them: what is brought in now would be
-        evicted before their admission.
+        waiting: in the order of the queue. Sets awaits_blocks of each; others are admitted before one that awaits any.
+        It is True, too, of those that are not looked at: they come after the first MAX_POLLED, or the pool has no room
+        for them, and what was brought in now would be evicted before their admission.
         """
         waiting = list(waiting)
-        self._awaited = {seq.seq_id: self._awaited[seq.seq_id] for seq in waiting if seq.seq_id in self._awaited}
+        for seq in waiting:
+            seq.awaits_blocks = True
+        polled = waiting[:MAX_POLLED]
+        # What the others have asked for is given up. Nobody takes it in, and it would use up MAX_FETCHES for ever.
+        self._awaited = {seq.seq_id: self._awaited[seq.seq_id] for seq in polled if seq.seq_id in self._awaited}
         self._preempted = {seq.seq_id for seq in waiting if seq.was_admitted}
         num_free = len(self.manager.free_blocks)
         ahead: dict[int, Block] = {}  # block_id -> cached blocks that sequences further ahead will reuse
-        for index, seq in enumerate(waiting):
-            if index >= MAX_POLLED or self.num_needed(seq, ahead) > num_free:
-                for later in waiting[index:]:
-                    later.awaits_blocks = True
+        for seq in polled:
+            hits = self.manager.get_computed_blocks(seq).blocks
+            if self.num_needed(seq, hits, ahead) > num_free:
                 break
-            seq.awaits_blocks = self.awaits(seq, ahead)
+            seq.awaits_blocks = self.awaits(seq, len(hits), ahead)
+            hits = self.manager.get_computed_blocks(seq).blocks  # with those that have just come
             if not seq.awaits_blocks:
-                num_free -= self.num_needed(seq, ahead)
-            ahead |= {block.block_id: block for block in self.manager.get_computed_blocks(seq).blocks}
+                num_free -= self.num_needed(seq, hits, ahead)
+            ahead |= {block.block_id: block for block in hits}
 
         # What they will reuse counts as used now, or fresh blocks for the first of them would evict it.
         queue = self.manager.free_blocks
@@ -124,13 +128,12 @@ class Tiers:
                 queue.remove(block)
                 queue.append(block)
 
-    def num_needed(self, seq: Sequence, ahead: dict[int, Block]) -> int:
+    def num_needed(self, seq: Sequence, hits: list[Block], ahead: dict[int, Block]) -> int:
         """Blocks of the free queue that its admission takes, beside those that sequences further ahead reuse."""
-        hits = self.manager.get_computed_blocks(seq).blocks
         num_shared = sum(block.ref_count > 0 or block.block_id in ahead for block in hits)
         return self.manager.num_blocks_for(len(seq.tokens)) - num_shared
 
-    def awaits(self, seq: Sequence, ahead: dict[int, Block]) -> bool:
+    def awaits(self, seq: Sequence, num_hits: int, ahead: dict[int, Block]) -> bool:
         """Take in what has come for a sequence, and ask for what comes next. True while something is on its way."""
         if seq.skip_prefix_cache or not self.manager.enable_prefix_caching:
             return False
@@ -142,7 +145,8 @@ class Tiers:
         while not awaited.is_pending:
             if awaited.fetch is not None:
                 self.take(seq, awaited, ahead)
-            elif not self.ask(seq, awaited, len(self.manager.get_computed_blocks(seq).blocks)):
+                num_hits = len(self.manager.get_computed_blocks(seq).blocks)
+            elif not self.ask(seq, awaited, num_hits):
                 return False
         return True
 

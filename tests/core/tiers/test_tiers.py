@@ -7,6 +7,7 @@ import pytest
 from nanovllm.core.block_hash import BlockHasher
 from nanovllm.core.block_manager import BlockManager
 from nanovllm.core.sequence import Sequence
+from nanovllm.core.tiers.tiers import MAX_FETCHES, MAX_POLLED
 from nanovllm.features.tiers.memory_store import MemoryStore
 from tests.core.by_hand import fail_step
 from tests.core.tiers.world import BLOCK, SlowStore, World
@@ -90,6 +91,27 @@ def test_an_aborted_sequence_leaves_nothing_behind():
     assert not world.tiers.wait(0.0)
     world.tiers.disk.deliver()
     assert len(world.manager.free_blocks) == len(world.manager.blocks)
+
+
+def test_the_more_important_are_not_held_up_by_those_who_fetch():
+    """As many fetches as there may be are those of sequences that are not looked at any more: others came before them."""
+    world = World(random.Random(0), disk=SlowStore(random.Random(0)), num_blocks=24)
+    prompts = [[*range(1000 * i, 1000 * i + 2 * BLOCK), 7] for i in range(1, MAX_FETCHES + 1)]
+    for prompt in prompts:
+        world.add(prompt)
+    world.run()
+    evict(world)
+    for prompt in prompts:
+        world.add(prompt, priority=1)
+    world.step()
+    assert len(world.tiers.disk.promised) == MAX_FETCHES and not world.scheduler.running
+    for i in range(MAX_POLLED + 1):
+        world.add([1, 2, 3, i], priority=0)
+    world.tiers.disk.deliver()
+    for _ in range(200):
+        world.step()
+        world.tiers.disk.deliver()
+    assert not world.scheduler.has_unfinished(), "nobody is admitted, though nothing is on its way"
 
 
 def test_what_is_not_delivered_is_computed():

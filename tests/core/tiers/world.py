@@ -100,8 +100,9 @@ class World:
         self.scheduler = Scheduler(self.manager, **limits)
         self.num_computed = 0
 
-    def add(self, tokens, max_tokens=4, **options) -> Sequence:
+    def add(self, tokens, max_tokens=4, priority=0, **options) -> Sequence:
         seq = Sequence(tokens, SamplingParams(max_tokens=max_tokens, ignore_eos=True), **options)
+        seq.priority = priority
         self.scheduler.add(seq)
         return seq
 
