@@ -80,6 +80,17 @@ class ScheduledChunk:
         return seqs
 
 
+def next_chunk(seq: Sequence, num_tokens: int, block_manager: BlockManager) -> ScheduledChunk:
+    """The next num_tokens tokens of a sequence that has blocks for them. They count as computed from here on."""
+    start = seq.num_computed_tokens
+    end = start + num_tokens
+    chunk = ScheduledChunk(seq, start, end, write_start=end if block_manager.is_cached(seq, start) else start)
+    seq.num_computed_tokens = end
+    if seq.state is not None:
+        seq.state.advance(end)
+    return chunk
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step's work. Its chunks refer to the scheduler's own sequences, so it is packed before update() changes them.
@@ -135,7 +146,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.long_prefill_token_threshold = long_prefill_token_threshold or max_model_len
-        self.may_run = may_run
+        self.may_run = may_run or (lambda seq, running: True)
         self.seqs: dict[int, Sequence] = {}  # seq_id -> every sequence that was added and has not ended
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -182,9 +193,7 @@ class Scheduler:
         if len(self.running) == self.max_num_seqs:
             return False
         seq = next((seq for seq in self.waiting if not seq.awaits_blocks), None)
-        if seq is None or (self.may_run is not None and not self.may_run(seq, self.running)):
-            return False
-        return self.block_manager.can_allocate(seq)
+        return seq is not None and self.may_run(seq, self.running) and self.block_manager.can_allocate(seq)
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
@@ -269,7 +278,7 @@ class Scheduler:
 
     def admit(self, seq: Sequence) -> bool:
         """Move a sequence from waiting to running, with blocks for all its tokens. False if it has to wait."""
-        if self.may_run is not None and not self.may_run(seq, self.running):
+        if not self.may_run(seq, self.running):
             return False
         if not self.block_manager.allocate_with_prefix(seq):
             return False
@@ -281,21 +290,13 @@ class Scheduler:
     def make_chunk(self, seq: Sequence, num_tokens: int) -> ScheduledChunk:
         """Give a running sequence its next num_tokens tokens, and register the blocks that they fill.
 
-        They count as computed from here on.
-
         Registered *before* they are computed, so that a sequence admitted later in the same step shares them. It reads
         nothing that is not there: in every layer all K/V of the step is written before any attention reads.
 
             schedule:  A gets tokens 0..31, registers blocks 0 and 1     B finds 0 and 1, gets tokens 32..39
             layer 1:   write K/V of A 0..31 and B 32..39   then   attention of A and B        layer 2: the same ...
         """
-        start = seq.num_computed_tokens
-        end = start + num_tokens
-        is_cached = self.block_manager.is_cached(seq, start)
-        chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
-        seq.num_computed_tokens = end
-        if seq.state is not None:
-            seq.state.advance(end)
+        chunk = next_chunk(seq, num_tokens, self.block_manager)
         self.block_manager.register_prefix(seq)
         return chunk
 

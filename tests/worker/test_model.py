@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanovllm import LLM
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.scheduler import SchedulerOutput, next_chunk
 from nanovllm.core.sequence import Sequence
 from nanovllm.worker.batch import Batch
 from tests.checkpoints import reference_logits
@@ -20,11 +20,7 @@ def logits_of(llm: LLM, token_ids: list[int], ends: list[int]) -> torch.Tensor:
     runner, rows, start = llm.engine.model_runner, [], 0
     with torch.inference_mode():
         for end in ends:
-            is_cached = llm.engine.block_manager.is_cached(seq, start)
-            chunk = ScheduledChunk(seq, start, end, write_start=end if is_cached else start)
-            seq.num_computed_tokens = end
-            if seq.state is not None:
-                seq.state.advance(end)
+            chunk = next_chunk(seq, end - start, llm.engine.block_manager)
             output = SchedulerOutput([chunk], [], end - start)
             batch = Batch.from_scheduler_output(output, runner.block_size)
             batch = replace(batch, logits_rows=torch.arange(end - start)).to(runner.device)

@@ -131,8 +131,10 @@ class Speculation:
             self.max_rows - num_rows,
             self.times.num_rows_to_try(num_rows) - num_rows,
         )
-        has_prompts = any(len(seq.tokens) - seq.num_computed_tokens > 1 for seq in seqs) or scheduler.can_admit()
-        if not seqs or plain_s is None or max_draft_tokens <= 0 or has_prompts:
+        if not seqs or plain_s is None or max_draft_tokens <= 0:
+            return {}
+        has_prompts = any(len(seq.tokens) - seq.num_computed_tokens > 1 for seq in seqs)
+        if has_prompts or scheduler.can_admit():  # the latter looks a whole prompt up
             return {}
         limits = [max(0, min(self.num_speculative_tokens, scheduler.num_tokens_left(seq) - 1)) for seq in seqs]
         step_s_with_drafts = self.times.with_drafts()

@@ -17,7 +17,7 @@ import torch
 from nanovllm.checkpoint import ModelConfig
 from nanovllm.config import EngineConfig
 from nanovllm.core.block_manager import BlockManager
-from nanovllm.core.scheduler import ScheduledChunk, SchedulerOutput
+from nanovllm.core.scheduler import SchedulerOutput, next_chunk
 from nanovllm.core.sequence import NO_TOKEN, Sequence, SequenceStatus
 from nanovllm.features.assembly import make_block_manager
 from nanovllm.features.speculation.choose import Proposer, Speculation
@@ -182,7 +182,7 @@ class DraftModel:
             draft = self.drafts[seq]
             num_tokens = min(len(draft.tokens) - draft.num_computed_tokens, budget)
             if num_tokens > 0:
-                chunks.append(self.make_chunk(draft, num_tokens))
+                chunks.append(next_chunk(draft, num_tokens, self.manager))
                 if len(draft.tokens) == len(seq.tokens):  # all tokens are known yet: what is full may be cached
                     self.manager.register_prefix(draft)
             budget -= num_tokens
@@ -195,13 +195,3 @@ class DraftModel:
             self.draft_s = median(self._times)
         sampling = [chunk.seq for chunk in chunks if chunk.reaches_end]
         return [seq for seq in active if self.drafts[seq] in sampling]
-
-    def make_chunk(self, draft: Sequence, num_tokens: int) -> ScheduledChunk:
-        """The next tokens of a draft. They count as computed when the runner has been called."""
-        start = draft.num_computed_tokens
-        end = start + num_tokens
-        chunk = ScheduledChunk(draft, start, end, write_start=end if self.manager.is_cached(draft, start) else start)
-        draft.num_computed_tokens = end
-        if draft.state is not None:
-            draft.state.advance(end)
-        return chunk

@@ -94,7 +94,7 @@ def test_an_aborted_sequence_leaves_nothing_behind():
 
 
 def test_the_more_important_are_not_held_up_by_those_who_fetch():
-    """As many fetches as there may be are those of sequences that are not looked at any more: others came before them."""
+    """All fetches that there may be at once are of sequences that are not looked at any more: others came before."""
     world = World(random.Random(0), disk=SlowStore(random.Random(0)), num_blocks=24)
     prompts = [[*range(1000 * i, 1000 * i + 2 * BLOCK), 7] for i in range(1, MAX_FETCHES + 1)]
     for prompt in prompts:
