@@ -24,7 +24,7 @@ from chapters.course import find_chapter
 from chapters.expect import Kept, Wrong
 from chapters.grading import Bench, Result, Task, grade
 from chapters.patching import patches
-from chapters.submission import RETURNS, StudentError, readable
+from chapters.submission import StudentError, how_it_ended, readable
 from chapters.wire import Broken, Checked, name_of
 
 assert sys.platform != "win32", "see examine.py"
@@ -99,14 +99,7 @@ class Student:
     def _why(self, broken: str) -> str:
         if "pipe is closed" not in broken:
             return f"{FROM_STUDENT}: {readable(broken, 300)}"
-        try:
-            code = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            return "the grader's own pipe was closed"
-        if code >= 0:
-            return f"the program was ended with exit code {code} before it was done; {RETURNS}"
-        memory = "; perhaps it needed too much memory" if code == -signal.SIGKILL else ""
-        return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
+        return how_it_ended(self.process)
 
     def end(self) -> None:
         """Its keeper ends the rest when the pipe is closed."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from chapters.course import ROOT, Chapter
 from chapters.grading import Result, Task
-from chapters.submission import LIMIT_S, RETURNS, file_of, readable
+from chapters.submission import LIMIT_S, file_of, how_it_ended, readable
 from nanovllm.files.hub import cache_folder
 
 assert sys.platform != "win32", "examine_here.py does without groups of processes"
@@ -184,22 +184,12 @@ class _Child:
                 with suppress(KeyError):
                     self.selector.unregister(fd)
         elif not data:
-            raise _Lost(self._end())
+            raise _Lost(how_it_ended(self.process))
         else:
             self.said += data
             if len(self.said) > MOST_MESSAGE_BYTES:
                 raise _Lost("something was written into the grader's own pipe")
         return bool(data)
-
-    def _end(self) -> str:
-        try:
-            code = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            return "the grader's own pipe was closed"
-        if code >= 0:
-            return f"the program was ended with exit code {code} before it was done; {RETURNS}"
-        memory = "; perhaps it needed too much memory" if code == -signal.SIGKILL else ""
-        return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
 
     def take_printed(self) -> str:
         """What has been printed since it was last asked for."""

@@ -7,6 +7,8 @@ methods fail. What takes for ever is for the caller's clock. Standard library on
 import builtins
 import io
 import linecache
+import signal
+import subprocess
 import sys
 import tokenize
 import traceback
@@ -88,6 +90,18 @@ def describe(error: BaseException, name: str) -> str:
         return "\n".join(filter(None, (_what(error), _where(error, name))))
     except BaseException:
         return "an error that fails itself when it is asked what it is"
+
+
+def how_it_ended(process: subprocess.Popen) -> str:
+    """Why a student's process, whose pipe is closed, is there no more."""
+    try:
+        code = process.wait(10)
+    except subprocess.TimeoutExpired:
+        return "the grader's own pipe was closed"
+    if code >= 0:
+        return f"the program was ended with exit code {code} before it was done; {RETURNS}"
+    memory = "; perhaps it needed too much memory" if code == -signal.SIGKILL else ""
+    return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
 
 
 def readable(value: Any, most_characters: int = 2000) -> str:
