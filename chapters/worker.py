@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from types import GeneratorType, ModuleType
@@ -132,12 +132,9 @@ class StudentsCode:
             self.replaced = [(owner, name, vars(owner)[name]) for owner, name, _, _ in classes]
             for owner, name, stored, function in classes:
                 setattr(owner, name, self._method(stored, function))
-        if "torch" in sys.modules:
-            import torch
-
-            with torch.no_grad():
-                return self.function(*args, **kwargs)
-        return self.function(*args, **kwargs)
+        torch: Any = sys.modules.get("torch")  # None where nothing has imported it
+        with nullcontext() if torch is None else torch.no_grad():
+            return self.function(*args, **kwargs)
 
     def measure(self, args: tuple[Any, ...]) -> int:
         """The most bytes of tensors that were alive at once while the function ran."""

@@ -94,7 +94,7 @@ def core_schedules() -> None:
         scheduler.add(Sequence(list(range(10))))
         output = scheduler.schedule()
         num_tokens.append(output.num_tokens)
-        scheduler.update(output, [1] * len(output.chunks))
+        scheduler.update(output, [[1]] * len(output.chunks))
     scheduler.check_integrity()
     expect(num_tokens == [10, 1 + 2], f"steps computed {num_tokens} tokens")
 
