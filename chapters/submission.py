@@ -100,7 +100,8 @@ def how_it_ended(process: subprocess.Popen) -> str:
         return "the grader's own pipe was closed"
     if code >= 0:
         return f"the program was ended with exit code {code} before it was done; {RETURNS}"
-    memory = "; perhaps it needed too much memory" if code == -signal.SIGKILL else ""
+    killed = sys.platform != "win32" and code == -signal.SIGKILL
+    memory = "; perhaps it needed too much memory" if killed else ""
     return f"the program was ended by signal {-code} ({signal.strsignal(-code)}) before it was done{memory}"
 
 

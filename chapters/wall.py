@@ -53,7 +53,8 @@ def landlock_version() -> int:
 
 def _restrict(allowed: dict[str, int], version: int, handled_rights: int) -> None:
     """Take these rights, and give those of each of these paths back."""
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise OSError("Landlock is Linux's")
     handled = struct.pack("Q", handled_rights) + (struct.pack("QQ", 0, SIGNALS) if version >= WITH_SIGNALS else b"")
     rules = _call(CREATE_RULESET, handled, len(handled), 0)
     for path, rights in allowed.items():
