@@ -43,6 +43,7 @@ class ModelConfig:
     layers_without_rotary: frozenset[int] = frozenset()
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     hybrid: Any = None  # features/hybrid/hybrid_config.py: layers whose memory does not grow
+    images: Any = None  # features/images/image_config.py: a tower looks at pictures, placeholders stand for them
     pooling: Any = None  # features/pooling/pooling_config.py: no tokens are wanted, but embeddings or scores
     end_tokens: dict[int, tuple[str, ...]] = field(default_factory=dict)  # {token: who calls it an end of an answer}
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json as options of SamplingParams

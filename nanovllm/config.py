@@ -33,6 +33,7 @@ CONFIGS = {  # option -> its class, imported when a value is given, and what a p
     ),
     "pooler_config": ("nanovllm.features.pooling.params", "PoolerConfig", "a dict or a PoolerConfig"),
 }
+MEDIA = ("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains")
 PLACES = dict.fromkeys(("model", "tokenizer"), "a checkpoint's directory or a hub id")
 PLACES |= {"prefix_cache_dir": "a directory, of its own"}
 PLACES |= {"revision": "a branch, tag or commit of the hub's", "generation_config": "'auto', 'vllm' or a directory"}
@@ -101,6 +102,10 @@ class EngineConfig:
     max_loras: int = option(4, "adapters in memory, and so among the sequences that run at a time", low=1, high=1024)
     max_lora_rank: int = option(16, "the largest rank of an adapter", low=1, high=1024)
     speculative_config: dict[str, Any] | Any = option(None, 'who proposes draft tokens, such as {"method": "ngram"}')
+    limit_mm_per_prompt: dict[str, int] | None = option(None, 'most images of a prompt: {"image": 4}; None: 16')
+    mm_processor_kwargs: dict[str, Any] | None = option(None, "options of the image processor, for every image")
+    allowed_local_media_path: str | None = option(None, "a folder whose images a client may name; None: no folder's")
+    allowed_media_domains: tuple[str, ...] = option((), "hosts from which images are fetched by http(s); (): from none")
     logits_processors: tuple[Any, ...] = option((), "classes whose objects change logits, in vLLM's form")
     kv_events_config: dict[str, Any] | Any = option(None, "who is told of cached blocks: a KVEventsConfig")
     kv_cache_metrics: bool = option(False, "measure how long cached blocks live, lie idle, wait for their next use")
@@ -141,6 +146,10 @@ def _checked(f: Field, value: Any) -> Any:
         return tuple(list_of(value, str, "names", name))
     if name == "hf_overrides" and not isinstance(value, dict | None):
         raise ValueError(f"hf_overrides must be a dict of config.json's fields, found {shorten(value)}")
+    if name in MEDIA and value not in (None, ()):
+        from nanovllm.features.images.options import checked_option
+
+        return checked_option(name, value)
     if name in CONFIGS and value is not None:
         module, class_name, kinds = CONFIGS[name]
         config = getattr(import_module(module), class_name)

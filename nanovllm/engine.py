@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nanovllm.features.cache_reports.events import KVEventBatch
     from nanovllm.features.callers.metrics import Metric
     from nanovllm.features.grammar.grammar import GrammarCompiler
+    from nanovllm.features.images.processor import ImageProcessor
     from nanovllm.features.lora.adapter import Adapter
     from nanovllm.features.lora.lora_request import LoRARequest
     from nanovllm.features.lora.registry import KnownAdapters
@@ -60,6 +61,7 @@ class LLMEngine:
         forks.check_process()
         self.config = config
         directory = resolve_checkpoint(config.model, config.revision, config.load_format)
+        self.directory = directory
         model_config = ModelConfig.from_directory(directory, config.hf_overrides, config.generation_config, config)
         self.tokenizer = load_tokenizer(resolve_tokenizer(config.tokenizer) if config.tokenizer else directory)
         self.model_config = with_eos(model_config, self.tokenizer, directory)
@@ -117,6 +119,13 @@ class LLMEngine:
 
         return GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
+    @cached_property
+    def image_processor(self) -> "ImageProcessor":
+        """Makes placeholders and pixels of pictures. Raises ValueError for a model that sees none."""
+        from nanovllm.features.images.requests import make_processor
+
+        return make_processor(self)
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     def make_request(
@@ -137,7 +146,13 @@ class LLMEngine:
         checked = check_request(self, prompt, params, lora_request, priority, request_id)
         samples = []
         for sample_index in range(checked.params.n):
-            seq = Sequence(checked.token_ids, checked.params, cache_salt=checked.cache_salt, lora_id=checked.lora_id)
+            seq = Sequence(
+                checked.token_ids,
+                checked.params,
+                cache_salt=checked.cache_salt,
+                lora_id=checked.lora_id,
+                mm_spans=() if checked.images is None else checked.images.spans,
+            )
             seq.sample_index = sample_index
             seq.skip_prefix_cache = sample_index == 0 and checked.params.prompt_logprobs is not None
             checked.add_to(seq)

@@ -12,12 +12,15 @@ from nanovllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from nanovllm.engine import LLMEngine
 
+IMAGE_KEYS = frozenset(("multi_modal_data", "mm_processor_kwargs"))  # of a prompt
+
 
 class CheckedRequest(NamedTuple):
     """What a caller asks for, in the engine's terms. text: the prompt's, if it was one."""
 
     text: str | None
     token_ids: list[int]
+    images: Any  # a PromptImages, if the prompt has some
     params: SamplingParams
     cache_salt: str | None
     adapter: Any
@@ -31,6 +34,7 @@ class CheckedRequest(NamedTuple):
 
     def add_to(self, seq: Sequence) -> None:
         """What a sequence carries for features."""
+        seq.images = self.images
         seq.bad_words, seq.adapter, seq.priority = self.bad_words, self.adapter, self.priority
         if self.processors or self.params.logits_processors:
             from nanovllm.features.logits_processors.functions import CallersFunctions
@@ -46,7 +50,14 @@ def check_request(
     if not isinstance(request_id, str | None):
         raise ValueError(f"request_id must be a string, found {shorten(request_id)}")
     check_generates(engine)
+    images = None
+    if isinstance(prompt, dict) and not IMAGE_KEYS.isdisjoint(prompt):
+        from nanovllm.features.images.requests import split_prompt
+
+        prompt, images = split_prompt(engine, prompt)
     text, token_ids, cache_salt = parse_prompt(engine.tokenizer, prompt, engine.check_length)
+    if images is not None:
+        token_ids, images = images.expand(token_ids)
     check_token_ids(token_ids, engine.model_config.vocab_size, engine.scheduler.max_model_len)
     params = check_params(params, engine.model_config)
     if (params.logits_processors or engine.config.logits_processors) and engine.config.tensor_parallel_size > 1:
@@ -63,7 +74,7 @@ def check_request(
         from nanovllm.features.logits_processors.classes import check_classes
 
         processors = check_classes(engine, params)
-    return CheckedRequest(text, token_ids, params, cache_salt, adapter, priority, bad_words, processors)
+    return CheckedRequest(text, token_ids, images, params, cache_salt, adapter, priority, bad_words, processors)
 
 
 def check_priority(given: Any, policy: str) -> int:

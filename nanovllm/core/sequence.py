@@ -78,6 +78,7 @@ class Sequence:
         self.skip_prefix_cache = False  # reuses no cached block: the logits of its whole prompt are wanted
         self.pools = False  # its last hidden state is wanted, and no token is sampled (features/pooling)
         self.bad_words: Any = None  # texts not to generate (features/logits_processors/bad_words.py)
+        self.images: Any = None  # of its prompt, with their placeholders (features/images/prompt_images.py)
         self.state: Any = None  # of a hybrid model, while it runs (core/snapshots/state.py)
         self.adapter: Any = None  # the weights that lora_id names (features/lora/adapter.py)
         self.grammar: Any = None  # what the output must fit (features/grammar/grammar.py)

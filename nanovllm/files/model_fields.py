@@ -68,9 +68,9 @@ def read_model_fields(
     if "eos_token_id" in overrides:
         ends = [("hf_overrides", overrides["eos_token_id"])]
     if "text_config" in config:
-        from nanovllm.features.hybrid.hybrid_config import text_config
+        from nanovllm.features.images.image_config import language_config
 
-        config = text_config(config, path)
+        config = language_config(config, path)
     return _fields(_overridden(config, overrides), generation, ends, path, generation_path, asked)
 
 
@@ -120,6 +120,7 @@ def _fields(
         "end_tokens": end_tokens(ends, numbers["vocab_size"], path),
         "generation": sampling_of(generation, generation_path),
         **_hybrid_of({**config, **rope}, architecture, num_layers, path),
+        "images": config.get("images"),
     }
 
 

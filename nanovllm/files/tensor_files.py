@@ -103,6 +103,11 @@ def _are_equal(embeddings: Any, head: Any) -> bool:
 def model_files(directory: Path, config: ModelConfig) -> dict[str, Any]:
     """{name of a tensor here: the open file that holds it}, of a checkpoint of this kind."""
     files = tensor_files(directory)
+    if config.images is not None:
+        from nanovllm.features.images.image_config import language_tensors
+
+        language, _ = language_tensors(files)
+        files = {name: OtherName(file, stored) for name, (stored, file) in language.items()}
     if config.hybrid is not None:
         from nanovllm.features.hybrid.tensors import hybrid_tensors
 

@@ -5,13 +5,16 @@ This is the layout of FlashAttention's varlen functions.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanovllm.core.scheduler import SchedulerOutput
+
+if TYPE_CHECKING:
+    from nanovllm.features.images.rows import BatchImages, ImageRows
 
 # The fields of a Batch that are on the device.
 TENSORS = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "seqlens_k", "block_tables", "logits_rows")
@@ -26,7 +29,7 @@ def cdiv(a: int, b: int) -> int:
 class Batch:
     """T tokens of B sequences.
 
-    input_ids, positions   [T]
+    input_ids, positions   [T]       positions may be [3, T] if the step has placeholders: time, height, width
     slot_mapping           [T]       block_id * block_size + offset of each token's K/V; -1: do not write
     cu_seqlens_q           [B + 1]   sequence b's tokens are rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     seqlens_k              [B]       tokens that the last of those rows attends to: all so far, itself included
@@ -36,6 +39,8 @@ class Batch:
     max_query_len, max_key_len       the largest of the rows and of seqlens_k, known without waiting for a device
     segments               [S, 8]    of a hybrid model's states: core/snapshots/segments.py; None for other models. They
                                      say which slots the host takes, and stay in its memory
+    image_rows, images     where the step has placeholders of images, and the vectors that stand in for their embeddings,
+                           once the tower has made them: features/images/rows.py
     attn_metadata          what a backend works out in the first layer and uses in the others; a changed batch has none
     """
 
@@ -49,6 +54,8 @@ class Batch:
     max_query_len: int
     max_key_len: int
     segments: Tensor | None = field(default=None, repr=False)
+    image_rows: "list[ImageRows]" = field(default_factory=list, repr=False)
+    images: "BatchImages | None" = field(default=None, repr=False)
     attn_metadata: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod

@@ -111,6 +111,9 @@ class RotaryEmbedding:
     """Rotary position embedding: pair i of a head of d numbers turns by theta^(-2i/d) a position (arXiv:2104.09864).
 
     The table of cosines and sines is made once for all positions, in float64: all processors round it to the same bits.
+
+    axis_of_pair   [rotary_dim / 2], of a model whose images stand in a plane: does a pair turn by a token's time (0),
+                   height (1) or width (2)? All three are one number in a text.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -122,8 +125,15 @@ class RotaryEmbedding:
             inv_freq, factor = scale_frequencies(inv_freq, config)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inv_freq.float()  # [max_len, rotary_dim / 2]
         self.table = torch.stack([(f(angles.double()) * factor).to(dtype) for f in (torch.cos, torch.sin)]).to(device)
+        self.axis_of_pair: Tensor | None = None
+        if config.images is not None and config.images.mrope_section:
+            self.axis_of_pair = torch.tensor(config.images.axes(len(inv_freq)), device=device)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin for these positions, each [T, rotary_dim / 2]. The layers of a step share them."""
-        cos, sin = self.table[:, positions]
+        """cos and sin for positions [T] or [3, T], each [T, rotary_dim / 2]. The layers of a step share them."""
+        if positions.dim() == 1:
+            cos, sin = self.table[:, positions]
+            return cos, sin
+        of_pair = positions[self.axis_of_pair].T.contiguous()  # [T, rotary_dim / 2]
+        cos, sin = self.table[:, of_pair, torch.arange(of_pair.shape[1], device=of_pair.device)]
         return cos, sin

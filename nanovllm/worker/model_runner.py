@@ -23,6 +23,7 @@ from nanovllm.worker.sampler import SamplingBatch, sample
 
 if TYPE_CHECKING:
     from nanovllm.features.hybrid.state_pool import StatePool
+    from nanovllm.features.images.tower import Tower
     from nanovllm.features.logprobs.scores import PromptLogprobs, TokenLogprobs
     from nanovllm.features.lora.slots import BatchAdapters
     from nanovllm.features.parallel.group import RankGroup
@@ -81,6 +82,10 @@ def pack(output: SchedulerOutput, block_size: int, eos_token_ids: frozenset[int]
     sampling = SamplingBatch.from_scheduler_output(output, eos_token_ids)
     if sampling.prompt_rows is not None:
         batch = replace(batch, logits_rows=torch.cat([batch.logits_rows, sampling.prompt_rows.rows]))
+    if any(chunk.seq.images is not None for chunk in output.chunks):
+        from nanovllm.features.images.rows import with_images
+
+        batch = with_images(batch, output)
     adapters = None
     if any(chunk.seq.adapter is not None for chunk in output.chunks):
         from nanovllm.features.lora.slots import BatchAdapters
@@ -125,6 +130,7 @@ class ModelRunner:
         self.block_size = config.block_size or block_size or DEFAULT_BLOCK_SIZE
         self.kv_config, self.kv_dtype = self.platform.kv_format(config, self.local_config, self.dtype, self.kernels)
         self.recorded_steps: RecordedSteps | None = None
+        self.tower: Tower | None = None  # of a model that sees images, once there is one
         self._logits = torch.empty(0)
         self._free_bytes = self.platform.free_bytes(config)  # None: known when the weights are in
         if self._free_bytes is not None:
@@ -133,6 +139,7 @@ class ModelRunner:
     def load(self, directory: Path) -> None:
         """Read the weights."""
         config = self.config
+        self.directory = directory
         self.model = load_model(
             directory,
             self.model_config,
@@ -253,11 +260,15 @@ class ModelRunner:
             if self.adapter_slots is not None:
                 self.adapter_slots.begin_step(adapters, batch)
             logits = None
-            if self.recorded_steps is not None and adapters is None and sampling.prompt_rows is None:
+            is_plain = adapters is None and sampling.prompt_rows is None and not batch.image_rows
+            if self.recorded_steps is not None and is_plain:
                 logits = self.recorded_steps.run(batch, self.forward_pass)
             if logits is not None:
                 return self._sample(logits, sampling)
-            hidden = self.forward(batch.to(self.device))  # [num_sampled + prompt rows, hidden_size]
+            batch = batch.to(self.device)
+            if batch.image_rows and self.tower is not None:
+                batch = self.tower.batch_with_features(batch)
+            hidden = self.forward(batch)  # [num_sampled + prompt rows, hidden_size]
             num_sampled = len(sampling.num_logprobs)
             output = self._sample(self.model.logits(hidden[:num_sampled]), sampling)
             if sampling.prompt_rows is None:
@@ -289,6 +300,20 @@ class ModelRunner:
         token_ids, logprobs = sample(self._logits[:num_rows].copy_(logits), sampling)
         return RowOutputs(token_ids=token_ids, logprobs=logprobs)
 
+    def load_tower(self) -> None:
+        """Read what looks at pictures, if it is not there yet. Raises ValueError if the checkpoint's does not fit."""
+        if self.tower is None:
+            from nanovllm.features.images.tower import Tower
+
+            self.tower = Tower(
+                self.directory,
+                self.model_config,
+                dtype=self.dtype,
+                device=self.device,
+                dummy=self.config.load_format == "dummy",
+            )
+
     def usage(self) -> dict[str, int]:
-        """Bytes of the weights and of the KV pool."""
-        return {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
+        """Bytes of the weights and of the KV pool; of a model that sees images, how often its tower has run."""
+        usage = {"weights": self.weight_bytes, "kv_cache": self.kv_cache.num_bytes}
+        return usage if self.tower is None else usage | {"tower_runs": self.tower.num_runs}

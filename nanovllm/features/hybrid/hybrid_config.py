@@ -52,15 +52,6 @@ class HybridConfig:
         return replace(self, num_key_heads=heads[0], num_value_heads=heads[1])
 
 
-def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The config.json of a model that sees images, as if it were of its language model alone."""
-    if "text_config" not in config or not str(config.get("architectures")).count("Qwen3_5"):
-        return config
-    outer = {name: value for name, value in config.items() if name not in ("text_config", "vision_config")}
-    inner = {name: value for name, value in typed(config, "text_config", {}, path).items() if value is not None}
-    return inner | {name: value for name, value in outer.items() if name != "model_type"}
-
-
 def text_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     """hf_overrides whose fields for the language model stand in an object of their own, as in such a config.json."""
     given = typed(overrides, "text_config", {}, "hf_overrides")

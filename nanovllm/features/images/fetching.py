@@ -1,0 +1,72 @@
+"""Fetch an image by http(s): from hosts that the caller has named, never from this machine's own networks."""
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from urllib.parse import urlsplit
+
+from nanovllm.checks.values import shorten
+from nanovllm.features.images.sources import MAX_BYTES
+
+MAX_SECONDS = 10.0  # for all of it
+READ_BYTES = 1 << 16
+
+
+def fetch(url: str, domains: tuple[str, ...]) -> bytes:
+    """The body. Raises ValueError for a host that is not in domains, and for whatever goes wrong.
+
+    Redirects are not followed: where one leads has not been allowed.
+    """
+    if not domains:
+        raise ValueError(
+            "images are not fetched from the network; send a data: URL, or allow hosts with allowed_media_domains"
+        )
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if host not in domains:
+        raise ValueError(f"images are fetched from {', '.join(domains)}, not from {shorten(host)}")
+    deadline = time.monotonic() + MAX_SECONDS
+    connection: http.client.HTTPConnection | None = None
+    try:
+        port = parts.port or (443 if parts.scheme.lower() == "https" else 80)
+        connection = _connected(host, port, parts.scheme.lower() == "https")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "nanovllm"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ValueError(f"the host answers {response.status}")
+        body = bytearray()
+        while part := response.read1(READ_BYTES):
+            body += part
+            if len(body) > MAX_BYTES:
+                raise ValueError(f"the image has more than {MAX_BYTES:,} bytes")
+            if time.monotonic() > deadline:
+                raise ValueError(f"the image took longer than {MAX_SECONDS:.0f} seconds")
+        return bytes(body)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise ValueError(f"{shorten(url)} could not be fetched: {error}") from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _connected(host: str, port: int, is_tls: bool) -> http.client.HTTPConnection:
+    """A connection to an address that was looked at: a name that is asked for twice may give two addresses."""
+    address = _public_address(host, port)
+    connection = http.client.HTTPConnection(host, port, timeout=MAX_SECONDS)
+    connection.sock = socket.create_connection((address, port), timeout=MAX_SECONDS)
+    if is_tls:
+        connection.sock = ssl.create_default_context().wrap_socket(connection.sock, server_hostname=host)
+    return connection
+
+
+def _public_address(host: str, port: int) -> str:
+    for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        address = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        inner = getattr(address, "ipv4_mapped", None) or address
+        if not inner.is_global or inner.is_multicast:
+            raise ValueError("its address belongs to a private network")
+        return str(place[0])
+    raise ValueError("it has no address")

@@ -1,0 +1,26 @@
+"""Options of an LLM that say which images it takes. No torch."""
+
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from nanovllm.checks.values import check_number, list_of, shorten
+
+MOST_IMAGES = 16  # of a prompt, where nothing else is said
+
+
+def checked_option(name: str, value: Any) -> Any:
+    """An EngineConfig's option in its one form. Raises ValueError or FileNotFoundError."""
+    if name == "allowed_media_domains":
+        return tuple(domain.lower() for domain in list_of(value, str, "hosts", name))
+    if name == "allowed_local_media_path":
+        if not Path(str(value)).is_dir():
+            raise FileNotFoundError(f"{name}: there is no folder {shorten(str(value))}")
+        return str(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a dict, found {shorten(value)}")
+    if name == "limit_mm_per_prompt":
+        if other := value.keys() - {"image"}:
+            raise ValueError(f"limit_mm_per_prompt: only 'image' is known, found {shorten(sorted(other))}")
+        return {"image": check_number(f"{name}: image", value.get("image", MOST_IMAGES), Integral, 0, 1000)}
+    return value

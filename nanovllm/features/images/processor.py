@@ -1,0 +1,191 @@
+"""From pictures to what a prompt and a tower need: placeholders, pixels, and a hash of the content.
+
+The processors are transformers' own, those that need Pillow and no torchvision.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanovllm.checks.values import shorten
+from nanovllm.features.images.image_config import IDEFICS3, ImageConfig
+from nanovllm.features.images.prompt_images import Image, PromptImages
+from nanovllm.features.images.sources import Sources, pil
+from nanovllm.files.config_json import read_json
+from nanovllm.files.tokenizer import tokenize
+
+KEPT_BYTES = 256 << 20  # of processed pictures: the next question about one needs no resizing
+# architecture -> where transformers has its processor. The others have Qwen2-VL's.
+PROCESSORS = {
+    IDEFICS3[0]: ("idefics3.image_processing_pil_idefics3", "Idefics3ImageProcessorPil"),
+    IDEFICS3[1]: ("smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil"),
+}
+QWENS = ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil")
+FILES = ("processor_config.json", "preprocessor_config.json")  # the newer one first
+
+
+class ImagePrompt(NamedTuple):
+    """A prompt whose images are placeholders."""
+
+    token_ids: list[int]
+    images: PromptImages
+
+
+class ImageProcessor:
+    """Those of one checkpoint. Any thread may call it.
+
+    max_images: of one prompt. options: of the checkpoint's processor, for all images; a request may name others.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: ImageConfig,
+        tokenizer: Any,
+        *,
+        max_images: int,
+        options: dict[str, Any],
+        sources: Sources,
+    ) -> None:
+        """Raises ValueError or FileNotFoundError for a checkpoint without a processor, or without Pillow."""
+        pil()
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_images = max_images
+        self.sources = sources
+        self._is_idefics3 = config.architecture in IDEFICS3
+        module, name = PROCESSORS.get(config.architecture, QWENS)
+        processor_class = getattr(import_module(f"transformers.models.{module}"), name)
+        self._options = options
+        self._processor = processor_class(**_processor_fields(directory))
+        self._kept: OrderedDict[str, Image] = OrderedDict()
+        self._lock = Lock()
+        self._process_options({})
+
+    def open_all(self, sources: Any, is_trusted: bool) -> list[Any]:
+        """RGB pictures of one source or a list of them. is_trusted: the caller may name any file of this machine."""
+        several = list(sources) if isinstance(sources, list | tuple) else [sources]
+        if len(several) > self.max_images:
+            raise ValueError(f"a prompt may have {self.max_images} images, found {len(several)}; see limit_mm_per_prompt")
+        opener = Sources(True, None, self.sources.domains) if is_trusted else self.sources
+        return [opener.open(source) for source in several]
+
+    def expand(self, token_ids: list[int], pictures: list[Any], options: dict[str, Any] | None) -> ImagePrompt:
+        """Put what stands for each picture in the place of each image token. Raises ValueError.
+
+        token_ids: with one image token for each picture. options: mm_processor_kwargs of this request.
+        """
+        found = token_ids.count(self.config.image_token_id)
+        if found != len(pictures):
+            token = self.tokenizer.convert_ids_to_tokens(self.config.image_token_id)
+            raise ValueError(
+                f"a prompt needs one image token ({token}) for each image: found {found} for {len(pictures)} images"
+            )
+        given = self._process_options(options or {})
+        images = [self._processed(picture, given) for picture in pictures]
+        coming = iter(images)
+        expanded: list[int] = []
+        places: list[list[int]] = []
+        for token_id in token_ids:
+            if token_id != self.config.image_token_id:
+                expanded.append(token_id)
+                continue
+            stands_for = self._placeholders(next(coming))
+            first = len(expanded)
+            places.append([first + i for i, t in enumerate(stands_for) if t == self.config.image_token_id])
+            expanded += stands_for
+        return ImagePrompt(expanded, PromptImages(tuple(images), tuple(map(tuple, places))))
+
+    def _process_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Raises ValueError for an option that this processor does not have."""
+        if not isinstance(options, dict):
+            raise ValueError(f"mm_processor_kwargs must be a dict, found {shorten(options)}")
+        known = set(self._processor.valid_kwargs.__annotations__) | set(_inherited(self._processor.valid_kwargs))
+        for name in self._options | options:
+            if name not in known:
+                raise ValueError(f"mm_processor_kwargs: this checkpoint's processor has no {shorten(name)}")
+        return self._options | options
+
+    def _processed(self, picture: Any, options: dict[str, Any]) -> Image:
+        content = hashlib.sha256(f"{picture.width}x{picture.height} {json.dumps(options, sort_keys=True)} ".encode())
+        content.update(picture.tobytes())
+        key = content.hexdigest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        image = self._process(picture, options, key)
+        with self._lock:
+            self._kept[key] = image
+            while len(self._kept) > 1 and sum(kept.num_bytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return image
+
+    def _process(self, picture: Any, options: dict[str, Any], key: str) -> Image:
+        more = {"return_row_col_info": True} if self._is_idefics3 else {}
+        try:
+            # Each picture alone, so that what becomes of it does not depend on the others.
+            features = self._processor(images=[picture], return_tensors="pt", **options, **more)
+        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+            raise ValueError(f"the image processor does not take this image: {error}") from None
+        rows = columns = 0
+        if self._is_idefics3:
+            [[rows]], [[columns]] = features.pop("rows"), features.pop("cols")
+            frames = features["pixel_values"][0]
+            if (frames == 0).flatten(1).all(1).any():  # transformers' tower takes such a frame for padding
+                raise ValueError("a part of this image is exactly as bright as the processor's mean: it cannot be seen")
+        inputs: dict[str, Tensor] = {name: features[name] for name in features if torch.is_tensor(features[name])}
+        grid = None
+        if not self._is_idefics3:
+            merge = self._processor.merge_size
+            _, height, width = inputs["image_grid_thw"][0].tolist()
+            grid = height // merge, width // merge
+        return Image(content_hash=key, inputs=inputs, grid=grid, split=(rows, columns))
+
+    def _placeholders(self, image: Image) -> list[int]:
+        """The token ids that stand for an image."""
+        token_id = self.config.image_token_id
+        if image.grid is not None:
+            return [token_id] * (image.grid[0] * image.grid[1])
+        vision = self.config.config["vision_config"]
+        side = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 32))
+        each = "<image>" * (side**2 // int(self.config.config.get("scale_factor", 2)) ** 2)
+        rows, columns = image.split
+        text = ""
+        for row in range(1, rows + 1):
+            tiles = (f"<fake_token_around_image><row_{row}_col_{column}>{each}" for column in range(1, columns + 1))
+            text += "".join(tiles) + "\n"
+        text += "\n" if rows else ""
+        text += f"<fake_token_around_image><global-img>{each}<fake_token_around_image>"
+        return tokenize(self.tokenizer, text, add_special_tokens=False)
+
+
+def _inherited(typed_dict: Any) -> dict[str, Any]:
+    """Fields of a TypedDict and of those that it extends."""
+    found: dict[str, Any] = {}
+    for base in getattr(typed_dict, "__orig_bases__", ()):
+        found |= getattr(base, "__annotations__", {})
+        found |= _inherited(base)
+    return found
+
+
+def _processor_fields(directory: Path) -> dict[str, Any]:
+    """What the checkpoint says of its image processor."""
+    for name in FILES:
+        path = directory / name
+        if path.is_file():
+            fields = read_json(path)
+            inner = fields.get("image_processor")
+            if isinstance(inner, dict):
+                fields = inner
+            if name == FILES[1] or inner is not None:
+                left_out = ("image_processor_type", "processor_class", "auto_map", "feature_extractor_type")
+                return {key: value for key, value in fields.items() if key not in left_out}
+    raise FileNotFoundError(f"{directory} has no {FILES[1]}, so nothing says how its images are prepared")

@@ -1,0 +1,83 @@
+"""PromptImages: the images of one prompt, where their placeholders are, and which positions the tokens have."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from nanovllm.core.block_hash import MMSpan
+
+Position = tuple[int, int, int]  # time, height, width
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture as its processor made it.
+
+    content_hash   of its decoded pixels and the processor's options
+    inputs         what the tower takes, by transformers' names
+    grid           rows and columns of its placeholders, if they have positions of their own (Qwen); None: they do not
+    split          rows and columns of the parts that it was cut into (Idefics3); (0, 0): it was not
+    """
+
+    content_hash: str
+    inputs: dict[str, Tensor] = field(repr=False)
+    grid: tuple[int, int] | None = None
+    split: tuple[int, int] = (0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.inputs.values())
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """places: of each image, the indices of its placeholders in the prompt, ascending."""
+
+    images: tuple[Image, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @property
+    def spans(self) -> tuple[MMSpan, ...]:
+        """For the prefix cache: from each image's first placeholder to its last."""
+        return tuple(
+            MMSpan(places[0], places[-1] + 1 - places[0], image.content_hash)
+            for image, places in zip(self.images, self.places, strict=True)
+        )
+
+    def placeholders(self, start: int, end: int) -> list[tuple[Image, int, list[int]]]:
+        """Of each image with placeholders in [start, end): (image, number of the first of them, their indices)."""
+        found = []
+        for image, places in zip(self.images, self.places, strict=True):
+            first = bisect_left(places, start)
+            within = list(places[first : bisect_left(places, end)])
+            if within:
+                found.append((image, first, within))
+        return found
+
+    def positions(self, start: int, end: int) -> list[Position]:
+        """Of the tokens [start, end), which may lie beyond the prompt.
+
+        A text's token has one number three times. An image's placeholders stand in a plane (Qwen2-VL,
+        arXiv:2409.12191): all at the same time, each in its row and column, and the text goes on after the longer side.
+        """
+        found: list[Position] = []
+        index = 0  # of the token that comes next
+        position = 0  # its own
+        for image, places in zip(self.images, self.places, strict=True):
+            if image.grid is None:
+                continue
+            found += _text(index, places[0], position, start, end)
+            position += places[0] - index
+            height, width = image.grid
+            for at in range(max(start, places[0]), min(end, places[-1] + 1)):
+                row, column = divmod(at - places[0], width)
+                found.append((position, position + row, position + column))
+            position += max(height, width)
+            index = places[-1] + 1
+        return found + _text(index, end, position, start, end)
+
+
+def _text(first: int, stop: int, position: int, start: int, end: int) -> list[Position]:
+    """Of those of the tokens [first, stop) that are in [start, end). position: of token `first`."""
+    return [(position + at - first,) * 3 for at in range(max(first, start), min(stop, end))]

@@ -1,0 +1,60 @@
+"""Images of a request: checked, opened, and put where the prompt's image tokens are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.checks.values import shorten
+from nanovllm.features.images.options import MOST_IMAGES
+from nanovllm.features.images.processor import ImageProcessor, ImagePrompt
+from nanovllm.features.images.sources import Sources
+
+if TYPE_CHECKING:
+    from nanovllm.engine import LLMEngine
+
+
+@dataclass(frozen=True)
+class RequestImages:
+    """Of one prompt. pictures: PIL images, upright and in RGB. options: its mm_processor_kwargs."""
+
+    processor: ImageProcessor
+    pictures: list[Any]
+    options: dict[str, Any] | None
+
+    def expand(self, token_ids: list[int]) -> ImagePrompt:
+        """See ImageProcessor.expand."""
+        return self.processor.expand(token_ids, self.pictures, self.options)
+
+
+def split_prompt(engine: "LLMEngine", prompt: dict[str, Any]) -> tuple[dict[str, Any], RequestImages | None]:
+    """A prompt's dict as if it were of a text alone, and its images. Raises ValueError."""
+    text = {name: value for name, value in prompt.items() if name not in ("multi_modal_data", "mm_processor_kwargs")}
+    data = prompt.get("multi_modal_data")
+    if data is None:
+        return text, None
+    if not isinstance(data, dict) or data.keys() - {"image"}:
+        raise ValueError(f"multi_modal_data must be {{'image': an image or a list of them}}, found {shorten(data)}")
+    if data.get("image") is None:
+        return text, None
+    processor = engine.image_processor
+    pictures = processor.open_all(data["image"], is_trusted=True)
+    return text, RequestImages(processor, pictures, prompt.get("mm_processor_kwargs"))
+
+
+def make_processor(engine: "LLMEngine") -> ImageProcessor:
+    """Of an engine whose model sees images; the tower's weights are read. Raises ValueError."""
+    images = engine.model_config.images
+    if images is None:
+        raise ValueError(f"{engine.config.model}: this model sees no images")
+    config = engine.config
+    folder = config.allowed_local_media_path
+    processor = ImageProcessor(
+        engine.directory,
+        images,
+        engine.tokenizer,
+        max_images=(config.limit_mm_per_prompt or {}).get("image", MOST_IMAGES),
+        options=config.mm_processor_kwargs or {},
+        sources=Sources(False, Path(folder) if folder else None, config.allowed_media_domains),
+    )
+    engine.model_runner.load_tower()
+    return processor

@@ -1,0 +1,135 @@
+"""From what a caller names to a picture: PIL images, files, data: URLs and, where that is allowed, http(s) URLs.
+
+Everything that can be checked is checked before anything is decoded: bytes, format, pixels, frames.
+"""
+
+import base64
+import binascii
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from nanovllm.checks.values import shorten
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 32 << 20  # of a file
+MAX_PIXELS = 64_000_000  # of a picture
+MAX_SIDES = 200  # how much longer one side may be than the other, as Qwen's processors have it
+# Formats that PIL reads without calling another program.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+# Pictures of which convert("RGB") would make others without a word: their numbers go beyond 8 bits.
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where pictures may come from. A client may name less than the person whose machine this is.
+
+    any_file      every local file; otherwise only those below `folder` (None: none)
+    domains       hosts from which http(s) URLs are fetched; () for none
+    """
+
+    any_file: bool = False
+    folder: Path | None = None
+    domains: tuple[str, ...] = ()
+
+    def open(self, source: Any) -> "Image":
+        """An RGB picture of a PIL image, a path, bytes or a URL. Raises ValueError or FileNotFoundError."""
+        image_class = pil().Image
+        if isinstance(source, image_class):
+            return checked(source, "the image")
+        if isinstance(source, bytes | bytearray):
+            return decoded(bytes(source), "the image")
+        if isinstance(source, Path):
+            return self._read(source)
+        if not isinstance(source, str) or not source:
+            raise ValueError(
+                "an image is a PIL image, a path, or a data:, file: or http(s): URL, found " + shorten(source)
+            )
+        if source.startswith("data:"):
+            return decoded(_data_of(source), "the data: URL")
+        scheme = urlsplit(source).scheme.lower() if "://" in source[:16] else ""
+        if scheme in ("http", "https"):
+            from nanovllm.features.images.fetching import fetch
+
+            return decoded(fetch(source, self.domains), shorten(source))
+        if scheme == "file":
+            return self._read(Path(unquote(urlsplit(source).path)))
+        if scheme:
+            raise ValueError(f"an image's URL must be data:, file:, http: or https:, found {shorten(source)}")
+        return self._read(Path(source))
+
+    def _read(self, path: Path) -> "Image":
+        if not self.any_file:
+            if self.folder is None:
+                raise ValueError("files of this machine are not read for a client; send the image as a data: URL")
+            folder = self.folder.resolve()
+            if not path.resolve().is_relative_to(folder):
+                raise ValueError("this file is outside the folder whose images a client may name")
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no image file {path}")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ValueError(f"{path} has {size:,} bytes, an image may have {MAX_BYTES:,}")
+        return decoded(path.read_bytes(), str(path))
+
+
+def pil() -> Any:
+    """PIL.Image. Raises ValueError without Pillow."""
+    try:
+        import PIL.Image
+    except ImportError:
+        raise ValueError("images need Pillow: pip install 'nanovllm[images]'") from None
+    return PIL.Image
+
+
+def decoded(data: bytes, name: str) -> "Image":
+    """The RGB picture that these bytes are a file of. name: for errors."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{name} has {len(data):,} bytes, an image may have {MAX_BYTES:,}")
+    try:
+        with warnings.catch_warnings():  # checked() is stricter than what PIL warns of
+            warnings.simplefilter("ignore")
+            image = pil().open(io.BytesIO(data), formats=FORMATS)
+    except Exception as error:
+        known = ", ".join(FORMATS)
+        raise ValueError(f"{name} is no image of a known kind ({known}): {type(error).__name__}") from None
+    return checked(image, name)
+
+
+def checked(image: "Image", name: str) -> "Image":
+    """Upright and in RGB, decoded. Raises ValueError for what is too large, moves, or is damaged."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}; make it smaller")
+    if min(width, height) < 1 or max(width, height) > MAX_SIDES * min(width, height):
+        raise ValueError(f"{name} has {width} x {height} pixels; no side may be {MAX_SIDES} times the other")
+    if getattr(image, "n_frames", 1) > 1:
+        raise ValueError(f"{name} has {image.n_frames} frames; send one of them as an image of its own")  # type: ignore[attr-defined]
+    if image.mode in DEEP_MODES:
+        raise ValueError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits first")
+    from PIL import ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # whatever a decoder says of a damaged file
+        raise ValueError(f"{name} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _data_of(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ValueError("a data: URL of an image looks like data:image/png;base64,...")
+    if len(body) > MAX_BYTES * 4 // 3 + 4:
+        raise ValueError(f"the data: URL has more than {MAX_BYTES:,} bytes, which is what an image may have")
+    try:
+        return base64.b64decode(unquote(body), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"the data: URL is no base64: {error}") from None

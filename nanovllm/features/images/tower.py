@@ -1,0 +1,124 @@
+"""Tower: pictures -> vectors that stand in for the embeddings of placeholders. transformers' own modules.
+
+An image goes through in one forward pass of its own, so its vectors do not depend on what else a step computes.
+"""
+
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanovllm.checkpoint import ModelConfig
+from nanovllm.features.images.image_config import ImageConfig, language_tensors
+from nanovllm.features.images.prompt_images import Image
+from nanovllm.features.images.rows import BatchImages
+from nanovllm.files.tensor_files import tensor_files
+from nanovllm.worker.batch import Batch
+
+logger = logging.getLogger("nanovllm")
+
+KEPT_BYTES = 256 << 20  # of vectors: the same picture in another place, or in the next chunk, needs no tower
+
+
+class Tower:
+    """The part of the checkpoint that looks at pictures.
+
+    num_runs   forward passes so far: one for each image that was not among those kept
+    """
+
+    def __init__(
+        self, directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, dummy: bool
+    ) -> None:
+        """Read the weights. Raises ValueError for a checkpoint whose tower is not what config.json says."""
+        self.dtype = dtype
+        self.device = device
+        self.num_runs = 0
+        self._model = _load(directory, config.images, dtype, dummy).to(device)
+        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+
+    def batch_with_features(self, batch: Batch) -> Batch:
+        """The batch, its placeholders with their vectors. batch: on the device."""
+        if not batch.image_rows:
+            return batch
+        parts = []
+        for part in batch.image_rows:
+            features = self.features(part.image)
+            parts.append(features[:, part.first : part.first + len(part.rows)])
+        rows = torch.cat([part.rows for part in batch.image_rows]).to(self.device)
+        return replace(batch, images=BatchImages(rows, torch.cat(parts, dim=1)))
+
+    def features(self, image: Image) -> Tensor:
+        """[1 + num_deepstack, placeholders, hidden_size] of an image."""
+        if image.content_hash in self._kept:
+            self._kept.move_to_end(image.content_hash)
+            return self._kept[image.content_hash]
+        features = self._run(image)
+        self._kept[image.content_hash] = features
+        while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return features
+
+    def _run(self, image: Image) -> Tensor:
+        self.num_runs += 1
+        inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
+        output = self._model.get_image_features(**inputs, return_dict=True)
+        levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        return torch.stack([torch.cat(list(level)) for level in levels]).to(self.dtype)
+
+
+def _load(directory: Path, config: ImageConfig, dtype: torch.dtype, dummy: bool) -> Any:
+    """The checkpoint's model in transformers' form, without its language model."""
+    model = build_tower(config, dtype)
+    places = dict(model.named_parameters(prefix="model"))
+    files = {} if dummy else language_tensors(tensor_files(directory))[1]
+    if not dummy:
+        _check(files, places, directory)
+    with torch.no_grad():
+        for name, place in places.items():
+            if dummy:
+                place.normal_(0, 0.02)
+            else:
+                place.copy_(files[name].get_tensor(name))
+    logger.info("Vision tower: %.1f MB", sum(place.nbytes for place in places.values()) / 1e6)
+    return model.eval().requires_grad_(False)
+
+
+def build_tower(config: ImageConfig, dtype: torch.dtype) -> Any:
+    """Modules of the right shapes, in CPU memory, with numbers that mean nothing yet."""
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+    from transformers.models.auto.modeling_auto import AutoModel
+
+    fields = dict(config.config)
+    whole = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    text = whole.text_config
+    text.num_hidden_layers = 1  # there must be one; it is taken off below
+    text.vocab_size = 1
+    text.pad_token_id = None
+    if getattr(text, "layer_types", None):
+        text.layer_types = ["full_attention"]
+    for each in (whole, text, whole.vision_config):
+        each._attn_implementation = "sdpa"
+    with no_init_weights():
+        model = AutoModel.from_config(whole, dtype=dtype)
+    for name in ("language_model", "text_model"):
+        if hasattr(model, name):
+            setattr(model, name, None)
+    return model
+
+
+def _check(files: dict[str, Any], places: dict[str, Tensor], directory: Path) -> None:
+    """Raise one ValueError that lists missing, extra and wrongly shaped tensors."""
+    problems = [f"missing: {name}" for name in places if name not in files]
+    problems += [f"not part of its tower: {name}" for name in files if name not in places]
+    for name in places.keys() & files.keys():
+        found = files[name].get_slice(name).get_shape()
+        if found != list(places[name].shape):
+            problems.append(f"wrong shape: {name} is {found}, the configuration implies {list(places[name].shape)}")
+    if problems:
+        shown = "\n  ".join(problems[:20])
+        raise ValueError(f"the vision tower in {directory} does not fit its configuration:\n  {shown}")
