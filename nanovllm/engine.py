@@ -53,9 +53,9 @@ class LLMEngine:
 
     requests    {request id: Request} of those queued or running
     scheduled   the newest step's work, also of a step that has failed; None before schedule() has returned
-    on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If the
-                step fails after that, it is computed again, and on_step is called for it again. What on_step raises
-                is logged.
+    on_step     called near the end of each step that has chunks: (its SchedulerOutput, requests that got tokens). If
+                the step fails after that, it is computed again, and on_step is called for it again. What on_step
+                raises is logged.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -245,7 +245,7 @@ class LLMEngine:
         return None if self._in_change else request.filtered(request.output())
 
     def abort_requests(self, requests: list[Request]) -> None:
-        """End requests at once or, if a callback asks in the middle of a step, at its end. Finished ones are ignored."""
+        """End requests at once or, if a callback asks within a step, at its end. Finished ones are ignored."""
         if self._in_change:
             self._to_abort.update((request.request_id, request) for request in requests)
             return
@@ -296,7 +296,7 @@ class LLMEngine:
             return self.make_outputs(scheduled, progressed, started)
 
     def poll(self) -> None:
-        """Take in blocks that lower tiers have brought since the last step, and ask for those that waiting sequences need.
+        """Take in blocks that lower tiers have brought since the last step, and ask for those that sequences wait for.
 
         If nothing can run without such blocks, sleep until some arrive, TIER_WAIT_S at most.
         """
@@ -375,8 +375,8 @@ class LLMEngine:
     def _change(self) -> Iterator[None]:
         """Every change of the engine is made in this. If it fails, everything is rebuilt from the requests.
 
-        If rebuilding fails as well, the next change begins with it. RuntimeError for a callback that asks for a change in
-        the middle of another.
+        If rebuilding fails as well, the next change begins with it. RuntimeError for a callback that asks for a change
+        in the middle of another.
         """
         if self._in_change:
             raise RuntimeError(WITHIN_A_STEP)
@@ -401,7 +401,7 @@ class LLMEngine:
             self._in_change = False
 
     def _recover_or_refuse(self) -> None:
-        """Rebuild what a failed change has left, if it could not do so itself. RuntimeError in the middle of a change."""
+        """Rebuild what a failed change has left, if it could not do so itself. RuntimeError within a change."""
         if self._needs_restart or self._in_change:
             with self._change():
                 pass

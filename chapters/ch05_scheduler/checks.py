@@ -268,7 +268,7 @@ DRY = youngest_gives_way, itself, admits_nobody
 
 
 TASKS = [
-    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "finish_reason_of"), (*ENDS, *ANSWERS)),
+    Task("finish_reason", "Taking the tokens in", partial(replaced, Scheduler, "check_stop"), (*ENDS, *ANSWERS)),
     Task("preempt_last", DRY_SECTION, partial(replaced, Scheduler, "preempt_last"), (*PREEMPTS, *ANSWERS, SMALL)),
     Task("schedule", STEP_SECTION, partial(replaced, Scheduler, "schedule"), (*STEPS, *DRY, *ANSWERS, SMALL)),
 ]

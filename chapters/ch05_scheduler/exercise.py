@@ -11,7 +11,7 @@ from nanovllm.core.sequence import Sequence, SequenceStatus  # noqa: F401
 
 
 def finish_reason(scheduler: Scheduler, seq: Sequence, token_id: int) -> tuple[str | None, int | str | None]:
-    """Has `seq` ended with the token that it has just been given, and why? (Replaces Scheduler.finish_reason_of.)
+    """Has `seq` ended with the token that it has just been given, and why? (Replaces Scheduler.check_stop.)
 
     It is called after seq.append(token_id), so seq.tokens[-1] == token_id, and the counts below include this token.
     Change nothing; return (finish_reason, stop_reason) by the first rule that applies:
